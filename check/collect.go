@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// section is one lock that a worker requested, as its history records it. Moments without an
-// event are 0.
+// section is one lock that a worker requested, as the history records it. A moment without
+// an event is 0.
 type section struct {
 	worker             string
 	op, gen            int
@@ -33,13 +33,13 @@ type section struct {
 	cause, err         string
 }
 
-// renewal is a moment at which the holder recorded a later end of validity.
+// renewal is a renewal that its holder recorded at at, with a later end of validity.
 type renewal struct{ at, until int64 }
 
-// end returns the moment from which the section certainly no longer counts as live. It is
+// end returns the moment from which the section certainly no longer counts as live. That is
 // the first of its unlock, its loss, the close of its Locker, the kill of its process, and
-// the recorded end of validity. A stopped process is not live after that either: otherwise
-// every pause would look like a broken rule.
+// the recorded end of validity. The last applies to a stopped process, too. Otherwise every
+// pause would look like a broken rule.
 func (s *section) end() int64 {
 	end := s.until
 	for _, t := range []int64{s.unlock, s.lost, s.killed} {
@@ -62,13 +62,13 @@ type request struct {
 	wait                 bool
 	sent, placed, answer int64
 	unknown, undone      int64
-	undo                 int64 // the last try
+	undo                 int64 // the last attempt to undo the request
 	ttl                  int64
 	token                uint64
 	err                  string
 }
 
-// work is one piece of work on a register.
+// work is one update of a register, or an attempt.
 type work struct {
 	worker, res      string
 	op               int
@@ -79,15 +79,15 @@ type work struct {
 	outcome          Kind // kindWrote, kindStale, kindQuit, or "" without an end
 }
 
-// bound limits a grant's deadline by the store's answer: the store set the deadline no later
-// than at, to ttl from then.
+// bound limits a grant's deadline by an answer of the store. The store set the deadline at
+// the moment at or before, and at most ttl later than that moment.
 type bound struct {
 	at, ttl int64
 	token   uint64
 }
 
-// disturbance is an interval in which a fault applied to the worker, to the name, or to all
-// ("").
+// disturbance is the interval in which a fault affected a worker and a name. An empty
+// worker or name stands for all.
 type disturbance struct {
 	from, to     int64
 	worker, name string
@@ -98,7 +98,7 @@ type disturbance struct {
 	takes        int64
 }
 
-// lastTaken returns the last moment of a request for a grant that the fault may take away.
+// lastTaken returns the latest request time of a grant that the fault may take away.
 func (d *disturbance) lastTaken() int64 {
 	if d.takes != 0 {
 		return d.from + d.takes
@@ -106,7 +106,7 @@ func (d *disturbance) lastTaken() int64 {
 	return d.to
 }
 
-// collected is a history in sorted form.
+// collected is a history, sorted by name and by register.
 type collected struct {
 	start, last  int64
 	calm, drain  int64
@@ -115,12 +115,12 @@ type collected struct {
 	names        map[string]*nameHistory
 	registers    map[string][]*work
 	disturbances []disturbance
-	rewinds      []disturbance // the faults that bring the store back to an earlier state
+	rewinds      []disturbance // the disturbances that bring the store back to an earlier state
 	left         []Event
 	killed       map[string]int64
 	stopped      map[string]bool
-	vanished     map[opKey]bool // by worker and generation
-	kinds        map[string]int // faults by kind
+	vanished     map[opKey]bool // by worker and client generation
+	kinds        map[string]int // the number of faults of each kind
 }
 
 type nameHistory struct {
@@ -215,7 +215,7 @@ func collect(events []Event) (*collected, error) {
 			h.sections = append(h.sections, s)
 		case kindGranted, kindFailed, kindRenewed, kindAlive, kindLost, kindUnlock, kindUnlocked, kindStuck:
 			if s == nil {
-				continue // the kill has cut off the beginning
+				continue // the lock's first event is missing after a kill
 			}
 			s.take(e)
 		case kindRequest:
@@ -226,7 +226,7 @@ func collect(events []Event) (*collected, error) {
 		case kindPlaced, kindAnswer, kindUnknown, kindUndo, kindUndone:
 			r := requests[e.ID]
 			if r == nil {
-				continue // the kill has cut off the beginning
+				continue // the request's first event is missing after a kill
 			}
 			switch e.K {
 			case kindPlaced:
@@ -252,7 +252,7 @@ func collect(events []Event) (*collected, error) {
 		case kindRead, kindWrote, kindStale, kindQuit:
 			w := works[workKey(e)]
 			if w == nil {
-				continue // the kill has cut off the beginning
+				continue // the first event of the work is missing after a kill
 			}
 			if e.K == kindRead {
 				w.read, w.value = e.T, e.Value
@@ -287,7 +287,7 @@ func collect(events []Event) (*collected, error) {
 
 func workKey(e *Event) string { return fmt.Sprintf("%s/%d/%s", e.W, e.Op, e.Res) }
 
-// take records an event of the section.
+// take adds an event to the section.
 func (s *section) take(e *Event) {
 	until := e.Until
 	if until == 0 {
@@ -298,7 +298,7 @@ func (s *section) take(e *Event) {
 		s.granted, s.token, s.slot = e.T, e.Token, e.Slot
 		s.firstUntil, s.until = until, max(s.until, until)
 	case kindRenewed:
-		// A renewal may be recorded a moment before the grant it belongs to.
+		// A worker may record a renewal just before the grant that was renewed.
 		if until > s.until {
 			s.until, s.renewed = until, e.T
 			s.renewals = append(s.renewals, renewal{e.T, until})
@@ -321,8 +321,8 @@ func (s *section) take(e *Event) {
 	}
 }
 
-// undisturbed reports whether no fault applied to the workers or to the name in the
-// interval, nor shortly before it.
+// undisturbed reports whether no fault affected the workers or the name during the interval
+// or shortly before it.
 func (c *collected) undisturbed(from, to int64, name string, workers ...string) bool {
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
@@ -339,18 +339,18 @@ func (c *collected) undisturbed(from, to int64, name string, workers ...string) 
 	return true
 }
 
-// rewound reports whether a grant was made after the store had gone back to an earlier
-// state, before its clients had the time to notice.
+// rewound reports whether a grant may come from the time after the store went back to an
+// earlier state. That time ends when the clients must have noticed the change.
 func (c *collected) rewound(from, to int64) bool {
 	late := int64(c.guarantees.Notice + Slack)
 	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
 }
 
-// lost reports whether something that a worker has found left behind may stand because the
-// store lost the write that ended it. It then stands until its TTL has passed.
+// lost reports whether the store may have lost the write that ended the thing that e found
+// left behind. Such a thing stands until its TTL has passed.
 func (c *collected) lost(e *Event) bool {
 	if e.W == "" || e.ID == "" {
-		return false // found at the end, after every client had its time, or not at the store
+		return false // e was found at the end, when all clients had had time to clean up, or not at the store
 	}
 	late := int64(c.guarantees.Notice + Slack)
 	if h := c.names[e.Name]; h != nil && c.guarantees.LeftoversExpire {
@@ -363,7 +363,7 @@ func (c *collected) lost(e *Event) bool {
 	return slices.ContainsFunc(c.disturbances, func(d disturbance) bool { return d.loses && d.from <= e.T && e.T <= d.to+late })
 }
 
-// quiet reports whether no fault at all applied.
+// quiet reports whether no fault at all was under way in the interval or shortly before it.
 func (c *collected) quiet(from, to int64) bool {
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
@@ -377,7 +377,6 @@ func (c *collected) quiet(from, to int64) bool {
 	return true
 }
 
-// Slack is what the verdict allows for delays of a busy machine: how late a goroutine may
-// receive something. It plays no part where the history alone decides: two live contexts,
-// tokens, registers.
+// Slack is the delay that the verdict allows on a busy machine before a goroutine runs.
+// Rules that the history alone decides do not use it: two live contexts, tokens, registers.
 const Slack = 500 * time.Millisecond

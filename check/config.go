@@ -19,50 +19,52 @@ type Config struct {
 	// Local names one of Locals, a store that the run starts for itself. URL names an
 	// existing store. A Config has exactly one of Local, URL and Target.
 	Local, URL string
-	// Namespace separates the run from other clients that lock at URL; default none.
+	// Namespace separates the run from other clients that lock at URL. Default: no
+	// namespace.
 	Namespace string
 	// Target is a store that the caller has prepared.
 	Target *Target `json:"-"`
 	// Seed decides the schedule of work and of faults: the same seed gives the same
 	// schedule. The timing on the machine still varies. Default 1.
 	Seed uint64
-	// Duration is the length of the run, default 10 s. After each Round, default 30 s, the
-	// run ends all work, judges it and begins the next round. The first two rounds take at most 5 and
-	// 10 s, because gross mistakes show within seconds. The memory holds one round at a
-	// time.
+	// Duration is the length of the run, default 10 s. Round is the length of a round,
+	// default 30 s. At its end the run ends all work, judges it and begins the next round.
+	// The first two rounds take at most 5 and 10 s, because gross mistakes show within
+	// seconds. The check keeps only one round in memory.
 	Duration, Round time.Duration
 	// Workers is the number of competing processes (or, in one process, of Lockers), default
 	// 4. Lanes is the number of goroutines of each, default 3. Names is the number of names
 	// that they lock, default 3.
 	Workers, Lanes, Names int
-	// Long is the percentage of locks that are held beyond their TTL, up to three times as
-	// long, so that they must be renewed. Default 1: long holders keep all other workers
+	// Long is the percentage of locks that are held for up to three times their TTL, so
+	// that they must be renewed. Default 1, because a long holder keeps all other workers
 	// from competing.
 	Long int
-	// TTL is the TTL of most locks; some use up to sixteen times as much. Default 600 ms, or
-	// the store's shortest if that is longer.
+	// TTL is the TTL of most locks. Some locks use up to sixteen times as much. Default 600
+	// ms, or the store's shortest TTL if that is longer.
 	TTL time.Duration
-	// Faults are the kinds of faults to inject: nil for all that apply, empty for none.
+	// Faults are the kinds of faults to inject. Nil selects all that apply, and an empty
+	// slice none.
 	Faults []string
 	// Dir is the directory for histories and the page. Default: a temporary directory that
 	// is removed again if every rule held.
 	Dir string
-	// Command starts a worker. Default: this executable; its main or TestMain must call
-	// MaybeWorker first.
+	// Command starts a worker. The default is this executable, whose main or TestMain must
+	// call MaybeWorker first.
 	Command []string `json:"-"`
-	// Progress is called with the progress of the run, about once a second.
+	// Run calls Progress with the progress of the run, about once a second.
 	Progress func(Progress) `json:"-"`
 
-	anyTTL bool // the caller left the default
+	anyTTL bool // the caller left TTL unset
 }
 
 // Progress describes how far a run is.
 type Progress struct {
 	Elapsed, Total time.Duration
 	Round, Faults  int
-	// Bytes of history so far in this round.
+	// Bytes is the size of this round's history so far.
 	Bytes int64
-	// Last is the last fault, in words.
+	// Last describes the last fault.
 	Last string
 }
 
@@ -133,7 +135,7 @@ func (e *ConfigError) Error() string {
 	return "check: " + e.Field + " " + e.Text
 }
 
-// Is makes it match holdfast.ErrInvalid.
+// Is reports whether target is holdfast.ErrInvalid.
 func (e *ConfigError) Is(target error) bool { return target == holdfast.ErrInvalid }
 
 // pick returns the applicable faults that the configuration names.

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// crew are the workers of a round.
+// crew is the set of workers of a round.
 type crew struct {
 	cfg     *Config
 	target  *Target
@@ -24,7 +24,7 @@ type crew struct {
 	regs    string
 	command []string
 	log     *Log // the coordinator's
-	// waitTimeout is how long waiters may wait at the end.
+	// waitTimeout is the time for which waiters may wait at the end.
 	waitTimeout time.Duration
 
 	mu       sync.Mutex
@@ -92,15 +92,16 @@ func (c *crew) fail(err error) {
 	c.failures = append(c.failures, err)
 }
 
-// over reports whether ctx has ended or is about to end. A connection has ctx's deadline,
-// and its timer may fire a moment before ctx's.
+// over reports whether ctx has ended or is about to end. A connection uses ctx's deadline,
+// and its timer may fire just before ctx's own.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// inject does one fault, from its beginning to its end. It ends early with ctx. A beginning
-// that could not be finished then is no failure, and inject still calls its end.
+// inject carries out one fault from its beginning to its end. When ctx ends, inject ends
+// the fault early. If Begin fails because ctx ended, that is no failure, and inject still
+// calls End.
 func (c *crew) inject(ctx context.Context, f Fault) error {
 	m := c.members[f.Worker]
 	pause := func() { lasts(ctx, f.For) }
@@ -141,7 +142,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	if f.Kind == faultBreak {
 		return c.breakOne(ctx, f)
 	}
-	// A worker has one fault of its own at a time.
+	// At most one fault at a time affects a worker.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := Event{W: m.name(), For: int64(f.For)}
@@ -187,7 +188,7 @@ func (m *member) order(ctx context.Context, f Fault) error {
 	return m.worker.inject(ctx, f)
 }
 
-// breakOne breaks a lock like an operator: by the token that an inspection shows.
+// breakOne breaks a lock as an operator does: by the token that an inspection shows.
 func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	s, err := c.open(ctx)
 	if err != nil {
@@ -206,8 +207,8 @@ func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	}
 	e := Event{K: kindFault, Fault: faultBreak, Name: f.Name, Token: st.Holders[0].Token, Early: g.Break == driver.BreakNow}
 	c.log.Add(e)
-	// It may have been released meanwhile, or its holder may be stopped: both are valid
-	// answers.
+	// The holder may have released the lock meanwhile, or may be stopped. In both cases
+	// Break may fail.
 	_ = s.(driver.Breaker).Break(ctx, f.Name, e.Token)
 	e.K, e.T = kindHealed, 0
 	c.log.Add(e)

@@ -1,10 +1,11 @@
 // Package check runs a torture test of a holdfast store and judges the history of the run.
 //
-// Workers take locks and work while they hold them. Each worker is a process of its own. On a
-// store inside one process it is a Locker of its own. Meanwhile the check kills them, stops them for
-// longer than their leases, and disconnects them from the store. They record everything in a
-// history. [Judge] applies rules to the history that do not depend on the store: see [Rule].
-// The Guarantees that a store declares decide which rules apply to it.
+// Workers take locks and work inside them. Each worker is a process of its own, or, on a
+// store inside one process, a Locker of its own. Meanwhile the check kills workers, stops
+// them for longer than their leases, and disconnects them from the store. The workers and
+// the check record everything in a history. [Judge] applies rules to the history that do
+// not depend on the store: see [Rule]. The Guarantees that a store declares decide which
+// rules apply to it.
 //
 //	r, err := check.Run(ctx, check.Config{URL: "file:///var/lib/locks"})
 //	if err != nil {
@@ -13,7 +14,7 @@
 //	r.Summary(os.Stdout)
 //	r.Explain(os.Stdout)
 //
-// Package checktest runs a check in a test, and `holdfast check` on the command line.
+// Package checktest runs a check in a test. `holdfast check` runs one on the command line.
 //
 // # The history
 //
@@ -23,28 +24,29 @@
 // own, a line per write, so that a kill loses at most the line being written. At the end the
 // check merges the files in order of time.
 //
-// In case of doubt, an event favours the store. A lock counts as held from the moment its holder
-// had it, which is after the store granted it. It counts until the first of these moments: just
-// before its holder released it, its loss, just before its process was killed, and the last
-// recorded end of its validity. The worker reads the clock before it reads the remaining validity, so a
+// Each event favours the store. A lock counts as held from the moment its holder received
+// it, which is after the store granted it. It counts until the first of these moments: just
+// before its release, its loss, just before the kill of its process, the last recorded end
+// of its validity. The worker reads the clock before it reads the remaining validity. So a
 // pause between the two only makes the recorded validity shorter. A violation that such a
-// history shows is certain. The history may hide a violation of a few microseconds.
+// history shows is certain. A violation that lasts only microseconds may stay hidden.
 //
 // # The verdict
 //
-// [Judge] decides most rules in two ways. A sweep over the whole history finds the events to
-// show. Porcupine searches for an order of the operations that a sequential lock, or
-// register, allows. The check cuts the history into independent pieces for porcupine. The
-// comments at the cuts give the reason why the pieces are independent.
+// [Judge] decides most rules in two ways. A sweep over the whole history finds the
+// violations, and the events that show them. Porcupine searches an order of the operations
+// that a sequential lock, or register, allows. For porcupine, Judge cuts a history into
+// independent pieces. The comments at the cuts give the reason why the pieces are
+// independent.
 //
 // # The faults
 //
-// Faults of workers are kill (SIGKILL, then a new process), pause (SIGSTOP beyond the TTL)
-// and close (of their Locker, while locks are held and awaited). Workers that are goroutines
-// have vanish instead: the store receives nothing more from the client. The faults of the link
-// between a worker and its store are cut, drop-answers and delay. The fault of
-// an operator is break. A store that the run has started adds its own faults, and the memory
-// store adds those of its Script; see [StoreFault].
+// The faults of workers are kill (SIGKILL, then a new process), pause (SIGSTOP beyond the
+// TTL) and close. The last closes a Locker while locks are held and awaited. A worker
+// without a process of its own has the fault vanish instead: the store receives nothing
+// more from its client. The faults of the link between a worker and its store are cut,
+// drop-answers and delay. The fault break breaks a lock as an operator does. A store that
+// the run has started adds its own faults: see [StoreFault].
 //
 // # Seeds
 //

@@ -28,16 +28,17 @@ type etcdGate struct {
 	token         string
 }
 
-// The user of a check has exactly the documented rights: read and write below the prefix.
+// The user of a check has exactly the documented rights: to read and to write keys with the
+// prefix.
 const (
 	etcdUser, etcdPassword   = "check", "check"
 	etcdRoot, etcdRootSecret = "root", "root"
 	etcdPrefix               = "check/"
 )
 
-// request sends a request. After a restart a member refuses old tokens, and a restored
-// member does not answer a call with a newer token. request then logs in and sends the call
-// again.
+// request sends a request. If it fails, request logs in and sends it again. After a restart
+// a member refuses old tokens, and a restored member does not answer a call with a newer
+// token.
 func (g *etcdGate) request(ctx context.Context, path, question string, answer any) error {
 	g.mu.Lock()
 	token, administrated := g.token, g.administrated
@@ -75,7 +76,7 @@ func (g *etcdGate) post(ctx context.Context, path, token, question string, answe
 		return err
 	}
 	defer func() {
-		_, _ = io.Copy(io.Discard, resp.Body) // read to the end, so that the connection is used again
+		_, _ = io.Copy(io.Discard, resp.Body) // reading to the end lets the client reuse the connection
 		resp.Body.Close()
 	}()
 	if resp.StatusCode != http.StatusOK {

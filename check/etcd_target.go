@@ -61,7 +61,7 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 				return nil
 			}
 			for _, f := range serverFaults(processes, leader) {
-				if f.Kind == "pause-server" { // it may be the leader
+				if f.Kind == "pause-server" { // the paused server may be the leader
 					f.Early, f.All = true, true
 				}
 				faults = append(faults, f)
@@ -69,7 +69,7 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 			faults = append(faults, etcdLeaderFaults(cluster)...)
 		} else {
 			faults = append(faults, serverFaults(processes, nil)...)
-			// A single member has users, and so has its copy.
+			// The single member has users. Its backups have them, too.
 			if err := gate.addUsers(ctx); err != nil {
 				return nil, errors.Join(err, end())
 			}
@@ -90,9 +90,9 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 	}
 }
 
-// etcdLeaderFaults stop the leader for longer than the TTL: the process, or its disk alone.
-// When it continues it may revoke leases that their clients have renewed at its successor. The
-// store declares that.
+// etcdLeaderFaults stop the leader's process, or only its disk, for longer than the TTL.
+// When the leader continues, it may revoke leases that clients have renewed at its
+// successor. The store declares that.
 func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 	var hit *servers.Etcd
 	fault := func(kind string, begin, end func(*servers.Etcd) error) StoreFault {
@@ -122,16 +122,16 @@ func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 }
 
 // restoreEtcd restores a member from a backup that was made after the last restore. It
-// raises the revision above the old one, as an administrator should after restoring (etcdutl
-// snapshot restore --bump-revision). Leases and keys made since the backup are gone, and
-// those that ended since stand again.
+// raises the revision above the old one, as an administrator should (etcdutl snapshot
+// restore --bump-revision). Leases and keys made since the backup are gone. Those that
+// ended since the backup stand again.
 func restoreEtcd(g *etcdGate, dir string) (StoreFault, error) {
 	m, n := g.m, 0
 	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
 	return StoreFault{
 		Kind: "restore-backup", Early: true, All: true, Rewinds: true,
 		Begin: func(ctx context.Context, _ Fault) error {
-			// The restore runs to its end even after the round's time.
+			// The restore must complete, even after the round's time.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 			defer cancel()
 			before, err := etcdRevision(ctx, g)
@@ -219,8 +219,8 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 	return nil
 }
 
-// etcdKeys returns how to list the remaining keys of locks. Epoch keys end with their clients'
-// leases, and leases end later than killed processes.
+// etcdKeys returns a Target's Left that lists the remaining keys of locks. It waits,
+// because the keys of a killed process stand until its leases expire.
 func etcdKeys(g *etcdGate) func(context.Context) ([]string, error) {
 	return leftSoon(20*time.Second, func(ctx context.Context) (left []string, err error) {
 		var found struct{ Kvs []struct{ Key []byte } }

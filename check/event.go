@@ -13,33 +13,36 @@ import (
 // Kind is the kind of an event.
 type Kind string
 
-// The events. A worker's lock request is identified by its worker and Op. A request to the
-// store, of which a lock may need several, is identified by its ID.
+// The kinds of events. The worker and Op together identify a worker's lock request. A lock
+// may need several requests to the store, and each has an ID.
 const (
 	// kindRun opens a history: Note is the configuration, Store the guarantees.
 	kindRun Kind = "run"
-	// kindStart and kindStop are the first and the last event of a worker. kindClosing: it
-	// closes the Locker of generation Gen with all its locks. kindVanished: the store
-	// receives nothing more from it.
+	// kindStart and kindStop are the first and the last event of a worker. With kindClosing
+	// the worker closes the Locker of generation Gen with all its locks. After kindVanished
+	// the store receives nothing more from the worker's client of generation Gen.
 	kindStart    Kind = "start"
 	kindStop     Kind = "stop"
 	kindClosing  Kind = "closing"
 	kindVanished Kind = "vanished"
-	// The coordinator's events. Each is written before its action. kindResume and kindHealed
-	// are written after the end of what kindPause and kindFault began.
+	// The coordinator's events. The coordinator writes each before the action, except for
+	// kindResume and kindHealed. It writes these two after a pause (kindPause) or a fault
+	// (kindFault) has ended.
 	kindKill   Kind = "kill"
 	kindPause  Kind = "pause"
 	kindResume Kind = "resume"
 	kindFault  Kind = "fault"
 	kindHealed Kind = "healed"
-	// kindCalm: no fault begins after this. kindDrain: the workers got the request to stop.
+	// After kindCalm no fault begins. After kindDrain the coordinator stops the workers.
 	kindCalm  Kind = "calm"
 	kindDrain Kind = "drain"
-	// kindLeft: a worker or the coordinator found what Note names left behind.
+	// kindLeft records that a worker or the coordinator found something left behind, which
+	// Note describes.
 	kindLeft Kind = "left"
 
-	// A lock: requested, granted or failed, renewed, lost, unlocked. kindAlive: the lock's
-	// context had not ended at T, a moment read before the context was.
+	// The events of a lock: requested, granted or failed, renewed, lost, unlocked.
+	// kindAlive records that the lock's context had not ended at T. The worker reads T
+	// before it checks the context.
 	kindLock     Kind = "lock"
 	kindGranted  Kind = "granted"
 	kindFailed   Kind = "failed"
@@ -51,9 +54,9 @@ const (
 	// kindStuck: the worker stopped waiting for a lock that was not granted in time.
 	kindStuck Kind = "stuck"
 
-	// A request at the store: sent, queued, answered, confirmed by a renewal, of unknown
-	// outcome, being undone, undone. kindAnswer and kindKept carry the moment of the store's
-	// answer, before any injected delay.
+	// The events of a request at the store: sent, queued, answered, confirmed by a renewal,
+	// of unknown outcome, being undone, undone. The T of kindAnswer and kindKept is the
+	// moment of the store's answer, before any injected delay.
 	kindRequest Kind = "request"
 	kindPlaced  Kind = "placed"
 	kindAnswer  Kind = "answer"
@@ -62,8 +65,9 @@ const (
 	kindUndo    Kind = "undo"
 	kindUndone  Kind = "undone"
 
-	// Work on a register inside a lock: begun, value read, value plus one written, refused as
-	// stale, abandoned. Res is the register, Guarded its kind.
+	// The events of work on a register inside a lock: begun, value read, value plus one
+	// written, refused as stale, abandoned. Res names the register, and Guarded reports
+	// whether it checks tokens.
 	kindBegin Kind = "begin"
 	kindRead  Kind = "read"
 	kindWrote Kind = "wrote"
@@ -90,34 +94,35 @@ type Event struct {
 	Slot int `json:"slot,omitempty"`
 	// Until is the end of the grant's validity, 0 for no end.
 	Until int64 `json:"until,omitempty"`
-	// TTL is what the store granted. For is how long a fault lasts or a wait may take. Both
-	// are nanoseconds.
+	// TTL is the TTL that the store granted. For is how long a fault lasts or a wait may
+	// take. Both are in nanoseconds.
 	TTL int64 `json:"ttl,omitempty"`
 	For int64 `json:"for,omitempty"`
-	// Wait: the lock or the request queues.
+	// Wait reports whether the lock or the request waits in the queue.
 	Wait bool `json:"wait,omitempty"`
 	// Res, Value and Guarded describe work on a register.
 	Res     string `json:"res,omitempty"`
 	Value   int64  `json:"v,omitempty"`
 	Guarded bool   `json:"gd,omitempty"`
-	// Cause and Err describe why a lock ended, Fault is the injected fault, Note has details.
+	// Cause and Err describe why a lock ended. Fault is the injected fault. Note has
+	// details.
 	Cause string `json:"cause,omitempty"`
 	Err   string `json:"err,omitempty"`
 	Fault string `json:"fault,omitempty"`
-	// Early: the fault takes grants away before their TTL.
+	// Early reports whether the fault may take grants away before their TTL.
 	Early bool `json:"early,omitempty"`
-	// Takes, unless 0, limits the grants that the fault may take away: those requested
-	// within Takes of its beginning.
+	// Takes, unless it is 0, limits which grants the fault may take away: only those
+	// requested within Takes of its beginning.
 	Takes int64 `json:"takes,omitempty"`
-	// Rewinds: the fault brings the store back to an earlier state.
+	// Rewinds reports whether the fault brings the store back to an earlier state.
 	Rewinds bool `json:"rewinds,omitempty"`
-	// Loses: the fault loses writes that the store has acknowledged.
+	// Loses reports whether the fault may lose writes that the store has acknowledged.
 	Loses bool               `json:"loses,omitempty"`
 	Note  string             `json:"note,omitempty"`
 	Store *driver.Guarantees `json:"store,omitempty"`
 }
 
-// forever stands for a moment that never comes.
+// forever is a moment after every event, used for an end that never comes.
 const forever = int64(1) << 62
 
 // Words describes the event in a sentence; start is the beginning of the run.

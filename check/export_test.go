@@ -2,5 +2,5 @@
 
 package check
 
-// Explain is for the tests outside of the package.
+// Explain makes explain available to the tests in package check_test.
 var Explain = explain

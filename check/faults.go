@@ -4,26 +4,29 @@ package check
 
 // The faults of a worker, or of the link between it and its store.
 const (
-	// faultKill is SIGKILL for a worker's process; a new process starts when the fault ends.
-	// faultPause is SIGSTOP for longer than the TTL, then SIGCONT.
+	// faultKill kills a worker's process with SIGKILL, and ends with the start of a new
+	// process. faultPause stops the process with SIGSTOP for longer than the TTL, then
+	// sends SIGCONT.
 	faultKill  = "kill"
 	faultPause = "pause"
-	// faultCut stops requests and answers of one worker. faultDrop loses its next answers,
-	// after the store has executed the requests. faultDelay delays both.
+	// faultCut stops the requests and answers of one worker. faultDrop loses the worker's
+	// next answers, after the store has executed the requests. faultDelay delays requests
+	// and answers.
 	faultCut   = "cut"
 	faultDrop  = "drop-answers"
 	faultDelay = "delay"
-	// faultClose closes a working Locker and opens another.
+	// faultClose closes a worker's Locker in use and opens another.
 	faultClose = "close"
-	// faultVanish is a kill as the store sees it, for a worker without a process of its own:
-	// its client sends nothing more. The worker continues with another client.
+	// faultVanish has the effect of a kill on the store, for a worker without a process of
+	// its own. The worker's client sends nothing more, and the worker continues with
+	// another client.
 	faultVanish = "vanish"
-	// faultBreak breaks a lock like an operator.
+	// faultBreak breaks a lock as an operator does.
 	faultBreak = "break"
-	// faultHeal ends a fault of the link. It is not planned.
+	// faultHeal ends a fault of the link. A plan never contains it.
 	faultHeal = "heal"
-	// faultPauseLeader is SIGSTOP for the leading server, and faultStallLeader stops the
-	// writes to its disk, both for longer than the TTL.
+	// faultPauseLeader stops the leading server with SIGSTOP, and faultStallLeader stops
+	// the writes to its disk. Both last longer than the TTL.
 	faultPauseLeader = "pause-leader"
 	faultStallLeader = "stall-disk"
 )
@@ -31,10 +34,10 @@ const (
 // beyondTTL are the faults that last longer than the TTL.
 var beyondTTL = []string{faultPause, faultPauseLeader, faultStallLeader}
 
-// processFaults need a process of its own.
+// processFaults need a worker in a process of its own.
 var processFaults = []string{faultKill, faultPause}
 
-// goroutineFaults replace them if workers are goroutines.
+// goroutineFaults replace processFaults if workers are goroutines.
 var goroutineFaults = []string{faultVanish}
 
 var workerFaults = []string{faultCut, faultDrop, faultDelay, faultClose}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// labelled runs f with a label, which every goroutine inherits that f starts, directly or not. The
-// label distinguishes them from other goroutines of this process.
+// labelled runs f and labels every goroutine that f starts, directly or not. The label
+// separates these goroutines from others of this process.
 func labelled(ctx context.Context, id string, f func(context.Context) error) (err error) {
 	pprof.Do(ctx, pprof.Labels(goroutineLabel, id), func(ctx context.Context) { err = f(ctx) })
 	return err
@@ -19,7 +19,7 @@ func labelled(ctx context.Context, id string, f func(context.Context) error) (er
 
 const goroutineLabel = "holdfast-check"
 
-// goroutines returns the library's goroutines with the label id, without those of the check itself.
+// goroutines lists the library's goroutines with the label id, without those of the check.
 func goroutines(id string) []string {
 	var b strings.Builder
 	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {

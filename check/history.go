@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the moment on a clock that all processes of the machine share and that no
-// program can set: nanoseconds since the machine started.
+// Now returns the time in nanoseconds since the machine started. All processes of the
+// machine share this clock, and no program can set it.
 func Now() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(machineClock, &ts); err != nil {
@@ -27,8 +27,8 @@ func Now() int64 {
 	return ts.Nano()
 }
 
-// Log writes a history. Each event is one write of one line, so that a killed process loses
-// at most the line it was writing.
+// Log writes a history. It writes each event as one line in one write, so that a killed
+// process loses at most its last line.
 type Log struct {
 	mu     sync.Mutex
 	f      *os.File

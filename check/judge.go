@@ -13,10 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Judge decides whether a history keeps the rules that its store declares. The events are in
-// order of time, as ReadFiles returns them, and the first kindRun event contains the store's
-// guarantees. The time grows with n log n of the number of events. The memory is some 400
-// bytes for each grant, beside the events themselves.
+// Judge decides whether a history keeps the rules that its store declares. The events are
+// in order of time, as ReadFiles returns them. The first kindRun event contains the store's
+// guarantees. For n events the time grows with n log n. Beside the events, Judge needs
+// about 400 bytes of memory for each grant.
 func Judge(events []Event) (*Report, error) {
 	began := time.Now()
 	c, err := collect(events)
@@ -122,9 +122,10 @@ func held(all []*section) []*section {
 	return got
 }
 
-// takenEarly returns the fault that took away the first of two grants before the store made
-// the other. It returns nil if the holder did not notice within the declared time. The first
-// grant's answer may still have been on its way then, and have come after the other's.
+// takenEarly returns a fault that may have taken away the first of two grants before the
+// store made the second. It returns nil if there is none, or if the first holder did not
+// notice within the declared time. The token decides which grant is the first, because
+// answers may arrive in the opposite order.
 func (c *collected) takenEarly(a, b *section) *disturbance {
 	if b.token < a.token && !c.rewound(b.requested, b.granted) {
 		a, b = b, a
@@ -162,8 +163,8 @@ func (c *collected) tooMany(name string, crowd []*section, b *section, most int)
 	return v
 }
 
-// causes describes what preceded the grant of b beside a: until when a was valid, by which
-// request, and the faults since then.
+// causes describes what preceded the grant of b while a still counted as live: the last
+// renewal of a, its validity, and the faults since then.
 func (c *collected) causes(name string, a, b *section) (causes []string) {
 	ago := func(t int64) string { return time.Duration(b.granted - t).Round(10 * time.Microsecond).String() }
 	last := renewal{a.granted, a.firstUntil}
@@ -219,7 +220,7 @@ func (d *disturbance) event() Event {
 	return e
 }
 
-// story returns the section's important events.
+// story returns the section's most important events.
 func (s *section) story() []Event {
 	base := Event{W: s.worker, Op: s.op, Name: s.name, Limit: s.limit, Token: s.token, Slot: s.slot}
 	at := func(k Kind, t int64) Event { e := base; e.K, e.T = k, t; return e }
@@ -271,7 +272,8 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 					s.holder(), s.token, h.name, time.Duration(s.alive-s.until))})
 		}
 		granted := grantOf(s)
-		// A lease that ended before its holder could look is recorded as valid until then.
+		// If a lease ended before its holder read the validity, the history has the moment
+		// of the grant as its end.
 		if d, known := deadline[granted]; known && s.until > d && s.until > s.granted {
 			v := Violation{Rule: RuleValidity, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s took token %d of %q for valid %s beyond the last deadline that the store can have set: validity must count from before the request was sent",
@@ -288,8 +290,8 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	}
 }
 
-// grantOf returns a function that finds the first token of a section's grant: a grant that
-// was handed off has a token for each holder.
+// grantOf returns a function that returns the token with which the store granted a
+// section's lease. After local handoffs each later holder has a larger token.
 func (h *nameHistory) grantOf() func(*section) uint64 {
 	first := make([]*request, 0, len(h.requests))
 	for _, q := range h.requests {
@@ -315,7 +317,8 @@ type grant struct {
 	events   []Event
 }
 
-// grants come from the requests at the store if the history has them, else from the locks.
+// grants returns the grants of the requests at the store. A history without such requests
+// has them from the locks.
 func (h *nameHistory) grants() []grant {
 	var all []grant
 	for _, q := range h.requests {
@@ -352,9 +355,9 @@ func (q *request) story() []Event {
 	return events
 }
 
-// judgeUndone: a request of unknown outcome may have left a queue entry or a grant, so it is
-// undone before its Locker's Close returns. If its lease expires, retrying for some TTLs is
-// enough.
+// judgeUndone finds requests of unknown outcome that were never undone. Such a request may
+// have left a queue entry or a grant, so the client must undo it before its Locker's Close
+// returns. If leftovers expire, it is enough that the client retried for three TTLs.
 func (c *collected) judgeUndone(r *Report, h *nameHistory) {
 	for _, q := range h.requests {
 		outlived := c.guarantees.LeftoversExpire && q.undo-q.unknown > 3*q.ttl

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// piece is the number of grants or writes for one call of porcupine. Its search is
-// exponential at worst, so a history is cut into independent pieces.
+// piece is the number of grants or writes for one call of porcupine. The search of
+// porcupine is exponential at worst, so the check cuts a history into independent pieces.
 const (
 	piece      = 400
 	pieceLimit = 5 * time.Second
@@ -24,10 +24,10 @@ const (
 // step is one operation of the lock model: a grant, or the end of one.
 type step struct {
 	token uint64
-	limit int // 0: the end
+	limit int // 0 for the end of a grant
 }
 
-// lockState is the sequential lock: its holders, and the last token.
+// lockState is the state of the sequential lock: its holders and the last token.
 type lockState struct {
 	last    uint64
 	holders []step
@@ -62,17 +62,18 @@ func lockModel(initial lockState) porcupine.Model {
 	}
 }
 
-// judgeLockModel searches an order of the grants and ends that obeys the sequential rule,
-// each at a moment between its call and its return. A grant's call is the request. Its
-// return is the moment when its holder had it. Its end is a single moment, the earliest
-// possible one, which can only make later grants easier.
+// judgeLockModel searches an order of the grants and ends that obeys the sequential rule.
+// Each operation takes effect between its call and its return. A grant's call is the
+// request, and its return is the moment when its holder received it. The end of a grant is
+// a single moment, the earliest possible one, which can only make later grants easier.
 //
-// Pieces are cut at exclusive grants. While one stands there is no other grant: smaller
-// tokens lie before it, larger ones after it. The sweep of judgeExclusion and the order of
-// tokens find over the whole history what a cut could hide.
+// A piece ends at an exclusive grant, because no other grant may stand beside that one.
+// Smaller tokens are in the pieces before it, larger ones in those after it. A cut may hide
+// a violation from porcupine. The sweep of judgeExclusion and the order of tokens cover the
+// whole history, and find such a violation.
 func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
-	// Tokens of a rewound store do not show the order of its grants.
+	// The tokens of a rewound store do not show the order of its grants.
 	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.requested, s.granted) })
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
 	var ops []porcupine.Operation
@@ -132,11 +133,11 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine.Operation {
 	call, end := s.end(), s.end()
 	if end == s.granted {
-		// The grant was dead when its holder got it: its Locker was closed, or its validity
-		// had ended. It may have ended at any time before.
+		// The grant had ended when its holder received it: its Locker was closed, or its
+		// validity had ended. So it may have ended at any time since the request.
 		call = s.requested
 	}
-	// A grant that was taken away ended no later than that.
+	// A fault may have taken the grant away, at the latest when the fault began.
 	for j := range c.disturbances {
 		if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.requested <= d.to && d.from <= end {
 			call = max(s.requested, min(call, d.from))
@@ -154,9 +155,9 @@ const mostShown = 3
 // shrinkTime limits each search for a smaller failing sequence.
 const shrinkTime = 200 * time.Millisecond
 
-// smallest returns the shortest sequence of grants, in the order of their tokens, that no
-// order explains. Leaving out grants with their ends only makes the rest easier. A sequence
-// that fails without them fails with them.
+// smallest returns the shortest sequence of grants, in the order of their tokens, that
+// fails: no order explains it. Leaving grants out, with their ends, only makes an order
+// easier to find. So a sequence that fails without some grants fails with them.
 func (c *collected) smallest(all []*section) []*section {
 	fails := func(some []*section) bool {
 		var ops []porcupine.Operation
@@ -168,15 +169,16 @@ func (c *collected) smallest(all []*section) []*section {
 	}
 	n := sort.Search(len(all), func(n int) bool { return fails(all[:n+1]) })
 	if n == len(all) {
-		return all // it fails with the earlier grants alone
+		return all // the sequence fails without later grants
 	}
 	all = all[:n+1]
 	from := sort.Search(len(all), func(from int) bool { return !fails(all[from:]) })
 	return all[max(from-1, 0):]
 }
 
-// update is the register's only operation: read a value and, unless refused, write one more.
-// An update without a return may have happened or not.
+// update is the register's only operation. It reads a value and, unless the register
+// refuses it, writes the value plus one. An update without a return may or may not have
+// happened.
 type update struct {
 	value   int64
 	pending bool
@@ -195,10 +197,10 @@ func registerModel(initial int64) porcupine.Model {
 	}
 }
 
-// judgeRegister: accepted work is one atomic step from the value it read to one more.
-// Updates of the unguarded register are only counted. A holder that was stopped between its
-// last look at its context and its write may lose an update there; tokens exist to prevent
-// that.
+// judgeRegister requires that each accepted update is one atomic step from the value that
+// it read to the next. It only counts lost updates of the unguarded register. There, a
+// holder may lose an update if it is stopped between its last check of its context and its
+// write. Tokens prevent that.
 func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 	var wrote []*work
 	guarded := false
@@ -217,7 +219,7 @@ func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 		}
 	}
 	slices.SortStableFunc(wrote, func(a, b *work) int { return cmp.Compare(a.value, b.value) })
-	var done *work // the latest begin of all updates with smaller values
+	var done *work // of all updates with smaller values, the one that began last
 	var twin *work
 	for _, w := range wrote {
 		if w.outcome == "" {
@@ -247,8 +249,8 @@ func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 	if len(wrote) == 0 {
 		return
 	}
-	// Pieces are cut between two values: the order of the values is the order of the work.
-	// The sweep above has compared that order with time.
+	// A piece ends between two values, because the order of the values is the order of the
+	// updates. The sweep above has compared that order with time.
 	initial := wrote[0].value
 	for len(wrote) > 0 {
 		n := min(piece, len(wrote))
@@ -288,7 +290,7 @@ func (c *collected) linearizable(r *Report, res string, initial int64, wrote []*
 	return true
 }
 
-// gap returns the first value that was read but not written.
+// gap returns the updates around the first value that was read but not written.
 func gap(wrote []*work) []Event {
 	for i := 1; i < len(wrote); i++ {
 		if wrote[i].value > wrote[i-1].value+1 {

@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// mysql is a primary, and its replica if it is MariaDB. Clients reach the present primary
-// through a router. A switchover keeps established connections on the old primary. One fault at
-// a time changes the fields.
+// mysql is a primary and, for MariaDB, its replica. Clients reach the present primary
+// through a router. A switchover leaves established connections on the old primary. Only
+// one fault at a time changes the fields.
 type mysql struct {
 	primary, replica *servers.MySQL
 	router, proxy    *servers.Proxy
-	user             string // of the clients
+	user             string // the clients' user
 	rights           []right
 	lock             *tableLock
 	revoked          *right
@@ -31,7 +31,7 @@ type right struct{ privilege, table string }
 
 func (r right) String() string { return fmt.Sprintf("%s ON test.%s", r.privilege, r.table) }
 
-// rightsOf are the rights that a recipe needs, as docs/sql.md lists them.
+// rightsOf returns the rights that a recipe needs, as docs/sql.md lists them.
 func rightsOf(recipe string) (all []right) {
 	add := func(table string, privileges ...string) {
 		for _, p := range privileges {
@@ -60,7 +60,7 @@ func tablesOf(all []right) (tables []string) {
 	return slices.Compact(tables)
 }
 
-// mysqlTarget is one MySQL server. The faults of two servers are mariadbTarget's.
+// mysqlTarget starts one MySQL server. mariadbTarget has the faults that need two servers.
 func mysqlTarget(ctx context.Context, recipe string) (*Target, error) {
 	s, err := servers.StartMySQL(ctx, "--innodb-flush-log-at-trx-commit=1")
 	if err != nil {
@@ -129,8 +129,8 @@ func (m *mysql) target(ctx context.Context, recipe, address string, more ...Stor
 // start starts both servers and the replication between them.
 func (m *mysql) start(ctx context.Context) (err error) {
 	begin := func(id int) (*servers.MySQL, error) {
-		// Every commit is on disk before it is acknowledged, so a killed server loses
-		// nothing. docs/sql.md lists what the setting's other values lose.
+		// With this setting every commit is on disk before the server acknowledges it, so a
+		// killed server loses nothing. docs/sql.md lists what the other values lose.
 		return servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=1", "--log-bin=log", "--log-slave-updates", fmt.Sprintf("--server-id=%d", id))
 	}
 	if m.primary, err = begin(1); err != nil {
@@ -145,8 +145,8 @@ func (m *mysql) start(ctx context.Context) (err error) {
 	return m.follow(ctx, m.replica, m.primary)
 }
 
-// follow makes a server a read-only replica of another, from the position at which both have
-// the same data.
+// follow makes a server a read-only replica of another. Both must have the same data when
+// it starts.
 func (m *mysql) follow(ctx context.Context, replica, primary *servers.MySQL) error {
 	port := primary.Address[strings.LastIndexByte(primary.Address, ':')+1:]
 	return m.exec(ctx, replica, "SET GLOBAL read_only = 1", "SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_binlog_pos",
@@ -157,13 +157,12 @@ func (m *mysql) follow(ctx context.Context, replica, primary *servers.MySQL) err
 // promote does a switchover without a lost commit: the primary becomes read-only, the
 // replica applies all of the primary's data, and new connections go to the replica.
 func (m *mysql) promote(ctx context.Context, _ Fault) error {
-	// It runs to its end, because the next fault would otherwise find two replicas.
+	// The switchover must complete. Otherwise the next fault would find two replicas.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	old, next := m.primary, m.replica
-	// The statement waits for running writes and keeps others from writing. A write that
-	// does not end within seconds keeps the server from being demoted. A later fault tries
-	// again.
+	// The statement waits for running writes and keeps other writes out. If a write does
+	// not end within 3 s, the server stays the primary, and a later fault tries again.
 	if err := m.exec(ctx, old, "SET SESSION lock_wait_timeout = 3", "SET GLOBAL read_only = 1"); err != nil {
 		return m.exec(ctx, old, "SET GLOBAL read_only = 0")
 	}
@@ -218,7 +217,7 @@ func (m *mysql) slaveErrors(ctx context.Context, s *servers.MySQL) string {
 	return strings.Join(append(found, fmt.Sprint(rows.Err())), "; ")
 }
 
-// revoke takes one of the documented rights away, and grant gives it back.
+// revoke takes one of the documented rights away. grant gives it back.
 func (m *mysql) revoke(ctx context.Context, f Fault) error {
 	r := m.rights[f.N%len(m.rights)]
 	m.revoked = &r
@@ -229,15 +228,15 @@ func (m *mysql) grant(ctx context.Context, _ Fault) error {
 	return m.exec(ctx, m.primary, fmt.Sprintf("GRANT %s TO %s@'127.0.0.1'", *m.revoked, clientUser))
 }
 
-// tableLock is a connection that locks tables, or waits for that.
+// tableLock is a connection that locks tables, or that waits for such locks.
 type tableLock struct {
 	db   *sql.DB
 	conn int64
 	done chan struct{}
 }
 
-// lockTables does what a backup or a change of the schema does: it locks two tables, one
-// after the other. A client that has used the second table and then requests the first becomes the
+// lockTables locks two tables, one after the other, as a backup or a change of the schema
+// does. A client that has used the second table and then requests the first becomes the
 // victim of a deadlock.
 func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	statements := []string{"FLUSH TABLES WITH READ LOCK"}
@@ -245,7 +244,8 @@ func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	if a, b := tables[0], tables[len(tables)-1]; a == b {
 		statements = append(statements, "LOCK TABLES "+a+" WRITE")
 	} else {
-		// The server locks first what is to be written. Holders have used a and come to b.
+		// The server first locks the table for writing, b. Holders have used a when they
+		// request b.
 		first := "LOCK TABLES " + a + " READ, " + b + " WRITE"
 		statements = append(statements, first, first, "LOCK TABLES "+b+" READ, "+a+" WRITE", first, "FLUSH TABLES "+a+", "+b+" WITH READ LOCK")
 		if a == "holdfast_name" {
@@ -267,13 +267,13 @@ func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	m.lock = l
 	go func() {
 		defer close(l.done)
-		_, _ = c.ExecContext(context.WithoutCancel(ctx), statements[f.N%len(statements)]) // unlockTables may end it
+		_, _ = c.ExecContext(context.WithoutCancel(ctx), statements[f.N%len(statements)]) // unlockTables may end the statement
 	}()
 	return nil
 }
 
-// awaitWaiter waits for a while until a client has waited for a row for a moment. That client
-// uses another table when it gets the row.
+// awaitWaiter waits until a client has waited for a row for 100 ms, but not longer than 2
+// s. When this client gets the row, it uses another table.
 func (m *mysql) awaitWaiter(ctx context.Context) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
 		waiting := 0
@@ -301,7 +301,7 @@ func (m *mysql) killSession(ctx context.Context, f Fault) error {
 	s := all[f.N%len(all)]
 	ids, err := m.clients(ctx, s)
 	if err == nil && len(ids) > 0 {
-		_ = m.exec(ctx, s, fmt.Sprintf("KILL %d", ids[f.N/len(all)%len(ids)])) // it may have ended meanwhile
+		_ = m.exec(ctx, s, fmt.Sprintf("KILL %d", ids[f.N/len(all)%len(ids)])) // the session may have ended meanwhile
 	}
 	return nil // the server may be unreachable
 }

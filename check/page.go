@@ -23,19 +23,21 @@ var pageText string
 var pageTemplate = sync.OnceValue(func() *template.Template { return template.Must(template.New("page").Parse(pageText)) })
 
 // drawing is the data of the page. Moments are microseconds since the beginning. Names and
-// workers are indices, -1 for all or none. Everything is in rows of numbers, which keeps the
-// page of a large history small.
+// workers are indices; -1 stands for all or none. Rows of numbers keep the page of a large
+// history small.
 type drawing struct {
 	Names, Workers []string
 	Length         int64
-	// Held: name, worker, from, to, how it ended, limit, token, slot.
+	// Held has a row for each lock: name, worker, from, to, how it ended, limit, token,
+	// slot.
 	Held [][8]int64
-	// Waits: name, worker, from, to, how it ended, limit.
+	// Waits has a row for each wait: name, worker, from, to, how it ended, limit.
 	Waits [][6]int64
-	// Faults: kind, worker, name, from, to.
+	// Faults has a row for each fault: kind, worker, name, from, to.
 	Faults [][5]int64
 	Kinds  []string
-	// Refused: register writes refused as stale: name, worker, at, token.
+	// Refused has a row for each register write that was refused as stale: name, worker,
+	// at, token.
 	Refused    [][4]int64
 	Violations []drawnViolation
 }
@@ -47,7 +49,7 @@ type drawnViolation struct {
 	Excerpt    []string
 }
 
-// The numbers of the ends of a lock or a wait on the page.
+// The numbers for how a lock or a wait ended.
 const (
 	endedOpen = iota
 	endedUnlocked
@@ -59,7 +61,7 @@ const (
 	endedStuck
 )
 
-// WritePage draws a judged history as one HTML page without other files.
+// WritePage writes a judged history as one HTML page that needs no other file.
 func WritePage(w io.Writer, events []Event, r *Report) error {
 	c, err := collect(events)
 	if err != nil {
@@ -83,7 +85,7 @@ func WritePage(w io.Writer, events []Event, r *Report) error {
 	return pageTemplate().Execute(w, map[string]any{
 		"Store": cmp.Or(c.guarantees.Kind, "unknown"), "OK": r.OK(), "Verdict": verdict,
 		"Summary": table.String(),
-		// Marshal escapes what could end the element.
+		// Marshal escapes the characters that could end the script element.
 		"Data": template.JS(data),
 	})
 }

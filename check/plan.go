@@ -14,37 +14,40 @@ import (
 
 // Step is one lock that a worker takes.
 type Step struct {
-	// Think is the pause before the lock.
+	// Think is the pause before the request.
 	Think time.Duration
-	// Names are locked together, all or nothing; most steps have one.
+	// Names are locked together, all or none. Most steps have one name.
 	Names []string
 	Limit int
 	TTL   time.Duration
-	// Try does not wait. Wait limits the waiting, if it is not 0. Cancel ends the caller's
-	// context after that time, unless the request was answered before.
+	// Try requests the lock without waiting. Wait, unless it is 0, limits the time that the
+	// request waits. Cancel, unless it is 0, ends the caller's context after that time if
+	// the request still waits.
 	Try          bool
 	Wait, Cancel time.Duration
 	// Hold is how long the lock is held.
 	Hold time.Duration
-	// Careless work does not check its context before it writes, like much real code. Tokens
-	// protect against that.
+	// Careless work does not check its context before it writes, as in many real programs.
+	// Fencing tokens protect the data against such writes.
 	Careless bool
 }
 
 // Fault is one fault of the workers or of the store.
 type Fault struct {
-	// At is the begin, from the beginning of the round, and For the duration.
+	// At is the time from the beginning of the round to the beginning of the fault. For is
+	// the fault's duration.
 	At, For time.Duration
 	Kind    string
 	// Worker is the number of the affected worker. Name is the affected name, if the fault
 	// has one.
 	Worker int
 	Name   string
-	// N depends on the kind: a delay's share, an outcome.
+	// N is a random number. Each kind uses it for its own choice: a delay, a server, an
+	// outcome.
 	N int
 }
 
-// The streams of random numbers that one seed gives.
+// The streams of random numbers that one seed produces.
 const (
 	streamFaults = iota + 1
 	streamSteps
@@ -56,7 +59,7 @@ func source(seed uint64, stream, worker, life, lane int) *rand.Rand {
 
 func nameOf(i int) string { return fmt.Sprintf("name-%d", i) }
 
-// between is a duration from a to b.
+// between returns a random duration from a to b.
 func between(r *rand.Rand, a, b time.Duration) time.Duration { return a + upTo(r, b-a) }
 
 func upTo(r *rand.Rand, d time.Duration) time.Duration {
@@ -85,11 +88,11 @@ func (c *Config) waitTimeout(g *driver.Guarantees) time.Duration {
 	return max(8*time.Second, c.longest(g)+2*time.Second)
 }
 
-// sparse reports whether a round has long TTLs and mostly free names. That holds for every
-// third round. The store then creates and removes the data of a name all the time.
+// sparse reports whether a round has long TTLs and mostly free names, as every third round
+// has. In such a round the store creates and removes the data of names frequently.
 func sparse(round int) bool { return round%3 == 2 }
 
-// sparseNames is the factor of the number of names in a sparse round.
+// sparseNames multiplies the number of names in a sparse round.
 const sparseNames = 40
 
 // length returns the duration of a round. The first ones are short, so that gross mistakes
@@ -104,8 +107,8 @@ func (c *Config) length(round int) time.Duration {
 	return c.Round
 }
 
-// Steps yields the work of one goroutine of one incarnation of a worker, without end. It
-// depends on the configuration alone.
+// Steps yields an endless sequence of steps for one goroutine of one incarnation of a
+// worker. The sequence depends only on the arguments and the configuration.
 func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter.Seq[Step] {
 	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, lane)
 	longest := c.longest(g)
@@ -113,7 +116,8 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 	if sparse(round) {
 		names *= sparseNames
 	}
-	// Where there are semaphores alone each name has one limit.
+	// A store without shared locks and without mixed limits allows only one limit for each
+	// name.
 	oneLimit := g.Semaphore && !g.Shared && !g.Mixed
 	return func(yield func(Step) bool) {
 		for {
@@ -151,7 +155,7 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				s.Limit = 1 + name%3
 			}
 			switch {
-			case hold < c.Long: // needs several renewals, unless it is held for too long
+			case hold < c.Long: // the lease needs several renewals, unless the lock is held too long
 				s.Hold = min(between(r, s.TTL, 3*s.TTL), between(r, c.TTL, 8*c.TTL))
 			case hold < c.Long+3:
 				s.Hold = between(r, c.TTL/4, c.TTL)
@@ -177,15 +181,15 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 	}
 }
 
-// readers is how many of a hundred steps are those of method readers.
+// readers is the percentage of steps that the method readers replaces.
 const readers = 6
 
-// readers turns a step into one at a name without waiters. There a reader with the shortest
-// TTL renews and ends beside one with the longest TTL, while writers try. So nothing but
-// these two decides how long the data of the name stands. At other names each waiter and
-// each new holder prolongs it.
+// readers replaces a step by one at a name without waiters. There, a reader with the
+// shortest TTL renews and ends beside a reader with the longest TTL, while writers try. So
+// only these two readers decide how long the store keeps the name's data. At other names
+// each waiter and each new holder extends that time.
 func (c *Config) readers(s Step, which, names int, longest time.Duration, r *rand.Rand) Step {
-	s.Names = []string{nameOf(names - names%3 + 4)} // shared and exclusive, also where limits do not mix
+	s.Names = []string{nameOf(names - names%3 + 4)} // allows shared and exclusive locks, also where limits do not mix
 	s.Try = true
 	switch which {
 	case 0:
@@ -206,7 +210,7 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 	}
 	r := source(c.Seed+uint64(round)*1_000_003, streamFaults, 0, 0, 0)
 	var all []Fault
-	busy := make([]time.Duration, c.Workers) // until then the worker has a fault of its own
+	busy := make([]time.Duration, c.Workers) // when the present fault of each worker ends
 	end := length - settle(c.TTL, length)
 	order := r.Perm(len(kinds))
 	for i, at := 0, between(r, 0, c.TTL/2); ; i++ {

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestSameSeedGivesSameSchedule: the plan of work and of faults depends on the seed and the
-// configuration alone.
+// TestSameSeedGivesSameSchedule requires that the plan of work and of faults depends only
+// on the seed and the configuration.
 func TestSameSeedGivesSameSchedule(t *testing.T) {
 	g := driver.Guarantees{Shared: true, Semaphore: true, Mixed: true}
 	kinds := []string{faultKill, faultPause, faultCut}
@@ -76,7 +76,7 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 	}
 }
 
-// TestPlanDrawsWhatItDescribes: each kind of work occurs among 2,000 steps.
+// TestPlanDrawsWhatItDescribes requires that each kind of work occurs among 2,000 steps.
 func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	exclusive := driver.Guarantees{MaxTTL: time.Hour}
 	every := driver.Guarantees{MaxTTL: time.Hour, Shared: true, Semaphore: true, Mixed: true}
@@ -111,7 +111,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	denseSteps, sparseSteps := draw(0, 0, &exclusive), draw(2, 0, &exclusive)
 	for _, factor := range []time.Duration{1, 2, 4, 8, 16} {
 		is := func(s Step) bool { return s.TTL == factor*DefaultTTL }
-		// The short locks at the first name have factor 1, whatever was drawn.
+		// The short locks at the first name use factor 1, whatever factor was drawn.
 		if count(denseSteps, func(s Step) bool { return is(s) && !atFirst(s) }) == 0 {
 			t.Errorf("no step has %d times the TTL", factor)
 		}
@@ -154,7 +154,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		}
 	}
 
-	// Where workers do not meet at one name, the percentage of Config.Long is that of all steps.
+	// If the workers do not meet at one name, Config.Long is the percentage of all steps.
 	for _, long := range []int{1, 50, 100} {
 		got := count(draw(2, long, &exclusive), func(s Step) bool { return s.Hold >= DefaultTTL })
 		if want := 2000 * long / 100; got < want/2 || got > want*3/2 {
@@ -163,7 +163,8 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	}
 }
 
-// TestFirstRoundsAreShort: gross mistakes show within seconds.
+// TestFirstRoundsAreShort requires short first rounds, because gross mistakes show within
+// seconds.
 func TestFirstRoundsAreShort(t *testing.T) {
 	for _, c := range []struct {
 		round time.Duration

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// postgres is a primary and a hot standby, each behind a proxy. The URL of the clients has both addresses.
-// A switchover makes one of them the other, at the same address.
+// postgres is a primary and a hot standby, each behind a proxy. The URL of the clients has
+// both addresses. A switchover exchanges the two roles, and each server keeps its address.
 type postgres struct {
 	proxies []*servers.Proxy
 	rights  []string
@@ -23,7 +23,7 @@ type postgres struct {
 	revoked          string
 }
 
-// postgresRights are the rights that a recipe needs, as docs/sql.md lists them.
+// postgresRights returns the rights that a recipe needs, as docs/sql.md lists them.
 func postgresRights(recipe string) []string {
 	switch recipe {
 	case "optimistic":
@@ -41,8 +41,8 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 			_ = p.close()
 		}
 	}()
-	// A crash may lose what the server has only acknowledged. Despite this setting a grant
-	// must be on disk.
+	// With these settings a crash may lose acknowledged commits. The store must put a grant
+	// on disk all the same.
 	settings := []string{"synchronous_commit=off", "wal_writer_delay=10s", "wal_retrieve_retry_interval=100ms"}
 	if p.primary, err = servers.StartPostgres(ctx, settings...); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	if err := p.exec(ctx, p.primary, statements...); err != nil {
 		return nil, err
 	}
-	// Clients may reach the replica at once, so it must accept them.
+	// Clients may connect to the replica at once, so it must have their user.
 	for known := false; !known; {
 		if err := p.query(ctx, p.replica, fmt.Sprintf("SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = '%s')", clientUser), &known); err != nil {
 			return nil, err
@@ -116,10 +116,10 @@ func (p *postgres) crash(ctx context.Context, _ Fault) error {
 	return p.primary.Restart(ctx)
 }
 
-// promote does a switchover without a lost commit: the primary is shut down, the replica
-// becomes the primary, and the old one comes back as its replica.
+// promote does a switchover without a lost commit. It shuts the primary down, promotes the
+// replica, and restarts the old primary as the replica of the new one.
 func (p *postgres) promote(ctx context.Context, _ Fault) error {
-	// It runs to its end, because the next fault would otherwise find two replicas.
+	// The switchover must complete. Otherwise the next fault would find two replicas.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	old, next := p.primary, p.replica
@@ -133,7 +133,7 @@ func (p *postgres) promote(ctx context.Context, _ Fault) error {
 	return err
 }
 
-// revoke takes one of the documented rights away, and grant gives it back.
+// revoke takes one of the documented rights away. grant gives it back.
 func (p *postgres) revoke(ctx context.Context, f Fault) error {
 	p.revoked = p.rights[f.N%len(p.rights)]
 	return p.exec(ctx, p.primary, fmt.Sprintf("REVOKE %s FROM %s", p.revoked, clientUser))
@@ -148,12 +148,12 @@ func (p *postgres) killSession(ctx context.Context, f Fault) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_ = p.exec(ctx, p.primary, fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE usename = '%s' ORDER BY pid OFFSET %d %% "+
-		"greatest(1, (SELECT count(*) FROM pg_stat_activity WHERE usename = '%[1]s')) LIMIT 1) s", clientUser, f.N)) // it may be unreachable
+		"greatest(1, (SELECT count(*) FROM pg_stat_activity WHERE usename = '%[1]s')) LIMIT 1) s", clientUser, f.N)) // the server may be unreachable
 	return nil
 }
 
-// exec runs statements as the administrator. Their changes are on disk, and on their way to the
-// replica.
+// exec runs statements as the administrator. Before it returns, the primary has their
+// changes on disk and sends them to the replica.
 func (p *postgres) exec(ctx context.Context, s *servers.Postgres, statements ...string) error {
 	return execSQL(ctx, "pgx", s.URL("postgres", "&synchronous_commit=on"), statements...)
 }

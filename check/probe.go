@@ -15,18 +15,18 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// probe stands between a worker's Locker and its store. It records requests and answers, and
-// injects network faults: lost requests, lost answers, delays of both.
+// probe stands between a worker's Locker and its store. It records requests and answers,
+// and injects network faults: it loses requests, loses answers, and delays both.
 type probe struct {
 	driver.Store
 	log *Log
 	gen int
 
 	mu       sync.Mutex
-	healed   chan struct{} // while the link is cut
-	dead     bool          // nothing passes now, and no caller waits for it
-	drops    int           // answers still to be lost
-	out, in  time.Duration // delays
+	healed   chan struct{} // not nil while the link is cut
+	dead     bool          // the link carries nothing, and every call fails at once
+	drops    int           // the number of answers that are still to be lost
+	out, in  time.Duration // the delays of requests and of answers
 	prefixes map[string]bool
 	releases atomic.Int64
 }
@@ -38,7 +38,7 @@ func newProbe(s driver.Store, log *Log, gen int) *probe {
 	return &probe{Store: s, log: log, gen: gen, prefixes: map[string]bool{}}
 }
 
-// Classify: every error of the link is an unknown outcome.
+// Classify classifies every error of the link as an unknown outcome.
 func (p *probe) Classify(err error) driver.Code {
 	if _, ours := errors.AsType[errLink](err); ours {
 		return driver.CodeUnknown
@@ -67,8 +67,8 @@ func (p *probe) delay(out, in time.Duration) {
 	p.out, p.in = out, in
 }
 
-// end ends a link that was cut forever: waiting callers get the error that the client has
-// been closed.
+// end ends a link that was cut forever. Waiting callers receive the error for a closed
+// client.
 func (p *probe) end() {
 	p.mu.Lock()
 	p.dead = true
@@ -130,7 +130,8 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 	return nil
 }
 
-// Acquire sends a request to the store, and records a lost answer, which no hook reports.
+// Acquire sends a request to the store. It records a lost answer, because no hook reports
+// that.
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := p.acquire(ctx, r)
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
@@ -143,7 +144,7 @@ func (p *probe) acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return p.request(ctx, r, p.Store.Acquire)
 }
 
-// request sends a request to the store by a function of it.
+// request sends a request to the store through acquire, a method of the store.
 func (p *probe) request(ctx context.Context, r driver.Request, acquire func(context.Context, driver.Request) (driver.Grant, error)) (driver.Grant, error) {
 	p.remember(r.ID)
 	base := Event{Name: r.Name, ID: r.ID, Limit: r.Limit}
@@ -182,7 +183,8 @@ func (p *probe) store() driver.Store {
 	return p
 }
 
-// Swap sends both halves to the store. A lost answer is that of both.
+// Swap sends the release and the request to the store. If one answer is lost, both are
+// lost.
 func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	sent, lost := false, error(nil)
 	g, err := p.request(ctx, r, func(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -203,7 +205,7 @@ func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	case lost != nil:
 		g, err = driver.Grant{}, lost
 	case !sent && err != nil:
-		released(err) // as for a Release that is not sent
+		released(err) // the caller receives an error, as from a Release that was not sent
 	}
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
 		p.log.Add(Event{K: kindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
@@ -237,7 +239,7 @@ func (r *requester) Queued(holders []driver.Holder) {
 func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 	p.log.Add(Event{K: kindUndo, Name: r.Name, ID: r.ID})
 	defer func() {
-		if err != nil { // the undo was retried until then
+		if err != nil { // records that the client tried the undo until now
 			p.log.Add(Event{K: kindUndo, Name: r.Name, ID: r.ID})
 		}
 	}()
@@ -286,14 +288,14 @@ func (p *probe) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err := p.Store.Release(ctx, g, keep); err != nil {
 		return err
 	}
-	// One look in a while is enough.
+	// To check one of eight releases is enough.
 	if keep <= 0 && p.releases.Add(1)%8 == 1 {
 		p.gone(g.Name, g.ID, "after its Release was confirmed")
 	}
 	return p.answer(ctx)
 }
 
-// gone checks that a request has left nothing at the store, if the store can be inspected.
+// gone records what a request has left at the store, if the store can be inspected.
 func (p *probe) gone(name, id, when string) {
 	i, ok := p.Store.(driver.Inspector)
 	if !ok {
@@ -310,7 +312,7 @@ func (p *probe) gone(name, id, when string) {
 	}
 }
 
-// leftovers lists what this client's requests have left.
+// leftovers returns what this client's requests have left at the store.
 func (p *probe) leftovers(ctx context.Context) (left []Event) {
 	i, ok := p.Store.(driver.Inspector)
 	if !ok {
@@ -333,7 +335,7 @@ func (p *probe) leftovers(ctx context.Context) (left []Event) {
 	return left
 }
 
-// standing describes a grant or a queue entry of a matching owner.
+// standing describes the first grant or queue entry whose owner matches.
 func standing(st driver.State, match func(driver.Owner) bool) (what, id string) {
 	for _, h := range st.Holders {
 		if match(h.Owner) {

@@ -32,8 +32,9 @@ type assignment struct {
 	Dir, Registers     string
 }
 
-// MaybeWorker runs this process as a worker of a check if a check has started it as one, and
-// does not return then. A main or TestMain that runs checks calls it before anything else.
+// MaybeWorker runs this process as a worker, and never returns, if a check has started the
+// process for that. Otherwise it returns at once. A main or TestMain that runs checks calls
+// MaybeWorker first.
 func MaybeWorker() {
 	text := os.Getenv(workerEnv)
 	if text == "" {
@@ -51,8 +52,8 @@ func MaybeWorker() {
 	os.Exit(0)
 }
 
-// run works until its standard input ends or contains stop. So it also ends when the
-// coordinator dies.
+// run works until the coordinator sends stop. It also ends when standard input ends,
+// because then the coordinator has died.
 func (a *assignment) run() error {
 	log, err := NewLog(filepath.Join(a.Dir, workerName(a.Index, a.Life)+".jsonl"), workerName(a.Index, a.Life))
 	if err != nil {
@@ -99,17 +100,17 @@ func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	}
 }
 
-// outputMost is the approximate number of bytes of a worker's output that are kept: enough
+// outputMost limits roughly how many bytes of a worker's output are kept. They are enough
 // for the stacks of some hundred goroutines.
 const outputMost = 1 << 18
 
-// process is a worker process on the coordinator's side.
+// process is a worker process, as the coordinator sees it.
 type process struct {
 	cmd    *exec.Cmd
 	orders io.WriteCloser
 	done   chan struct{}
 	err    error
-	mu     sync.Mutex // stderr
+	mu     sync.Mutex // guards said
 	said   bytes.Buffer
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // redisRights are the commands that docs/redis.md lists for a restricted user. Scripts call
-// the first redisScriptRights of them.
+// the first redisScriptRights of these commands.
 var redisRights = []string{
 	"hset", "hsetnx", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
 	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "wait",
@@ -24,8 +24,8 @@ var redisRights = []string{
 
 const redisScriptRights = 12
 
-// redisUser is the workers' user, in a URL. redisUserSettings returns the settings that give
-// it exactly the documented rights.
+// redisUser is the workers' user, as a part of a URL. redisUserSettings returns the
+// settings that give this user exactly the documented rights.
 const redisUser = "app:app-secret@"
 
 func redisUserSettings() []string {
@@ -36,8 +36,8 @@ func redisUserSettings() []string {
 	return user
 }
 
-// revokeRights takes the documented rights away from the user, one after another, each for a
-// part of the fault's time. It takes rights that scripts use twice as often.
+// revokeRights takes the documented rights away from the user, one after another, each for
+// a part of the fault's time. It takes rights that scripts need twice as often as others.
 func revokeRights(all []*servers.Redis) StoreFault {
 	var next atomic.Uint32
 	change := func(ctx context.Context, sign, right string) error {
@@ -82,9 +82,9 @@ func fillMemory(all []*servers.Redis) StoreFault {
 	}}
 }
 
-// evictKeys makes a server without eviction begin to evict keys. It changes the policy
-// first. A store then has redisNotice to find the change, before the server runs out of
-// memory. Earlier grants are evicted, and later ones would be.
+// evictKeys makes a server evict keys that was configured not to. It changes the policy
+// first. Then the store has redisNotice to find the change, before the server runs out of
+// memory. Grants from before that time may be evicted. After it the store must make none.
 func evictKeys(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
 		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
@@ -109,8 +109,8 @@ func evictKeys(all []*servers.Redis) StoreFault {
 	}}
 }
 
-// redisNotice is the time in which a store must find that a server's settings or a replica's
-// clock have changed.
+// redisNotice is the time in which a store must notice a change of a server's settings or
+// of a replica's clock.
 const redisNotice = 3 * time.Second
 
 // lasts waits for d or until ctx ends.
@@ -131,8 +131,8 @@ func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) erro
 	return nil
 }
 
-// setBack resets a setting of every running server, and tries again if a busy one does not
-// answer.
+// setBack resets a setting of every running server. It tries again if a busy server does
+// not answer.
 func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (err error) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); lasts(ctx, 50*time.Millisecond) {
 		if err = eachRunning(ctx, all, "CONFIG", "SET", setting, value); err == nil || ctx.Err() != nil {
@@ -142,9 +142,9 @@ func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (
 	return err
 }
 
-// loneHolders waits for names that are held and that no other client has requested: their keys
-// have the grant and no state yet. It returns their keys, and none if it finds no such name for
-// a while.
+// loneHolders returns the keys of names that have a holder and that no other client has
+// requested. Such a key has the grant and no state yet. loneHolders waits for such a name
+// for a while, and returns no key if it finds none.
 func loneHolders(ctx context.Context, all []*servers.Redis) (lone []string) {
 	before := map[string]any{}
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
@@ -178,8 +178,8 @@ func loneHolders(ctx context.Context, all []*servers.Redis) (lone []string) {
 	return nil
 }
 
-// longHolder waits for a holder that has its lock for a while, with a lease for another two seconds
-// at least, and returns the number of its worker. If there is none, it returns other.
+// longHolder waits for a worker that has held its lock for a while, with a lease for at
+// least two more seconds. It returns the worker's number, or other if it finds none.
 func longHolder(ctx context.Context, r *servers.Redis, other int) int {
 	since := map[string]time.Time{} // by key and grant
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
@@ -203,7 +203,7 @@ func longHolder(ctx context.Context, r *servers.Redis, other int) int {
 			worker, err1 := strconv.Atoi(held[1])
 			at, err2 := strconv.ParseInt(held[3], 10, 64)
 			ttl, err3 := strconv.ParseInt(held[4], 10, 64)
-			// The primary has the time of this machine.
+			// The primary's clock is that of this machine.
 			if errors.Join(err1, err2, err3) != nil || at+ttl < time.Now().Add(2*time.Second).UnixMicro() {
 				continue
 			}
@@ -221,6 +221,6 @@ func longHolder(ctx context.Context, r *servers.Redis, other int) int {
 	return other
 }
 
-// redisGrant is the record of a grant: the number of the worker, ID and token, when the lease was
-// last set, and its TTL, both in microseconds.
+// redisGrant matches the record of a grant. Its groups are the worker's number, the ID and
+// token, the time when the lease was last set, and its TTL. Both times are in microseconds.
 var redisGrant = regexp.MustCompile(`^\d+ \S+ \d+&[^&]*&w(\d+)\.\d+&\S* (\S+ \d+) \S+ (\d+)\+(\d+)$`)

@@ -13,9 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// redisReplicasTarget starts a primary, and a replica that must acknowledge each grant, behind two
-// proxies to the present primary. Each proxy serves every second worker, so that a fault can cut
-// holders off from a primary that waiters reach.
+// redisReplicasTarget starts a primary and a replica that must acknowledge each grant.
+// Clients reach the present primary through two proxies. Each proxy serves every second
+// worker. So a fault can cut holders off from a primary that waiters reach.
 func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	g, err := servers.StartRedisReplicas(ctx, dir, 1, redisUserSettings()...)
 	if err != nil {
@@ -86,17 +86,18 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	faults := proxyFaults(proxies...)
 	if clocks {
-		// The promoted replica's clock has been ahead for a while. The old primary lives and
-		// follows at once, so that grants are acknowledged again. Half of the workers reach no
-		// server from the promotion on, among them the holder of a long lease. It does not
-		// notice anything, and relies on its lease until the validity ends.
+		// This fault promotes a replica whose clock has been ahead for a while. The old
+		// primary lives and becomes its replica at once, so that it acknowledges grants
+		// again. From the promotion on half of the workers reach no server. If a worker has
+		// a long lease, it is among them. It notices nothing, and relies on its lease until
+		// the validity ends.
 		lead := func(f Fault) time.Duration { return 6*time.Second + f.For }
 		var cutOff *servers.Proxy
 		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: func(ctx context.Context, f Fault) error {
 			if err := replica.SetClock(lead(f)); err != nil {
 				return err
 			}
-			// A client that was stopped meanwhile has its time as well.
+			// A client that was stopped meanwhile also has time to compare the clocks.
 			lasts(ctx, redisNotice+2*Slack)
 			if ctx.Err() != nil {
 				return ctx.Err() // no promotion before clients have compared the clocks
@@ -115,12 +116,13 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				err = cutOff.Heal()
 				cutOff = nil
 			}
-			// Leases that clients make longer by the former difference of the clocks would
-			// last for twice that time after the clock is set back.
+			// For a while, clients still extend leases by the former difference of the
+			// clocks. After the clock is set back, such a lease would last for twice that
+			// difference.
 			lasts(ctx, redisNotice)
 			err = errors.Join(err, primary.SetClock(0), replica.SetClock(0))
-			// Tokens are ahead of the clock now. A server that loses its data before the
-			// clock has caught up may grant smaller ones. No store excludes that.
+			// The tokens are ahead of the clock now. Until the clock has caught up, a
+			// server that loses its data may grant smaller ones. No store excludes that.
 			lasts(ctx, lead(f))
 			return err
 		}})
@@ -132,8 +134,8 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 		URL:      address(proxies[0]),
 		ofWorker: func(worker int) string { return address(proxies[worker%len(proxies)]) },
 		Faults: oneAtATime(append(faults,
-			// All grants are on the replica, so a failover loses none. A client does not wait until
-			// a release is there.
+			// The replica has all grants, so a failover loses none. But a failover may lose
+			// a release, because clients do not wait until the replica has it.
 			StoreFault{Kind: "failover", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return promote(ctx) },
 				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
 			StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { replica.Kill(); return nil },
@@ -142,7 +144,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				End: func(context.Context, Fault) error { return replica.Cont() }},
 			StoreFault{Kind: "pause-server", Begin: func(context.Context, Fault) error { return primary.Pause() },
 				End: func(context.Context, Fault) error { return primary.Cont() }},
-			// A living primary becomes a replica of the promoted one.
+			// The living primary becomes a replica of the promoted one.
 			StoreFault{Kind: "demote-primary", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},
 			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
 		Left: redisLeft(all),
@@ -167,8 +169,8 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A primary is replaced when it was killed, and never because it was slow: that would be
-	// a failover without a declared fault.
+	// patient makes the sentinels replace only a killed primary, never a slow one. A
+	// failover of a slow primary would have no declared fault.
 	patient := func(ctx context.Context) error {
 		if err := s.DownAfter(ctx, time.Hour); err != nil {
 			return err
@@ -216,8 +218,8 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				return patient(ctx)
 			}},
-			// No failover follows. A primary that continues after it was replaced answers
-			// for a moment as before, which proves nothing.
+			// No failover follows the pause. A failover would prove nothing: after it, the
+			// old primary continues, and answers for a moment as before.
 			{Kind: "pause-primary", Begin: func(ctx context.Context, _ Fault) error {
 				r, err := s.Current(ctx)
 				if err != nil {
@@ -229,8 +231,7 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				time.Sleep(250 * time.Millisecond)
 				return r.Cont()
 			}},
-			// Clients write to the living old primary until it is demoted. These writes are
-			// lost.
+			// Clients write to the old primary until it is demoted. These writes are lost.
 			{Kind: "demote-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, _ Fault) error {
 				if old, err = s.Current(ctx); err != nil {
 					return err
@@ -260,7 +261,8 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The cluster does not replace a slow node: that would be a failover without a declared fault.
+	// patient keeps the cluster from replacing a slow node, because such a failover would
+	// have no declared fault.
 	patient := func(ctx context.Context) error { return c.NodeTimeout(ctx, time.Hour) }
 	if err := patient(ctx); err != nil {
 		c.Kill()
@@ -309,7 +311,8 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				return beginMove(ctx)
 			}, End: endMoves},
-			// The slots of names that are held, without waiters. Some of them are awaited meanwhile.
+			// This fault moves the slots of names that have a holder and no waiters. During
+			// the move some of these names get waiters.
 			{Kind: "move-slot-held", Begin: func(ctx context.Context, f Fault) error {
 				keys := loneHolders(ctx, c.Nodes)
 				if len(keys) == 0 {
@@ -344,7 +347,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				if err := from.Restart(ctx); err != nil {
 					return err
 				}
-				// It may become primary again only with all data.
+				// The node must have all data again before it may become primary.
 				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 					info, err := from.Info(ctx, "replication")
 					if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
@@ -369,8 +372,8 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// keyOf returns the key of a name that is held or has waiters now. For another name it
-// returns the name itself, and other names may be in its slot.
+// keyOf returns the key of a name that is held or has waiters now. For any other name it
+// returns the name itself, whose slot may be that of other names.
 func keyOf(ctx context.Context, nodes []*servers.Redis, name string) string {
 	for _, r := range nodes {
 		if !isPrimary(ctx, r) {

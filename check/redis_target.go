@@ -21,8 +21,8 @@ func redisTarget(ctx context.Context, dir string) (*Target, error) {
 	return redisAlone(ctx, dir, redisUserSettings(), "")
 }
 
-// redisLayoutTarget is redisTarget with a layout of another client library, which has keys
-// and channels of any name, and without some kinds of faults.
+// redisLayoutTarget is redisTarget with the layout of another client library, without some
+// kinds of faults. The keys and channels of such a layout can have any name.
 func redisLayoutTarget(layout string, without ...string) func(context.Context, string) (*Target, error) {
 	return func(ctx context.Context, dir string) (*Target, error) {
 		target, err := redisAlone(ctx, dir, []string{"--user", "app", "on", ">app-secret", "~*", "&*", "+@all"}, "?layout="+layout)
@@ -40,7 +40,7 @@ func redisAlone(ctx context.Context, dir string, user []string, query string) (*
 		return nil, err
 	}
 	p, err := servers.NewProxy(r.Address())
-	// A client that judged by its own clock would be an hour off.
+	// The server's clock is an hour behind, to find clients that judge by their own clock.
 	if err == nil {
 		if err = r.FakeClock(ctx); err == nil {
 			err = r.SetClock(-time.Hour)
@@ -102,8 +102,7 @@ func isPrimary(ctx context.Context, r *servers.Redis) bool {
 	return err == nil && len(role) > 0 && role[0] == "master"
 }
 
-// redisLeft waits until only the counters of buckets are left, of which there is a limited
-// number.
+// redisLeft waits until only keys that may stay are left: see redisStays.
 func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 	return leftSoon(15*time.Second, func(ctx context.Context) ([]string, error) { return redisLeftNow(ctx, all) })
 }
@@ -111,8 +110,9 @@ func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 // redisCounter is the key of a bucket's counter.
 var redisCounter = regexp.MustCompile(`^holdfast:\{[0-9a-f]{3}\}$`)
 
-// redisStays reports whether a key stays without a lock: a counter; and as Redisson leaves them
-// the token of a fenced lock, the number of a semaphore, and permits that have expired.
+// redisStays reports whether a key may stay without a lock. The counters of holdfast's
+// buckets stay; their number is limited. Redisson leaves the token of a fenced lock, the
+// number of a semaphore, and permits that have expired.
 func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error) {
 	if redisCounter.MatchString(key) || strings.HasPrefix(key, "redisson_lock_token:") {
 		return true, nil
@@ -124,7 +124,7 @@ func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error)
 	case kind == "zset":
 		standing, err := r.Do(ctx, "ZCOUNT", key, strconv.FormatInt(now, 10), "+inf")
 		return standing == int64(0), err
-	case kind == "string": // a lock has a time to live
+	case kind == "string": // unlike a semaphore's number, a lock has a time to live
 		life, err := r.Do(ctx, "PTTL", key)
 		return life == int64(-1), err
 	case strings.HasPrefix(key, "holdfast:beside:"):

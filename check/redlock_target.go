@@ -15,13 +15,13 @@ import (
 
 func init() { locals["redlock"] = redlockTarget }
 
-// redlockMaxTTL is the longest TTL of the fleet, and about how long a restarted server is
-// withheld.
+// redlockMaxTTL is the longest TTL of the fleet. A restarted server stays withheld for
+// about as long.
 const redlockMaxTTL = 2 * time.Second
 
-// redlockTarget is a fleet of five servers, each behind a proxy. Their clocks can be set if
-// the library for that is installed. Faults hit one server at a time; some cuts, silences
-// and delays hit all.
+// redlockTarget starts a fleet of five servers, each behind a proxy. Their clocks can be
+// set if the library for that is installed. A fault affects one server at a time, except
+// for some faults of the proxies, which affect all.
 func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 	const size = 5
 	var all []*servers.Redis
@@ -83,8 +83,8 @@ func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 	})
 	if clocks {
 		set := func(kind string, ahead time.Duration) StoreFault {
-			// The clock stays until the next fault of this kind. A clock that is set ahead
-			// and back unnoticed by all clients is declared in the guarantees.
+			// End waits before it sets the clock back, so that clients notice the change.
+			// The guarantees declare what a change that no client notices may cause.
 			return StoreFault{Kind: kind, Detail: which,
 				Begin: func(_ context.Context, f Fault) error { return one(f).SetClock(ahead) },
 				End: func(ctx context.Context, f Fault) error {
@@ -112,7 +112,7 @@ func setUpRedlock(ctx context.Context, address string) error {
 	return errors.Join(err, s.Close(ctx))
 }
 
-// redlockLeft waits until only the records of the servers themselves are left.
+// redlockLeft waits until no key of a lock is left on the servers.
 func redlockLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 	return leftSoon(15*time.Second, func(ctx context.Context) (left []string, err error) {
 		for i, r := range all {

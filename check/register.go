@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// registers are the data that workers change inside their locks: numbers in files, each with
-// the newest token that has written or read it. Reading and writing are one step under
-// flock, so the check does not depend on the locks that it checks.
+// registers are the data that workers change inside their locks. Each is a file with a
+// number, and with the largest token that has read or written it. Each access is one step
+// under flock, so that the check does not depend on the locks that it tests.
 type registers struct{ dir string }
 
 // register calls f with a file's two numbers and stores the results of f.
@@ -46,8 +46,9 @@ func (r registers) register(res string, f func(token uint64, value int64) (uint6
 	return err
 }
 
-// raise presents a token to a guarded register, and reads it. From then on the register
-// refuses smaller tokens. raise returns false if the register has seen a larger one.
+// raise presents a token to a guarded register and reads the value. After that the register
+// refuses smaller tokens. If the register has already seen a larger token, raise returns
+// false.
 func (r registers) raise(res string, token uint64) (value int64, ok bool, err error) {
 	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
 		ok, value = token >= newest, v

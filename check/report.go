@@ -18,26 +18,27 @@ type Rule string
 // The rules.
 const (
 	// RuleExclusion: a grant of limit n never stands beside more than n-1 others, from its
-	// grant to the end of its context. Its holder notices a loss before the next grant
-	// begins. If the store declares that a fault may end a grant early, the overlap is
-	// allowed within the declared notice, and counted.
+	// beginning to the end of its context. After a loss, the holder notices it before the
+	// next grant begins. If the store declares that a fault may end a grant early, Judge
+	// allows and counts an overlap within the declared notice.
 	RuleExclusion Rule = "exclusion"
-	// RuleValidity: a context ends when its validity ends, and the validity counts from before
-	// the store set its deadline.
+	// RuleValidity: a context ends when its validity ends. The validity never exceeds the
+	// deadline that the store set.
 	RuleValidity Rule = "validity"
 	// RuleTokens: tokens rise strictly in the order of grants.
 	RuleTokens Rule = "tokens"
-	// RuleRegister: no update of a register guarded by the token is lost.
+	// RuleRegister: no register that checks tokens loses an update.
 	RuleRegister Rule = "register"
-	// RuleOrder: a waiter with a queue entry is served before later requests, if the store
-	// declares that.
+	// RuleOrder: if the store declares it, a waiter with a queue entry is served before
+	// later requests.
 	RuleOrder Rule = "order"
-	// RuleWaiting: no waiter waits forever, and waiters are woken as declared.
+	// RuleWaiting: no waiter waits forever, and the store wakes waiters as it declares.
 	RuleWaiting Rule = "waiting"
-	// RuleLeftovers: no grant, queue entry, request or goroutine remains after its end.
+	// RuleLeftovers: no grant, queue entry, request or goroutine remains after it should
+	// have ended.
 	RuleLeftovers Rule = "leftovers"
-	// RuleModel: there is an order of the grants and releases of a name in which
-	// each is right by the sequential rule.
+	// RuleModel: the grants and releases of a name have an order that the sequential rule
+	// allows.
 	RuleModel Rule = "model"
 )
 
@@ -50,11 +51,11 @@ type Violation struct {
 	Name string
 	// Text describes the violation in a sentence.
 	Text string
-	// Cause lists what preceded it: the last renewal, and the faults under way.
+	// Cause lists what preceded the violation: the last renewal, and the faults under way.
 	Cause []string
-	// From and To limit it in time, on the history's clock.
+	// From and To are the violation's interval, on the history's clock.
 	From, To int64
-	// Excerpt contains the events that show it, in order of time.
+	// Excerpt contains the events that show the violation, in order of time.
 	Excerpt []Event
 }
 
@@ -75,16 +76,16 @@ type Stats struct {
 	Events, Grants, Renewals, Losses, Failures int
 	Queued                                     int
 	Writes, Refused                            int
-	// LostUpdates counts lost updates of the register without a token guard. A lock alone
-	// does not prevent them if its holder is stopped.
+	// LostUpdates counts lost updates of the register that does not check tokens. A lock
+	// alone does not prevent them if its holder is stopped.
 	LostUpdates int
 	// Allowed counts overlaps that the store's guarantees allow.
 	Allowed int
 	// Faults counts faults by kind.
 	Faults map[string]int
 	Took   time.Duration
-	// Unknown counts pieces of the history that porcupine did not decide in time; the other
-	// rules have judged them.
+	// Unknown counts pieces of the history that porcupine did not decide in time. The other
+	// rules have judged these pieces.
 	Unknown int
 	// Handoff is the median time from a release to the next waiter's grant.
 	Handoff time.Duration
@@ -115,8 +116,8 @@ func (s *Stats) add(o Stats) {
 // OK reports whether every rule held.
 func (r *Report) OK() bool { return len(r.Violations) == 0 }
 
-// mostPerRule limits the violations of one rule that are shown in full: one fault often
-// shows many times.
+// mostPerRule limits how many violations of one rule a report shows in full, because one
+// fault often breaks a rule many times.
 const mostPerRule = 5
 
 func (r *Report) add(v Violation) {
@@ -141,7 +142,7 @@ func (r *Report) add(v Violation) {
 	r.Violations = append(r.Violations, v)
 }
 
-// shown reports whether one of the rules already has a violation of the name.
+// shown reports whether the report already has a violation of the name by one of the rules.
 func (r *Report) shown(name string, rules ...Rule) bool {
 	return slices.ContainsFunc(r.Violations, func(v Violation) bool { return v.Name == name && slices.Contains(rules, v.Rule) })
 }
@@ -194,8 +195,8 @@ func (r *Report) Summary(w io.Writer) error {
 	return tw.Flush()
 }
 
-// Explain writes each violation with its cause and its excerpt: first the plain findings,
-// then the model's.
+// Explain writes each violation with its cause and its excerpt. The findings of the model
+// come last.
 func (r *Report) Explain(w io.Writer) error {
 	var b strings.Builder
 	for _, model := range []bool{false, true} {

@@ -18,18 +18,19 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The names of a run's files in its directory: of the round that broke a rule, or else of
-// the last round.
+// The names of the files in a run's directory. They show the round that broke a rule, or
+// else the last round.
 const (
 	HistoryFile = "history.jsonl"
 	PageFile    = "report.html"
 )
 
 // Run runs a torture test of a store and judges its history. It ends after the first round
-// that breaks a rule. An error means that the check could not be carried out; a store that
-// breaks a rule gives a Report that is not OK. The error of a store that does not answer a
-// first look matches holdfast.ErrUnavailable, of one that refuses it holdfast.ErrRefused.
-// When ctx ends, Run stops the workers and returns the cause, without judging their round.
+// that breaks a rule. An error means that Run could not carry out the check. For a store
+// that breaks a rule, Run returns a Report that is not OK. If the store cannot be reached
+// at the start, the error matches holdfast.ErrUnavailable. If the store refuses the client,
+// the error matches holdfast.ErrRefused. When ctx ends, Run stops the workers and returns
+// the cause, without judging their round.
 func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -86,11 +87,11 @@ type run struct {
 	work, regs, dir string
 	command         []string
 	began           time.Time
-	// tokens are the largest of earlier rounds.
+	// tokens has the largest token of each name in earlier rounds.
 	tokens map[string]uint64
 
 	mu   sync.Mutex
-	done int // faults
+	done int // the number of faults so far
 	last string
 }
 
@@ -136,7 +137,7 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 	}
 }
 
-// kinds are the faults that apply.
+// kinds returns the kinds of faults that apply to the store. It repeats frequent kinds.
 func (r *run) kinds(s driver.Store, g *driver.Guarantees) []string {
 	kinds := append([]string(nil), workerFaults...)
 	if r.target.URL != "" {
@@ -181,7 +182,7 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	return slices.Compact((&run{target: t}).kinds(s, &g)), nil
 }
 
-// round runs one history, from an empty store to an empty store.
+// round runs the workers for one round, judges the history, and keeps it.
 func (r *run) round(ctx context.Context, number int, length time.Duration, kinds []string, s driver.Store, g *driver.Guarantees) (*Report, error) {
 	dir := filepath.Join(r.work, fmt.Sprintf("round-%d", number))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -194,7 +195,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	}
 	shown := *r.cfg
 	shown.URL = redacted(shown.URL)
-	plan, _ := json.Marshal(shown) // plain data
+	plan, _ := json.Marshal(shown) // has no type that Marshal refuses
 	log.Add(Event{K: kindRun, Note: string(plan), Store: g})
 	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
@@ -243,7 +244,7 @@ func redacted(raw string) string {
 	return u.Redacted()
 }
 
-// runFaults carries out the plan of faults, and leaves the round a quiet end.
+// runFaults injects the planned faults. Then it waits without faults until the round ends.
 func (r *run) runFaults(caller context.Context, c *crew, number int, length time.Duration, kinds []string) error {
 	began := time.Now()
 	quiet := settle(r.cfg.TTL, length)
@@ -304,7 +305,7 @@ func (r *run) runFaults(caller context.Context, c *crew, number int, length time
 // lookWithin limits the first look at a store.
 const lookWithin = 10 * time.Second
 
-// firstLook opens the store and looks at it, so that a run against an unreachable store
+// firstLook opens the store and reads from it, so that a run against an unreachable store
 // fails at once.
 func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookWithin)
@@ -328,8 +329,8 @@ func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, e
 	return s, g, nil
 }
 
-// storeError gives an error of a store, raw or classified, the meaning of the library's
-// errors. s is nil if the store could not be opened.
+// storeError wraps an error of a store, raw or classified, in the library's error of the
+// same meaning. s is nil if the store could not be opened.
 func storeError(s driver.Store, err error) error {
 	kind := holdfast.ErrUnavailable
 	code := driver.CodeOf(err)
@@ -368,8 +369,8 @@ func (r *run) progress(c *crew, number int) {
 	r.cfg.Progress(p)
 }
 
-// lookForLeftovers looks at the store after the end of all workers. A killed worker may
-// leave a grant for as long as its TTL.
+// lookForLeftovers records what remains at the store after all workers have ended. It waits
+// first, because a killed worker may leave a grant until its TTL has passed.
 func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, dir string) {
 	lease := r.cfg.longest(g) + r.cfg.TTL
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second+lease)
@@ -415,8 +416,8 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 	}
 }
 
-// compareTokens compares a round's tokens with those of earlier rounds. Between rounds all
-// clients ended.
+// compareTokens requires that a round's tokens exceed those of earlier rounds. All clients
+// end between two rounds.
 func (r *run) compareTokens(report *Report, events []Event) {
 	c, err := collect(events)
 	if err != nil {
@@ -425,7 +426,7 @@ func (r *run) compareTokens(report *Report, events []Event) {
 	largest := map[string]uint64{}
 	for name, h := range c.names {
 		for _, q := range h.requests {
-			// An answer may come long after the grant was made in a store that was rewound.
+			// A rewound store repeats tokens. Its grant may be much older than the answer.
 			if q.token == 0 || c.rewound(q.sent, q.answer) {
 				continue
 			}

@@ -13,7 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// The databases, by recipe. Without a recipe the store uses its default.
+// init adds each database with each of its recipes. The empty recipe selects the store's
+// default.
 func init() {
 	for name, start := range map[string]func(ctx context.Context, recipe string) (*Target, error){
 		"mysql": mysqlTarget, "mariadb": mariadbTarget, "postgres": postgresTarget,
@@ -29,7 +30,7 @@ func init() {
 }
 
 // clientUser is the clients' user on MariaDB and PostgreSQL. It has exactly the rights that
-// docs/sql.md lists; in particular it cannot write on a read-only server.
+// docs/sql.md lists. In particular, it cannot write on a read-only server.
 const clientUser = "client"
 
 // primary is the present primary of a database.
@@ -40,7 +41,8 @@ type primary interface {
 	Restart(context.Context) error
 }
 
-// primaryFaults kill and stop the server that now returns.
+// primaryFaults returns the faults that kill and stop the present primary, which now
+// returns.
 func primaryFaults(now func() primary) []StoreFault {
 	return []StoreFault{
 		{Kind: "kill-server", Begin: func(context.Context, Fault) error { now().Kill(); return nil },
@@ -50,9 +52,9 @@ func primaryFaults(now func() primary) []StoreFault {
 	}
 }
 
-// sqlFaults joins the faults of the servers with those of their proxies: a server may be down
-// while its proxy injects a fault. Grants end with their session, when the server or the
-// connection fails. Leases do not.
+// sqlFaults joins the faults of the servers with those of their proxies. A server may be
+// down while its proxy injects a fault. Grants of most recipes end with their session, when
+// the server or the connection fails. The leases of the recipe optimistic do not.
 func sqlFaults(recipe string, ofServers []StoreFault, proxies ...*servers.Proxy) []StoreFault {
 	all := append(oneAtATime(ofServers), oneAtATime(proxyFaults(proxies...))...)
 	for i := range all {
@@ -75,7 +77,7 @@ func initialise(ctx context.Context, address string) error {
 	return i.Init(ctx)
 }
 
-// execSQL runs statements on one connection that does not use the proxy.
+// execSQL runs statements on one connection that bypasses the proxy.
 func execSQL(ctx context.Context, driver, dsn string, statements ...string) error {
 	db, err := sql.Open(driver, dsn)
 	if err != nil {
@@ -95,7 +97,7 @@ func execSQL(ctx context.Context, driver, dsn string, statements ...string) erro
 	return nil
 }
 
-// querySQL reads one value like execSQL.
+// querySQL reads one value on a connection that bypasses the proxy.
 func querySQL(ctx context.Context, driver, dsn, query string, to any) error {
 	db, err := sql.Open(driver, dsn)
 	if err != nil {
@@ -108,8 +110,8 @@ func querySQL(ctx context.Context, driver, dsn, query string, to any) error {
 // coordinators is the number of sessions of the run's own client.
 const coordinators = 3
 
-// sessionsLeft waits until only the run's own sessions are left at the primary and at most most
-// at the replica. count returns the numbers.
+// sessionsLeft returns a Target's Left. It waits until the primary has only the run's own
+// sessions, and the replica at most most sessions. count returns the two numbers.
 func sessionsLeft(most int, count func(context.Context) (primary, replica int, err error)) func(context.Context) ([]string, error) {
 	return leftSoon(15*time.Second, func(ctx context.Context) ([]string, error) {
 		primary, replica, err := count(ctx)

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// oneAtATime serialises the faults of a store: a killed server cannot be stopped. It leaves
-// time to work between two faults.
+// oneAtATime admits one fault of a store at a time, because for example a killed server
+// cannot be stopped. Between two faults it leaves the workers time.
 func oneAtATime(all []StoreFault) []StoreFault {
 	var mu sync.Mutex
 	var busy bool
@@ -50,7 +50,7 @@ func oneAtATime(all []StoreFault) []StoreFault {
 	return all
 }
 
-// proxyFaults disturb the proxies of the servers: one of them or, every third time, all.
+// proxyFaults disturb one of the servers' proxies or, in a third of the cases, all of them.
 func proxyFaults(ps ...*servers.Proxy) []StoreFault {
 	fault := func(kind string, disturb func(*servers.Proxy, Fault) error) StoreFault {
 		each := func(do func(*servers.Proxy, Fault) error) func(context.Context, Fault) error {
@@ -76,16 +76,16 @@ func proxyFaults(ps ...*servers.Proxy) []StoreFault {
 	}
 }
 
-// Refusal is one command inside a step that a server refuses from Begin to End, while it
-// executes the others. Reasons are a missing right, a slot that is being moved, or a full
-// memory.
+// Refusal describes one command that a server refuses between Begin and End. The server
+// executes the other commands of the same step. A missing right, a slot that is being
+// moved, or a full memory can cause that.
 type Refusal struct {
-	// Command names it.
+	// Command is the name of the command.
 	Command    string
 	Begin, End func(context.Context) error
 }
 
-// Refusals returns the fault of a target that refuses one command at a time.
+// Refusals returns a fault that refuses one of the commands at a time.
 func Refusals(all ...Refusal) StoreFault {
 	one := func(f Fault) *Refusal { return &all[f.N%len(all)] }
 	return StoreFault{
@@ -96,13 +96,13 @@ func Refusals(all ...Refusal) StoreFault {
 	}
 }
 
-// serverFaults stop and kill servers that keep what they have acknowledged: any of them, and
-// the one that leader finds.
+// serverFaults pause and kill servers that keep what they have acknowledged. They also kill
+// the server that leader returns, unless leader is nil.
 func serverFaults(members []*servers.Server, leader func(context.Context) *servers.Server) []StoreFault {
 	one := func(f Fault) *servers.Server { return members[f.N%len(members)] }
 	var killed *servers.Server
 	kill := func(s *servers.Server) error {
-		if killed = s; s != nil { // else there is no leader now
+		if killed = s; s != nil { // nil: there is no leader now
 			s.Kill()
 		}
 		return nil

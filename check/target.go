@@ -20,15 +20,16 @@ import (
 type Target struct {
 	// URL is the URL that worker processes and the coordinator open.
 	URL string
-	// ofWorker, unless nil, returns the URL of a worker process, to the same store.
+	// ofWorker, unless it is nil, returns the URL for a worker process. All these URLs lead
+	// to the same store.
 	ofWorker func(worker int) string
 	// Open opens an independent client in this process. If it is set and URL is empty,
 	// workers are goroutines, each with a client and a Locker.
 	Open func(context.Context) (driver.Store, error)
 	// Faults are the faults of the store itself.
 	Faults []StoreFault
-	// Left lists what remains at the store after all clients ended, beside what List shows;
-	// nil if there is nothing to inspect.
+	// Left lists what remains at the store after all clients ended, in addition to what
+	// List returns. It is nil if there is nothing more to inspect.
 	Left func(context.Context) ([]string, error)
 	// Close ends the store, if this run has started it.
 	Close func() error
@@ -49,8 +50,9 @@ func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 	return opener(t.URL, c.Namespace)
 }
 
-// leftSoon returns a Left that repeats look until nothing is left, for at most d: sessions,
-// queues and tombstones expire soon, and a look may fail during an election.
+// leftSoon returns a Left that repeats look until nothing remains, for at most d. It
+// repeats look because sessions, queues and tombstones expire soon, and because look may
+// fail during an election.
 func leftSoon(d time.Duration, look func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) ([]string, error) {
 		for end := time.Now().Add(d); ; lasts(ctx, 50*time.Millisecond) {
@@ -65,27 +67,31 @@ func leftSoon(d time.Duration, look func(context.Context) ([]string, error)) fun
 // StoreFault is a fault of a store.
 type StoreFault struct {
 	Kind string
-	// Early: the fault may take grants away before their TTL, within what the store's
-	// guarantees declare: grants of Fault.Name, or with All of every name.
+	// Early reports whether the fault may take grants away before their TTL, within what
+	// the store's guarantees declare. All extends that from the grants of Fault.Name to
+	// those of every name.
 	Early, All bool
-	// Takes, unless 0, limits the grants that an Early fault may take away: those requested
-	// within Takes of its beginning. Later grants must stand.
+	// Takes, unless it is 0, limits which grants an Early fault may take away: only those
+	// requested within Takes of its beginning. Later grants must stand.
 	Takes time.Duration
-	// Rewinds: the fault brings the store back to an earlier state. After the declared
-	// notice, and not before, new tokens again exceed the tokens from before the fault.
+	// Rewinds reports whether the fault brings the store back to an earlier state. Only
+	// after the declared notice do new tokens again exceed the tokens from before the
+	// fault.
 	Rewinds bool
-	// Loses: the store may lose writes that it acknowledged just before the fault or
-	// meanwhile, as in a failover: a release, a queue entry, the rollback of a request. A
-	// fault that Rewinds loses them, too.
+	// Loses reports whether the store may lose writes that it acknowledged during the fault
+	// or just before it, as in a failover. Such a write is a release, a queue entry, or the
+	// rollback of a request. A fault that Rewinds also loses them.
 	Loses bool
-	// Often is how often the plan has the fault while it has most others once; 0 counts as 1.
+	// Often is the weight of the fault in the plan: most faults have weight 1, and 0 counts
+	// as 1.
 	Often int
-	// Detail, unless nil, describes in a few words the present fault: the refused command,
-	// the stopped server.
+	// Detail, unless it is nil, describes the present fault in a few words: the refused
+	// command, the stopped server.
 	Detail func(Fault) string
-	// Admit, unless nil, reports whether the fault can begin now; if not, it is left out.
+	// Admit, unless it is nil, reports whether the fault can begin now. If it cannot, the
+	// check skips it.
 	Admit func(Fault) bool
-	// Begin begins the fault, and End, unless nil, ends it.
+	// Begin begins the fault. End, unless it is nil, ends the fault.
 	Begin, End func(context.Context, Fault) error
 }
 
@@ -93,15 +99,16 @@ type StoreFault struct {
 var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 	"memory": memoryTarget,
 	"file":   fileTarget,
-	// With quicker heartbeats than usual the shortest lease is a second.
+	// The shorter heartbeats make the shortest lease one second.
 	"etcd":         etcdTarget(1, 20*time.Millisecond),
 	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
 
 	"redis-plain": redisLayoutTarget("plain"), "redis-redisson": redisLayoutTarget("redisson"), "redis-redisson-fair": redisLayoutTarget("redisson-fair"),
 	"redis-redisson-rw": redisLayoutTarget("redisson-rw"), "redis-redisson-spin": redisLayoutTarget("redisson-spin"),
-	// Its tokens begin again without data.
+	// If the server loses its data, the tokens of this layout begin again.
 	"redis-redisson-fenced": redisLayoutTarget("redisson-fenced", "flush", "restart-empty", "evict-keys"),
-	// A part of a semaphore that is evicted takes permits with it for good.
+	// If the server evicts a part of a semaphore, the semaphore never gets the permits
+	// back.
 	"redis-redisson-semaphore": redisLayoutTarget("redisson-semaphore", "evict-keys"), "redis-redisson-permits": redisLayoutTarget("redisson-permits", "evict-keys"),
 	"redis": redisTarget, "redis-replicas": redisReplicasTarget, "redis-sentinel": redisSentinelTarget, "redis-cluster": redisClusterTarget,
 }
@@ -109,8 +116,8 @@ var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 // Locals lists the stores that a run can start for itself.
 func Locals() []string { return slices.Sorted(maps.Keys(locals)) }
 
-// StartLocal starts one of Locals in a directory, for a caller that changes it: a Config's
-// Target. The caller ends it with Close.
+// StartLocal starts one of Locals in a directory, for a caller that changes the Target
+// before it puts it into a Config. The caller ends the Target with its Close.
 func StartLocal(ctx context.Context, local, dir string) (*Target, error) {
 	begin, ok := locals[local]
 	if !ok {
@@ -132,7 +139,7 @@ func (c *Config) target(ctx context.Context, dir string) (*Target, error) {
 	return &Target{URL: c.URL}, nil
 }
 
-// memoryTarget is a store in this process, and its script.
+// memoryTarget returns a store in this process, with the faults of its script.
 func memoryTarget(context.Context, string) (*Target, error) {
 	s := memstore.New()
 	script := s.Script()
@@ -163,7 +170,7 @@ func memoryTarget(context.Context, string) (*Target, error) {
 	}, nil
 }
 
-// fileTarget is a directory of locks.
+// fileTarget returns a store in a directory.
 func fileTarget(_ context.Context, dir string) (*Target, error) {
 	locks := filepath.Join(dir, "locks")
 	if err := os.MkdirAll(locks, 0o700); err != nil {
@@ -172,7 +179,7 @@ func fileTarget(_ context.Context, dir string) (*Target, error) {
 	return &Target{
 		URL: "file://" + locks,
 		Left: func(ctx context.Context) ([]string, error) {
-			// A new client removes what dead clients have left.
+			// The new client removes what dead clients have left.
 			s, err := filestore.Open(ctx, locks)
 			if err != nil {
 				return nil, err

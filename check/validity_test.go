@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestPauseBetweenReadingsKeepsValidity: a pause between the readings of the clock and of the
-// validity does not change the recorded end.
+// TestPauseBetweenReadingsKeepsValidity requires that a pause between the readings of the
+// clock and of the validity does not make the recorded end earlier.
 func TestPauseBetweenReadingsKeepsValidity(t *testing.T) {
 	const end = int64(time.Minute)
 	clock := int64(time.Second)
@@ -27,7 +27,7 @@ func TestPauseBetweenReadingsKeepsValidity(t *testing.T) {
 	if until, live := validUntil(func() int64 { return clock }, remaining); until != end || !live {
 		t.Errorf("valid until %s, %t; want %s", time.Duration(until), live, time.Duration(end))
 	}
-	// With a pause at every reading the end is never later.
+	// With a pause at every reading, the recorded end may be too early, but never too late.
 	for range 100 {
 		pauses = append(pauses, int64(time.Millisecond))
 	}
@@ -36,8 +36,8 @@ func TestPauseBetweenReadingsKeepsValidity(t *testing.T) {
 	}
 }
 
-// TestAliveRecordsValidity: alive records until when the lock is valid, as the event of a renewal.
-// The renewal's own event may come only after the lock has ended.
+// TestAliveRecordsValidity requires that alive records the validity of a living context.
+// The event of a renewal may come only after the lock has ended.
 func TestAliveRecordsValidity(t *testing.T) {
 	store := memstore.New()
 	defer store.Close(t.Context())

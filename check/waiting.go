@@ -11,10 +11,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// judgeOrder finds requests that were granted before an earlier one, if the store declares first
-// come, first served. A request is earlier if it had its queue entry before the other was sent.
-// Only queue entries of the store count, not the local queue of a Locker. A disturbed waiter may
-// have lost its entry and made a new one, so that entry proves nothing.
+// judgeOrder finds requests that were granted before an earlier one, if the store declares
+// the order FIFO. A request is earlier if it had its queue entry before the other was sent.
+// Only queue entries at the store count, not the local queue of a Locker. A waiter that a
+// fault disturbed may have lost its entry and made a new one, so judgeOrder ignores that
+// entry.
 func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	if c.guarantees.Order != driver.OrderFIFO {
 		return
@@ -31,7 +32,7 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	}
 	slices.SortFunc(queued, func(a, b *request) int { return cmp.Compare(a.placed, b.placed) })
 	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.sent, b.sent) })
-	var last *request // of the queue entries so far, the one that was served last
+	var last *request // the queue entry so far with the largest token
 	next := 0
 	for _, b := range all {
 		for next < len(queued) && queued[next].placed < b.sent {
@@ -48,18 +49,20 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	}
 }
 
-// grantedTogether reports whether two grants that may stand together were also answered together.
-// The order of their tokens then proves nothing. A store may grant both in one step and raise the
-// token of one when its client confirms it, above the tokens that the client has seen.
+// grantedTogether reports whether two non-exclusive grants were answered at about the same
+// time. The order of their tokens then proves nothing. A store may grant both in one step.
+// When a client confirms its grant, the store may raise that token above those that the
+// client has seen.
 func grantedTogether(a, b *request) bool {
 	return a.limit > driver.Exclusive && b.limit > driver.Exclusive && a.answer-b.answer <= int64(Slack)
 }
 
-// longest returns how long a waiter may wait for a free lock without a fault.
+// longest returns how long a waiter may wait for a free lock while there is no fault.
 func (c *collected) longest() time.Duration { return c.guarantees.Fallback + 4*Slack }
 
-// judgeWaiting finds waiters that were not served. It returns the handoff times in intervals
-// without a fault: from the last unlock to the grant of a waiter.
+// judgeWaiting finds waiters that were not served. It returns the handoff times in
+// intervals without a fault. A handoff time lasts from the last unlock to the grant of a
+// waiter.
 func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	for _, s := range h.sections {
 		if c.killed[s.worker] != 0 {
@@ -100,7 +103,7 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		}
 	}
 	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
-	// A grant has a section for each of its holders.
+	// A grant that was handed off has a section for each of its holders.
 	holders := map[uint64][]*section{}
 	grantOf := h.grantOf()
 	for _, s := range h.sections {
@@ -109,8 +112,8 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		}
 	}
 	var took []time.Duration
-	var free int64 // when the last of the earlier grants was unlocked
-	clean := true  // and whether all of them were
+	var free int64 // when the last holder of the earlier grants unlocked
+	clean := true  // every earlier holder unlocked without a loss or an error
 	var last *section
 	for _, q := range all {
 		if q.placed != 0 && clean && last != nil {
@@ -142,8 +145,9 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	return took
 }
 
-// mayStandUntil returns until when a request of unknown outcome may have a grant that no client has
-// received: until the client has undone it, which it repeats with a backoff, or until it has expired.
+// mayStandUntil returns the moment until which a request of unknown outcome may have a
+// grant that no client has received. Such a grant stands until the client has undone it,
+// or, if grants expire, for at most its TTL.
 func (q *request) mayStandUntil(expires bool) int64 {
 	if q.undone == 0 && expires {
 		return q.unknown + q.ttl
@@ -162,8 +166,8 @@ func (h *nameHistory) lastHolder() *section {
 	return last
 }
 
-// judgeWaking: if the store wakes waiters, a handoff does not take as long as their polling.
-// The median of many is reliable on a busy machine, too.
+// judgeWaking checks that a store that wakes waiters hands locks off faster than polling
+// would. It uses the median, because single handoffs are slow on a busy machine.
 func (c *collected) judgeWaking(r *Report, took []time.Duration) {
 	if len(took) == 0 {
 		return
@@ -178,7 +182,7 @@ func (c *collected) judgeWaking(r *Report, took []time.Duration) {
 	}
 }
 
-// leftBy returns the events of something left behind.
+// leftBy returns the events of the request that left something behind.
 func (c *collected) leftBy(e *Event) []Event {
 	if h := c.names[e.Name]; h != nil {
 		for _, q := range h.requests {

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// worker takes locks and works inside them. It is a process of its own, or a part of this
-// one.
+// worker takes locks and works inside them. It runs in a process of its own, or as
+// goroutines of this process.
 type worker struct {
 	cfg         *Config
 	round       int
@@ -26,7 +26,7 @@ type worker struct {
 	regs        registers
 	guarantees  driver.Guarantees
 
-	stop    chan struct{} // no new locks
+	stop    chan struct{} // closed when the worker takes no new locks
 	giveUp  context.Context
 	endWait context.CancelFunc
 	lanes   sync.WaitGroup
@@ -35,7 +35,7 @@ type worker struct {
 	gen     int
 	probe   *probe
 	locker  *holdfast.Locker
-	using   context.Context // the goroutines that use this Locker
+	using   context.Context // limits the requests through this Locker
 	end     context.CancelFunc
 	closers sync.WaitGroup
 	gone    []client // the clients that vanished
@@ -108,7 +108,7 @@ func (w *worker) start(ctx context.Context) error {
 // renewClient gives the worker a new client and Locker in place of the old ones.
 func (w *worker) renewClient(ctx context.Context) error {
 	s, err := w.open(ctx)
-	// The server may be demoted now, and refuse clients until another is promoted.
+	// The server may be demoted now, and refuses clients until another server is promoted.
 	for end := time.Now().Add(startTime); err != nil && time.Now().Before(end); {
 		time.Sleep(50 * time.Millisecond)
 		s, err = w.open(ctx)
@@ -117,7 +117,7 @@ func (w *worker) renewClient(ctx context.Context) error {
 		return err
 	}
 	w.mu.Lock()
-	gen := w.gen + 1 // clients are replaced one at a time
+	gen := w.gen + 1 // only one goroutine at a time replaces the client
 	w.mu.Unlock()
 	p := newProbe(s, w.log, gen)
 	l, err := holdfast.New(p.store(), holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
@@ -158,7 +158,7 @@ func (w *worker) vanish(ctx context.Context) error {
 	return w.renewClient(ctx)
 }
 
-// shut closes a Locker and checks what it has left.
+// shut closes a Locker and records what it has left at the store.
 func (w *worker) shut(p *probe, l *holdfast.Locker) {
 	p.heal()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*w.waitTimeout())
@@ -171,11 +171,11 @@ func (w *worker) shut(p *probe, l *holdfast.Locker) {
 			w.log.Add(e)
 		}
 	}
-	_ = p.Store.Close(ctx) // the coordinator finds what this client leaves
+	_ = p.Store.Close(ctx) // the coordinator records what this client leaves
 }
 
-// finish ends the work: it takes no new locks, serves the waiters until waitTimeout, and
-// closes the Locker.
+// finish ends the work: the worker takes no new locks, lets its waiters wait until
+// waitTimeout, and closes the Locker.
 func (w *worker) finish() {
 	close(w.stop)
 	done := make(chan struct{})
@@ -190,7 +190,7 @@ func (w *worker) finish() {
 		select {
 		case <-done:
 		case <-time.After(w.waitTimeout()):
-			// An Unlock hangs; the history shows it.
+			// An Unlock hangs. Its missing event shows that in the history.
 		}
 	}
 	w.endWait()
@@ -201,9 +201,9 @@ func (w *worker) finish() {
 	for _, c := range gone {
 		c.probe.end()
 		ctx, cancel := context.WithTimeout(context.Background(), w.waitTimeout())
-		_ = c.locker.Close(ctx) // the store itself keeps its state of the client
+		_ = c.locker.Close(ctx) // the probe sends nothing, so the store keeps the client's state
 		if w.guarantees.Crash == driver.CrashFreesAfterTTL {
-			_ = c.probe.Store.Close(ctx) // the store receives nothing of this either: only the connections are closed
+			_ = c.probe.Store.Close(ctx) // closes the connections; the store receives no request
 		}
 		cancel()
 	}
@@ -223,7 +223,7 @@ func (w *worker) inject(ctx context.Context, f Fault) error {
 	case faultDrop:
 		p.drop(1 + f.N%3)
 	case faultDelay:
-		// Shorter than the request timeout, which is a third of the TTL.
+		// The delay is shorter than the request timeout, which is a third of the TTL.
 		out, in := w.cfg.TTL*time.Duration(f.N%16)/100, w.cfg.TTL*time.Duration(f.N%15)/100
 		p.delay(out, in)
 	case faultClose:
@@ -254,8 +254,8 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 		return
 	}
 	if e.Kind == holdfast.EventLost {
-		// The goroutine of the holder records the end, too. On a busy machine it may run
-		// seconds later; the context has ended now at the latest.
+		// The holder's goroutine records the loss, too, but on a busy machine it may run
+		// seconds later. The hook records the loss here if the context has ended.
 		if held.lock.Context().Err() != nil {
 			h.w.log.Add(Event{K: kindLost, Name: e.Name, Op: held.op, Token: e.Token, Cause: string(e.Cause)})
 		}
@@ -266,12 +266,13 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// validity returns until when a lock is certainly valid: 0 for no end.
+// validity returns the moment until which a lock is certainly valid, or 0 if it has no end.
 func validity(k *holdfast.Lock) (until int64, live bool) { return validUntil(Now, k.Remaining) }
 
-// validUntil reads the clock first, so that a pause makes the result earlier and never
-// later. It reads again after a pause: otherwise a holder that continues until the true end
-// would seem to continue after it.
+// validUntil reads the clock before the remaining validity. So a pause between the two
+// makes the result earlier and never later. After a pause it reads both again. Otherwise
+// the history would show a holder that continues after its validity, although the real
+// validity had not ended.
 func validUntil(now func() int64, remaining func() time.Duration) (until int64, live bool) {
 	for range 10 {
 		began := now()
@@ -345,7 +346,7 @@ func (w *worker) take(s Step) {
 	w.mu.Unlock()
 	until, live := validity(k)
 	if !live {
-		until = Now() // the context ended before this look
+		until = Now() // the context ended before validity read it
 	}
 	for _, g := range grants {
 		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
@@ -356,7 +357,7 @@ func (w *worker) take(s Step) {
 			w.log.Add(e)
 		}
 	}
-	// ended records once that the lock was lost.
+	// ended records the loss of the lock once.
 	recorded := false
 	ended := func() {
 		lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context()))
@@ -387,9 +388,9 @@ func short(err error) string {
 	return text
 }
 
-// workInside reads the registers, holds the lock, and writes one more, while the lock's
-// context lives. An exclusive lock writes the register of its name, a permit that of its
-// slot. Shared locks do not write.
+// workInside reads the register, holds the lock, and writes the value plus one, as long as
+// the lock's context lives. An exclusive lock uses the register of its name, and a permit
+// that of its slot. Shared locks do not write.
 func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	res := g.Name
 	if s.Limit != driver.Exclusive {
@@ -450,8 +451,9 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, 
 	}
 }
 
-// alive checks the context. If it lives, alive records that with the moment before the check
-// and the validity of that moment. The event of a renewal that just happened may come later.
+// alive checks whether the lock's context lives. If so, it records the moment before the
+// check, and the validity of that moment. The event of a renewal that just happened may
+// come later.
 func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 	now := Now()
 	if k.Context().Err() != nil {
@@ -464,8 +466,9 @@ func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 	return true
 }
 
-// hold keeps the lock for a while, until it ends (unless the work is careless), or until the
-// worker gets the order to finish. It checks at intervals whether the context lives.
+// hold keeps the lock for the step's time. It returns early if the worker must finish, or
+// if the lock ends and the work is not careless. At intervals it records whether the
+// context lives.
 func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	if s.Hold <= 0 {
 		return
@@ -488,7 +491,7 @@ func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended 
 			}
 			done = nil
 		case <-look.C:
-			// This check ends a context whose validity has ended.
+			// The check ends a context whose validity has ended.
 			if done != nil {
 				w.alive(k, g, op)
 			}

@@ -24,24 +24,24 @@ func init() {
 // check.
 const zookeeperTick = 50 * time.Millisecond
 
-// zookeeperConfig has servers soon remove the directories of idle names, whose nodes are then numbered
-// from 0 again.
+// zookeeperConfig makes servers remove the directories of idle names soon. The nodes of
+// such a name are then numbered from 0 again.
 var zookeeperConfig = servers.ZooKeeperConfig{Tick: zookeeperTick, Java: []string{"-Dznode.container.checkIntervalMs=500"}}
 
-// beyondSession is longer than the sessions of a check with the default TTL. Paused leaders
-// and stalled disks last that long.
+// beyondSession is longer than the sessions of a check with the default TTL. Pauses of
+// leaders and stalls of disks last that long.
 const beyondSession = DefaultTTL + 8*zookeeperTick
 
-// The user of a check has the rights that docs/zookeeper.md lists for the root. The nodes
-// that it makes give it every right.
+// The user of a check has the rights that docs/zookeeper.md lists for the root. On the
+// nodes that it creates the user has every right.
 const (
 	zookeeperUser     = "check"
 	zookeeperPassword = "rights"
 	rootRights        = servers.RightCreate | servers.RightRead
 )
 
-// zookeeperTarget is one server that keeps its data, behind a proxy, with a user that has
-// exactly the documented rights.
+// zookeeperTarget starts one server that keeps its data, behind a proxy. Clients are a user
+// that has exactly the documented rights.
 func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {
@@ -81,7 +81,7 @@ func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// atLeast makes a fault last at least that long.
+// atLeast returns the fault f with a duration of at least d.
 func atLeast(d time.Duration, f StoreFault) StoreFault {
 	var began time.Time
 	begin, end := f.Begin, f.End
@@ -93,14 +93,15 @@ func atLeast(d time.Duration, f StoreFault) StoreFault {
 	return f
 }
 
-// restore restores a server from a backup that was made after the last restore: later
-// sessions, locks and transactions are gone.
+// restore restores a server from a backup that was made after the last restore. The
+// sessions, locks and transactions since the backup are gone.
 func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
 	n := 0
 	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
 	return StoreFault{
 		Kind: "restore-backup", Early: true, All: true, Rewinds: true,
-		// The round may end meanwhile: the server is needed after it.
+		// The restore must complete even if the round ends, because the server is needed
+		// after the round.
 		Begin: func(ctx context.Context, _ Fault) error { return z.Restore(context.WithoutCancel(ctx), backup()) },
 		End: func(context.Context, Fault) error {
 			n++
@@ -109,8 +110,8 @@ func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
 	}, z.Backup(backup())
 }
 
-// revokeRight takes from the user one right to one of the nodes that locks need: to the
-// root, with the sessions' guards, or to a name.
+// revokeRight takes one of the user's rights on a node away. The node is the root, the
+// parent of the sessions' guards, or the node of a name.
 func revokeRight(z *servers.ZooKeeper) StoreFault {
 	rights := []int32{servers.RightCreate, servers.RightDelete, servers.RightRead, servers.RightWrite}
 	give := func(ctx context.Context, path string, rights int32) error {
@@ -138,8 +139,8 @@ func revokeRight(z *servers.ZooKeeper) StoreFault {
 	}
 }
 
-// stallDisk stops a server's writes for longer than sessions live, if the system can do
-// that.
+// stallDisk stops a server's writes for longer than sessions last, if this system can stall
+// a disk.
 func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreFault {
 	if runtime.GOOS != "linux" {
 		return nil
@@ -157,14 +158,14 @@ func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreF
 	})}
 }
 
-// ensembleTarget is three servers. The URL of the clients has all of them.
+// ensembleTarget starts three servers. The URL of the clients has the addresses of all.
 func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	e, err := servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {
 		return nil, err
 	}
 	var hit []*servers.ZooKeeper
-	// again restores the servers that were hit, and waits for a leader.
+	// again calls back for the servers that a fault hit, and waits for a leader.
 	again := func(back func(context.Context, *servers.ZooKeeper) error) func(context.Context, Fault) error {
 		return func(ctx context.Context, _ Fault) error {
 			var errs []error
@@ -219,8 +220,8 @@ func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// ephemerals returns how to list the remaining nodes of sessions, after killed sessions had the
-// time to expire.
+// ephemerals returns a Target's Left that lists the remaining nodes of sessions. It waits,
+// because the sessions of killed workers must expire first.
 func ephemerals(which func(context.Context) (*servers.ZooKeeper, error)) func(context.Context) ([]string, error) {
 	return leftSoon(6*time.Second, func(ctx context.Context) (left []string, err error) {
 		z, err := which(ctx)
@@ -230,7 +231,7 @@ func ephemerals(which func(context.Context) (*servers.ZooKeeper, error)) func(co
 		said, err := z.Command(ctx, "dump")
 		_, nodes, _ := strings.Cut(said, "Sessions with Ephemerals")
 		for line := range strings.Lines(nodes) {
-			// The run's own client has a session, and its guard.
+			// The guard below /check/@ belongs to the session of the run's own client.
 			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") && !strings.HasPrefix(line, "/check/@/") {
 				left = append(left, line)
 			}
