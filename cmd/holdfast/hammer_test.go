@@ -12,15 +12,16 @@ import (
 	"time"
 )
 
-// critical reads, adds and writes without protection of its own. Its mkdir shows an overlap.
+// critical is a script that increments a counter without protection of its own. Its mkdir fails
+// if two runs overlap.
 const critical = `mkdir inside || { echo overlap >>overlaps; exit 9; }
 read n <count
 echo $((n + 1)) >count
 echo $HOLDFAST_TOKEN >>tokens
 rmdir inside || exit 8`
 
-// TestManyRunsExclude: 16 processes make 2,000 runs around an unprotected addition. There
-// are fewer if processes start slowly.
+// TestManyRunsExclude starts 16 processes that together run the script critical 2,000 times.
+// It makes fewer runs with -short and under the race detector, where processes start slowly.
 func TestManyRunsExclude(t *testing.T) {
 	workers, runs := 16, 125
 	if testing.Short() || raceEnabled {
@@ -66,7 +67,8 @@ func TestManyRunsExclude(t *testing.T) {
 	}
 }
 
-// BenchmarkRun measures a run as a process, beside flock(1), which does much less.
+// BenchmarkRun measures a whole process of holdfast run. For comparison it measures flock(1),
+// which does much less.
 func BenchmarkRun(b *testing.B) {
 	flock, err := exec.LookPath("flock")
 	if err != nil {
@@ -87,7 +89,7 @@ func BenchmarkRun(b *testing.B) {
 	cost(ours)
 	var a, f time.Duration
 	for b.Loop() {
-		// In turn, so that a busy machine slows both.
+		// The two alternate, so that a busy machine slows both.
 		a += cost(ours)
 		f += cost(theirs)
 	}
