@@ -16,18 +16,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An actor is a command, or a part of one. Its arguments select its behaviour. It
-// ends when no process has the FIFO named hold open for writing:
+// An actor is the command under a lock, or a process that the command has started. It
+// ends when no process has the FIFO named hold open for writing. Its arguments select its
+// behaviour:
 //
 //	ends     on HUP, INT and TERM, with status 5
 //	ignores  HUP, INT and TERM
 //	closes   all files except the standard streams, as a daemon does
 //	leaves   a child of the following words behind, and ends with status 3 when
 //	         it reads a line
-//	daemon   the same, but with a grandchild in a new session
+//	daemon   like leaves, but leaves a grandchild in a new session
 //
-// It prints "ready" when it is ready. A witness finds it by the mark of its test in
-// its environment.
+// An actor prints "ready" when it has opened the FIFO. A witness finds the actors of a test
+// by the test's mark in their environment.
 const (
 	roleActor   = "actor"
 	roleWitness = "witness"
@@ -58,7 +59,7 @@ func playActor(words []string) int {
 	}
 	fmt.Println("ready", os.Getpid())
 	if words[0] == "closes" {
-		// Its standard streams carry no message either.
+		// Like a daemon, this actor also closes its standard streams.
 		null, _ := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 		for fd := range 3 {
 			_ = unix.Dup2(int(null.Fd()), fd)
@@ -72,7 +73,7 @@ func playActor(words []string) int {
 func leave(words []string, daemon bool) int {
 	c := exec.Command(os.Args[0], words...)
 	if daemon {
-		// The process between them ends as soon as its child is ready.
+		// The child starts the grandchild, and ends as soon as the grandchild is ready.
 		c.Args = append([]string{os.Args[0], "child"}, words...)
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	}
@@ -94,14 +95,14 @@ func leave(words []string, daemon bool) int {
 	}
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	if daemon {
-		_ = c.Wait() // before the line, so that no test counts the process between them
+		_ = c.Wait() // before the line is printed, so that no test counts the child
 	}
 	fmt.Print(line)
 	if os.Args[1] == "child" {
 		return 0
 	}
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
-		// No process is left that could report.
+		// The test has closed the input without a line. This actor waits for the FIFO's end.
 		if hold, err := os.Open("hold"); err == nil {
 			_, _ = io.Copy(io.Discard, hold)
 		}

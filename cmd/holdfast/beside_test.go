@@ -21,7 +21,7 @@ type tool struct {
 	hold  []string // the words before the command
 	try   []string // without waiting
 	wait  func(s *stage, p *process)
-	waits func(p *process) bool // whether it still waits
+	waits func(p *process) bool // reports whether the process still waits
 }
 
 var holdfastTool = tool{
@@ -29,7 +29,7 @@ var holdfastTool = tool{
 	hold:  []string{"$holdfast", "run", "--grace", "200ms", "x", "--"},
 	try:   []string{"$holdfast", "run", "--try", "x", "--"},
 	wait:  func(s *stage, _ *process) { awaitQueue(s.t, s.locker(), 1) },
-	waits: func(*process) bool { return false }, // it ends together with every process that it waits for
+	waits: func(*process) bool { return false }, // flock ends together with every process that it waits for
 }
 
 var flockTool = tool{
@@ -81,7 +81,7 @@ type situation struct {
 	what  string
 	words []string
 	event func(s *stage, p *process)
-	// goesOn: holdfast run ends with the command, and not with the event.
+	// goesOn is set if holdfast run ends with the command, and not with the event.
 	goesOn bool
 	status func(s *stage, tool tool) string
 }
@@ -108,7 +108,8 @@ func piped(script, want string) func(*stage, tool) string {
 	}
 }
 
-// typed runs the tool in an interactive shell and types into what it runs.
+// typed runs the tool in an interactive shell. Then talk types into the command that the tool
+// runs.
 func typed(command string, talk func(p *process)) func(*stage, tool) string {
 	return func(s *stage, t tool) string {
 		s.t.Helper()
@@ -145,7 +146,7 @@ var situations = []situation{
 	{what: "input from a pipe", status: piped(`{ echo a; echo b; } | $tool cat; echo "status $?"`, "a\nb\n")},
 	{what: "the reader of the output has ended", status: piped(`{ $tool yes; echo "status $?" >status; } | head -n 1; cat status`, "y\n")},
 	{what: "`sh` on a terminal, left with 7", status: typed("sh", func(p *process) {
-		p.stdout.expectPart("outer:") // PS1 is in the environment
+		p.stdout.expectPart("outer:") // the inner shell inherits PS1
 		p.send("echo $((40 + 2)); exit 7")
 		p.stdout.expect("42")
 	})},
@@ -273,7 +274,7 @@ func TestBesideFlock(t *testing.T) {
 	const setuid = "SIGKILL to the tool; the command is another user's (set-uid)"
 	t.Run(setuid, func(t *testing.T) {
 		if os.Getuid() != 0 {
-			// An existing set-uid row stays.
+			// Without root this test cannot play the set-uid situation, so it keeps the row of the page.
 			for l := range strings.Lines(old) {
 				if strings.HasPrefix(l, "| "+setuid+" |") {
 					b.WriteString(l)

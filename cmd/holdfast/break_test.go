@@ -52,8 +52,8 @@ func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	}
 }
 
-// TestBreakWithStaleTokenBreaksNothing: break refuses the token of an earlier grant, and other wrong
-// tokens.
+// TestBreakWithStaleTokenBreaksNothing requires that break refuses the token of an earlier grant, and
+// other wrong tokens.
 func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	w := withStore(t)
 	before := w.start(append([]string{"run", "x"}, played()...)...)
@@ -108,7 +108,7 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 			t.Fatal("show prints no note")
 		}
 	}
-	// The wait of a second break may end before it has sent its request.
+	// The wait of this second break may end before break has sent its request.
 	r = w.run("break", "--wait", "20ms", "--token", token, "x")
 	r.expectStatus(t, 75)
 	if want := fmt.Sprintf("not broken: pid %d on ", pid); !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "it runs") {
@@ -134,8 +134,8 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 	}
 }
 
-// TestBreakRequestsConfirmation: on a terminal break requests a confirmation, and changes nothing
-// without it.
+// TestBreakRequestsConfirmation: on a terminal, break requests a confirmation. Without the
+// confirmation it changes nothing.
 func TestBreakRequestsConfirmation(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
@@ -180,7 +180,7 @@ func TestBreakRequestsConfirmation(t *testing.T) {
 }
 
 // TestBreakOfSeveralHoldersRequestsToken: a lock has two holders. Break requests a token, and ends
-// only that grant.
+// only the grant with that token.
 func TestBreakOfSeveralHoldersRequestsToken(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCheckOfLocalStoresHolds checks both local stores for a moment, and one by its URL. The
-// history and the page are in their directory.
+// TestCheckOfLocalStoresHolds checks both local stores for a short time, and one store by its URL.
+// The check writes its history and its page to the directory of --dir.
 func TestCheckOfLocalStoresHolds(t *testing.T) {
 	for _, local := range []string{"file", "memory"} {
 		t.Run(local, func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestCheckOfLocalStoresHolds(t *testing.T) {
 		})
 	}
 	w := withStore(t)
-	// A client that locks the same names elsewhere at the store does not disturb the check.
+	// A client that locks the same names in another namespace does not disturb the check.
 	lock, err := w.locker().Lock(t.Context(), "name-0")
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ func init() {
 	driver.Register("hanging", func(context.Context, *url.URL, string) (driver.Store, error) { select {} })
 }
 
-// completions returns what a shell would offer.
+// completions returns the words that a shell would offer to complete args.
 func (w *world) completions(args ...string) []string {
 	w.t.Helper()
 	r := w.run(append([]string{"__complete"}, args...)...)
@@ -32,7 +32,8 @@ func (w *world) completions(args ...string) []string {
 	return lines[:len(lines)-1]
 }
 
-// TestCompleteOffersLockedNames: completion offers the names that are safe on a command line.
+// TestCompleteOffersLockedNames requires that completion offers the locked names that are safe on
+// a command line, and no others.
 func TestCompleteOffersLockedNames(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
@@ -68,7 +69,7 @@ func TestCompleteOffersLockedNames(t *testing.T) {
 	}
 }
 
-// TestCompletionOfHangingStoreEnds: completion ends although the store does not answer.
+// TestCompletionOfHangingStoreEnds requires that completion ends although the store does not answer.
 func TestCompletionOfHangingStoreEnds(t *testing.T) {
 	w := newWorld(t)
 	r := w.runScripted(nil, "__complete", "show", "--store", "hanging://x", "")
@@ -77,7 +78,7 @@ func TestCompletionOfHangingStoreEnds(t *testing.T) {
 	}
 }
 
-// TestShellsReadCompletionScripts: each shell reads its script without an error.
+// TestShellsReadCompletionScripts requires that each shell reads its script without an error.
 func TestShellsReadCompletionScripts(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "nightly"); err != nil {

@@ -31,7 +31,7 @@ func page(t *testing.T, name string) string {
 
 var fence = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
 
-// examples returns the fenced blocks of a page, by the text behind the fence.
+// examples returns the fenced blocks of a page, by the text after the opening fence.
 func examples(t *testing.T, name string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -41,7 +41,7 @@ func examples(t *testing.T, name string) map[string]string {
 	return all
 }
 
-// keys reads KEY=VALUE lines of one section.
+// keys returns the KEY=VALUE lines of one section of an INI file.
 func keys(ini, section string) map[string]string {
 	found, in := map[string]string{}, section == ""
 	for line := range strings.Lines(ini) {
@@ -75,7 +75,7 @@ func newDeployed(t *testing.T) *deployed {
 	return d
 }
 
-// here replaces the paths of an example by those of the test.
+// here replaces the paths in an example by the test's own paths.
 func (d *deployed) here(s string) string {
 	return strings.NewReplacer("/usr/local/bin", d.bin, "/etc/holdfast/store", d.path("store"),
 		"/home/reports/.config/holdfast/store", d.path("store")).Replace(s)
@@ -95,7 +95,7 @@ func (d *deployed) holds(job func() *exec.Cmd) {
 	if len(all.Locks) != 1 || all.Locks[0].Name != "nightly-report" || !all.Locks[0].Held {
 		d.t.Fatalf("after the report: %+v", all)
 	}
-	// A shell may precede holdfast.
+	// The signal goes to the process that holds the lock: first may be a shell that runs holdfast.
 	if err := syscall.Kill(all.Locks[0].Holders[0].PID, syscall.SIGTERM); err != nil {
 		d.t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestCrontabRunsUnderLock(t *testing.T) {
 	d.holds(func() *exec.Cmd { return exec.Command("/bin/sh", "-c", entry[1]) })
 }
 
-// TestCronJobRunsUnderLock runs the command of the container.
+// TestCronJobRunsUnderLock runs the command of the Kubernetes CronJob's container.
 func TestCronJobRunsUnderLock(t *testing.T) {
 	d := newDeployed(t)
 	var job struct {

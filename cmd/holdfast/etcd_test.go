@@ -14,11 +14,11 @@ import (
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// leased is a stage on an etcd. A grant there ends with its TTL, and the next waiter gets
-// the lock.
+// leased is a stage with an etcd server. A grant at this store expires after its TTL, and the
+// next waiter then gets the lock.
 type leased struct {
 	*stage
-	server, proxy string // the URL without the proxy, and through it
+	server, proxy string // the URLs: direct, and through the proxy
 	cut, heal     func()
 	locker        *holdfast.Locker
 }
@@ -50,7 +50,7 @@ func newLeased(t *testing.T) *leased {
 	return l
 }
 
-// begin starts a holder with an actor, and a waiter for its lock.
+// begin starts a holder whose command is an actor, and a waiter for its lock.
 func (l *leased) begin(words ...string) (holder, next *process) {
 	l.t.Helper()
 	holder = l.start(append([]string{"run", "--store", l.proxy, "--ttl", "3s", "--grace", "1s", "x", "--"}, l.actor(words...)...)...)
@@ -66,9 +66,9 @@ func (l *leased) wait() {
 	l.run("run", "--min-hold", "6s", "y", "--", "true").expectStatus(l.t, 0)
 }
 
-// TestLeaseStoreNeverHasTwoCommands: on a store with leases, the waiter gets the lock when
-// no process of the holder is left. That holds for every death or stop of the holder's
-// processes, and for a lost connection.
+// TestLeaseStoreNeverHasTwoCommands: on a store with leases, the waiter gets the lock only when
+// no process of the holder is left. The test kills or stops each process of the holder, and
+// cuts the connection.
 func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, l *leased){
 		"the front is killed": func(t *testing.T, l *leased) {
@@ -116,7 +116,7 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 				t.Errorf("status %d, want 74", got)
 			}
 		},
-		// The limit: no process is left that could end the command in time.
+		// This case shows the limit: no process is left that could end the command in time.
 		"both are stopped": func(t *testing.T, l *leased) {
 			holder, next := l.begin("ignores")
 			holder.signal(syscall.SIGSTOP)
@@ -141,8 +141,8 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 	}
 }
 
-// TestBreakOnLeaseStoreEndsCommand: where a grant can be taken away, break takes it away,
-// and its command ends.
+// TestBreakOnLeaseStoreEndsCommand: a store with leases can take a grant away. Break does so, and
+// the holder's command ends.
 func TestBreakOnLeaseStoreEndsCommand(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--force"}} {

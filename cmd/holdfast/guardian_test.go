@@ -48,7 +48,8 @@ func (s *stage) witness() []string {
 	return []string{"env", roleEnv + "=" + roleWitness, testBinary, s.mark}
 }
 
-// holder runs an actor under the lock x.
+// holder starts a run whose command is an actor, under the lock x. It returns when the actor is
+// ready.
 func (s *stage) holder(flags []string, words ...string) *process {
 	s.t.Helper()
 	args := append([]string{"run", "--grace", "200ms", "--ttl", "2s"}, flags...)
@@ -74,8 +75,8 @@ func (p *process) alone() {
 	}
 }
 
-// TestFrontKilled: SIGKILL to holdfast run ends its command, and the next command begins
-// only after that.
+// TestFrontKilled: SIGKILL kills the front. The command ends, and only then does the next
+// waiter's command begin.
 func TestFrontKilled(t *testing.T) {
 	for _, words := range [][]string{
 		{"ends"},
@@ -121,7 +122,7 @@ func TestFrontKilledWaiting(t *testing.T) {
 }
 
 // TestFrontKilledLingering: the front is killed during a minimum hold. The guardian keeps the
-// lock, and releases it at a signal.
+// lock, and releases it when it gets a signal.
 func TestFrontKilledLingering(t *testing.T) {
 	s := newStage(t)
 	p := s.start("run", "-v", "--min-hold", "1h", "x", "--", "true")
@@ -137,8 +138,8 @@ func TestFrontKilledLingering(t *testing.T) {
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
-// TestGuardianKilled: the front kills the command and all processes that it has started, and
-// reports that.
+// TestGuardianKilled: the guardian is killed. The front kills the command and all processes that
+// the command has started, and reports that.
 func TestGuardianKilled(t *testing.T) {
 	for _, words := range [][]string{
 		{"ignores"},
@@ -165,7 +166,7 @@ func TestGuardianKilled(t *testing.T) {
 	}
 }
 
-// TestGuardianKilledWaiting: the guardian is killed while it waits. No command runs.
+// TestGuardianKilledWaiting: the guardian is killed while it waits for the lock. No command runs.
 func TestGuardianKilledWaiting(t *testing.T) {
 	s := newStage(t)
 	s.holder(nil, "ends")
@@ -182,8 +183,8 @@ func TestGuardianKilledWaiting(t *testing.T) {
 	awaitQueue(t, l, 0)
 }
 
-// TestGuardianKilledAmongForeigners: a shell starts a job and then becomes the run, by exec.
-// The job does not belong to the command, and survives.
+// TestGuardianKilledAmongForeigners: a shell starts a job, and then executes holdfast run in its
+// own process. The job does not belong to the command. It survives when the guardian is killed.
 func TestGuardianKilledAmongForeigners(t *testing.T) {
 	s := newStage(t)
 	p := s.startCmd(exec.Command("sh", append([]string{"-c", `sh -c 'trap "exit 0" USR1; echo foreign $$; while :; do sleep 1; done' </dev/null &
@@ -220,8 +221,8 @@ func TestFrontStopped(t *testing.T) {
 	}
 }
 
-// TestFrontStoppedReleases: the next waiter gets the lock when the command has ended, although
-// the front is still stopped.
+// TestFrontStoppedReleases: the front is stopped. The next waiter gets the lock when the command
+// has ended, although the front is still stopped.
 func TestFrontStoppedReleases(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ignores")
@@ -294,7 +295,8 @@ func TestGuardianForwardsSignals(t *testing.T) {
 	}
 }
 
-// TestGuardianRefusesDirectStart: only holdfast run may start it.
+// TestGuardianRefusesDirectStart: a user starts the guardian. It refuses, because only holdfast
+// run may start it.
 func TestGuardianRefusesDirectStart(t *testing.T) {
 	w := withStore(t)
 	for _, args := range [][]string{{"run-guardian"}, {"run-guardian", "0", "x"}, {"run-guardian", "7", "x"}, {"run-guardian", "x", "x"}} {
@@ -329,7 +331,8 @@ func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 	}
 }
 
-// TestNoPasswordInProcessList: the guardian's arguments are its descriptor and the lock's name.
+// TestNoPasswordInProcessList: the process list shows no password. The guardian's arguments are
+// only its descriptor and the lock's name.
 func TestNoPasswordInProcessList(t *testing.T) {
 	w := newWorld(t)
 	if err := os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600); err != nil {
@@ -347,8 +350,8 @@ func TestNoPasswordInProcessList(t *testing.T) {
 	}
 }
 
-// TestProcessesOutsideGroupEndBeforeRelease: processes that have left the command's group
-// and session end before the lock is released.
+// TestProcessesOutsideGroupEndBeforeRelease: processes have left the command's group and session.
+// They end before the guardian releases the lock.
 func TestProcessesOutsideGroupEndBeforeRelease(t *testing.T) {
 	for _, words := range [][]string{{"leaves", "ends"}, {"leaves", "ignores"}, {"daemon", "ends"}, {"daemon", "ignores"}, {"daemon", "closes"}} {
 		t.Run(strings.Join(words, " "), func(t *testing.T) {
@@ -410,7 +413,7 @@ func TestLossEndsProcessesOutsideGroup(t *testing.T) {
 }
 
 // TestWithoutProcLockIsKept: without /proc the guardian cannot list processes outside the
-// group. It keeps the lock until they end, and kills the processes in the group.
+// group. It kills the processes in the group, and keeps the lock until the others end.
 func TestWithoutProcLockIsKept(t *testing.T) {
 	const hide = "exec unshare --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh "
 	if err := shell(hide + "true").Run(); err != nil {

@@ -53,7 +53,7 @@ func waitLimit() time.Duration {
 	return time.Minute
 }
 
-// failed: a test has failed.
+// failed is set when a test has failed.
 var failed atomic.Bool
 
 func TestMain(m *testing.M) {
@@ -82,7 +82,7 @@ func TestMain(m *testing.M) {
 func testMain(m *testing.M) int {
 	resetIgnoredSignals()
 	built := os.Getenv(binaryEnv)
-	// The variables of the tests' environment must not reach them.
+	// The variables of the user's environment must not reach the tests.
 	for _, v := range os.Environ() {
 		if key, _, _ := strings.Cut(v, "="); strings.HasPrefix(key, "HOLDFAST_") {
 			os.Unsetenv(key)
@@ -117,9 +117,9 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// resetIgnoredSignals gives the programs that this one starts the default action of HUP and
-// INT, also under nohup or in a script's background. exec resets a handled signal, and keeps
-// an ignored one. This program itself still ignores them.
+// resetIgnoredSignals gives HUP and INT their default action in the programs that this one
+// starts, also under nohup or in a script's background. exec resets a handled signal, and
+// keeps an ignored one, so this program handles both and discards them.
 func resetIgnoredSignals() {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(s) {
@@ -128,8 +128,8 @@ func resetIgnoredSignals() {
 	}
 }
 
-// playCommand is a command that executes its input, a word a line, and prints every signal
-// it gets. It ends with its input.
+// playCommand is a command that executes its input, one instruction per line, and prints every
+// signal that it gets. It ends at the end of its input.
 func playCommand() int {
 	sigs := make(chan os.Signal, 64)
 	signal.Notify(sigs, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
@@ -205,7 +205,7 @@ func registerScripted() {
 			return store, nil
 		}
 		go func() {
-			// Open returns when a writer opens the FIFO, Read with the line.
+			// Open returns when a writer opens the FIFO, and Read returns when the line arrives.
 			f, err := os.Open(fifo)
 			if err != nil {
 				panic(err)
@@ -294,7 +294,7 @@ func (w *world) run(args ...string) result {
 	return w.runIn(nil, "", args...)
 }
 
-// runIn runs holdfast with more environment and an input.
+// runIn runs holdfast with additional environment variables and an input.
 func (w *world) runIn(env []string, stdin string, args ...string) result {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitLimit())
@@ -334,8 +334,7 @@ type process struct {
 	wait           func() error
 }
 
-// start starts holdfast; command are the words after --, or none for the command that this
-// program plays.
+// start starts holdfast with the arguments.
 func (w *world) start(args ...string) *process {
 	w.t.Helper()
 	return w.startCmd(exec.Command(binary, args...), nil)
@@ -360,8 +359,8 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 	if p.stdin, err = c.StdinPipe(); err != nil {
 		w.t.Fatal(err)
 	}
-	// Pipes of the test's own: Wait then ends with the process, although another process may
-	// still have its output open.
+	// With pipes that the test makes itself, Wait returns when the process ends, although another
+	// process may still have the output open.
 	outR, outW, err := os.Pipe()
 	if err != nil {
 		w.t.Fatal(err)
@@ -382,7 +381,7 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 	p.stdout, p.stderr = readLines(w.t, "stdout", outR), readLines(w.t, "stderr", errR)
 	p.wait = sync.OnceValue(c.Wait)
 	w.t.Cleanup(func() {
-		// The commands end with their input, also if holdfast is killed.
+		// The commands end at the end of their input, also if holdfast is killed.
 		p.stdin.Close()
 		_ = c.Process.Kill()
 		_ = p.wait()
@@ -392,7 +391,7 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 	return p
 }
 
-// status waits for the end.
+// status waits until the process has ended, and returns its exit status.
 func (p *process) status() int {
 	p.t.Helper()
 	timer := time.AfterFunc(waitLimit(), func() { _ = p.cmd.Process.Kill() })
@@ -452,8 +451,8 @@ func guardianOf(t *testing.T, front int) int {
 	return 0
 }
 
-// stopGuardian returns when the guardian has stopped: SIGSTOP takes effect later than kill
-// returns.
+// stopGuardian stops the guardian, and returns when it has stopped. The system call kill may
+// return before SIGSTOP takes effect.
 func (p *process) stopGuardian() {
 	p.t.Helper()
 	pid := p.guardian()
@@ -470,7 +469,7 @@ func (p *process) continueGuardian() {
 	}
 }
 
-// awaitState waits until ps reports a state of a process; "" is an ended process.
+// awaitState waits until ps reports the state of a process; "" stands for an ended process.
 func awaitState(t *testing.T, pid int, state string) {
 	t.Helper()
 	var out []byte
@@ -483,7 +482,7 @@ func awaitState(t *testing.T, pid int, state string) {
 	t.Fatalf("process %d is %q, not %q", pid, out, state)
 }
 
-// lines collects a process's output, in which a test can wait for a text.
+// lines collects the output of a process. A test can wait for a text in it.
 type lines struct {
 	t    *testing.T
 	name string
@@ -522,7 +521,7 @@ func (l *lines) expect(text string) string {
 	return l.await(text, true)
 }
 
-// expectPart does not wait for the end of the line.
+// expectPart waits for a text like expect, but does not wait for the end of the line.
 func (l *lines) expectPart(text string) {
 	l.t.Helper()
 	l.await(text, false)
@@ -551,7 +550,7 @@ func (l *lines) await(text string, line bool) string {
 	}
 }
 
-// all waits for the end and returns the whole output.
+// all waits for the end of the output, and returns the whole output.
 func (l *lines) all() string {
 	l.t.Helper()
 	late := l.expired()
@@ -566,8 +565,8 @@ func (l *lines) all() string {
 	return l.text.String()
 }
 
-// expired wakes the waiting goroutines when waitLimit has passed, and reports whether it
-// has. It is called with mu held.
+// expired wakes the waiting goroutines when waitLimit has passed. The function that it returns
+// reports whether waitLimit has passed; its caller holds mu.
 func (l *lines) expired() func() bool {
 	late := false
 	timer := time.AfterFunc(waitLimit(), func() {
@@ -580,7 +579,7 @@ func (l *lines) expired() func() bool {
 	return func() bool { return late }
 }
 
-// expectStatus compares the status, and shows the output if it differs.
+// expectStatus fails the test and shows the output if the exit status is not want.
 func (r result) expectStatus(t *testing.T, want int) {
 	t.Helper()
 	if r.status != want {
@@ -588,7 +587,7 @@ func (r result) expectStatus(t *testing.T, want int) {
 	}
 }
 
-// shell is a shell script with holdfast as its $0.
+// shell returns a command that runs a shell script. The script's $0 is holdfast.
 func shell(script string) *exec.Cmd { return exec.Command("sh", "-c", script, binary) }
 
 func number(t *testing.T, s string) uint64 {
@@ -600,7 +599,8 @@ func number(t *testing.T, s string) uint64 {
 	return n
 }
 
-// missing skips the test, or fails it if everything must be installed.
+// missing skips the test because a program is not installed. It fails the test if every program
+// must be installed.
 func missing(t *testing.T, program string) {
 	t.Helper()
 	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// TestMinHoldOutlivesCommand: the lock outlives the command, and a signal ends that.
+// TestMinHoldOutlivesCommand: with --min-hold, run keeps the lock after the command has ended. A
+// signal makes run release it early.
 func TestMinHoldOutlivesCommand(t *testing.T) {
 	w := withStore(t)
 	p := w.start("run", "-v", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3")
@@ -26,7 +27,7 @@ func TestMinHoldOutlivesCommand(t *testing.T) {
 	p.stderr.expect("before its minimum hold")
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 
-	// A minimum hold that passes ends without a signal, and the next waiter gets the lock.
+	// When the minimum hold has passed, run releases the lock without a signal.
 	waiter := w.start("run", "-v", "--min-hold", "50ms", "x", "--", "true")
 	waiter.stderr.expect("released")
 	if got := waiter.status(); got != 0 {
@@ -34,8 +35,8 @@ func TestMinHoldOutlivesCommand(t *testing.T) {
 	}
 }
 
-// TestMaxHoldEndsCommand: MaxHold ends the command with SIGTERM, and with SIGKILL if the command ignores
-// SIGTERM.
+// TestMaxHoldEndsCommand: after --max-hold, run ends the command with SIGTERM, and with SIGKILL if the
+// command ignores SIGTERM.
 func TestMaxHoldEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		trap, grace string
@@ -46,8 +47,8 @@ func TestMaxHoldEndsCommand(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
-			// A shell is ready for the signal early. If it was not, the test repeats with
-			// more time.
+			// The shell usually sets its trap before the signal arrives. If it did not, the
+			// test repeats with more time.
 			for maxHold := 500 * time.Millisecond; maxHold < waitLimit(); maxHold *= 2 {
 				p := w.start("run", "--max-hold", maxHold.String(), "--grace", c.grace, "x", "--",
 					"sh", "-c", `trap "$0" TERM; echo ready; while :; do read line; done`, c.trap)
@@ -99,16 +100,16 @@ func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 	}
 }
 
-// TestRunAsFirstProcessReapsOrphans: as the first process of a container, run reaps its
-// orphans and forwards signals. No process outlives the lock.
+// TestRunAsFirstProcessReapsOrphans: as the first process of a container, run reaps the
+// container's orphans and forwards signals. No process of the command outlives the lock.
 func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	w := withStore(t)
 	const unshare = "unshare"
 	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
 		t.Skipf("%s: %v: this needs the right to make namespaces", unshare, err)
 	}
-	// An orphan that has ended is reaped while the command runs. A process that left the
-	// group with setsid does not outlive the command.
+	// The script checks that run reaps an orphan while the command runs. It then starts a process
+	// that leaves the group with setsid. That process does not outlive the lock.
 	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc "$0" run x -- sh -c '
 		(true &)
 		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
@@ -124,8 +125,8 @@ func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	p.stdout.expect("daemon")
 	p.send("")
 	p.stdout.expect("got TERM")
-	// Another process enters the container and leaves an orphan there, which is no
-	// descendant of the command.
+	// Another process enters the container, and leaves an orphan there that is not a descendant of
+	// the command.
 	first := childPID(t, p.cmd.Process.Pid)
 	if out, err := exec.Command("nsenter", "--pid", "--target", strconv.Itoa(first), "sh", "-c", "(true &) ; true").CombinedOutput(); err != nil {
 		t.Errorf("nsenter: %v: %s", err, out)
@@ -135,7 +136,7 @@ func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}
-	p.stdout.all() // ends when the last process has closed it
+	p.stdout.all() // returns when the last process has closed the output
 }
 
 func childPID(t *testing.T, pid int) int {

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestInitReportsStatusWithoutPasswords: init changes nothing of a store without tables. Bad
-// usage and an unreachable database have their statuses, and no password is shown. The tests
-// in e2e use real databases.
+// TestInitReportsStatusWithoutPasswords: init does nothing at a store that needs no tables. It ends
+// with the right status after bad usage and for an unreachable database, and prints no password.
+// The tests in e2e use real databases.
 func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("init", w.storeURL())

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestSignalEndsRequests: a subcommand waits for a server that does not answer, or runs for
-// long. A signal ends it with the signal's status, and it does not call the store
-// unavailable.
+// TestSignalEndsRequests: a subcommand waits for a server that does not answer, or runs for a long
+// time. A signal ends the subcommand. The exit status is that of the signal, and no message calls
+// the store unavailable.
 func TestSignalEndsRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		args   []string
@@ -63,7 +63,8 @@ func TestSignalEndsRequests(t *testing.T) {
 	}
 }
 
-// TestCheckOfUnreachableStoreEndsAtOnce, also of a store that refuses.
+// TestCheckOfUnreachableStoreEndsAtOnce requires that a check ends at once if its store is
+// unreachable, refuses, or cannot use the directory of --dir.
 func TestCheckOfUnreachableStoreEndsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	plain := w.file("plain", "")

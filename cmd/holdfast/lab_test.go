@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestLabConvictsMistake lists the stories and the mistakes, runs one mistake, and runs the lock
+// TestLabConvictsMistake: lab lists the stories and the mistakes. It runs one mistake, and the lock
 // without a mistake.
 func TestLabConvictsMistake(t *testing.T) {
 	w := newWorld(t)
@@ -51,7 +51,7 @@ func TestLabConvictsMistake(t *testing.T) {
 	w.run("lab", "--all", "clock-token").expectStatus(t, 64)
 }
 
-// TestLabPlaysStory plays a story that needs no server, and one whose server is missing.
+// TestLabPlaysStory: lab plays a story that needs no server, and a story whose server is missing.
 func TestLabPlaysStory(t *testing.T) {
 	w := newWorld(t)
 	dir := w.path("drawings")

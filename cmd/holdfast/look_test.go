@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// listed is the JSON of ls and show, as a script reads it.
+// listed contains the fields of a lock that the tests read from the JSON of ls and show.
 type listed struct {
 	Name    string
 	Held    bool
@@ -40,8 +40,8 @@ type listed struct {
 	}
 }
 
-// waitFor adds a waiter of a new client to the queue of a name, and returns when it is
-// queued. It waits until the test ends.
+// waitFor adds a waiter of a new client to the queue of a name, and returns when the waiter is
+// queued. The waiter stays there until the test ends.
 func (w *world) waitFor(name, reason string) {
 	w.t.Helper()
 	l, err := holdfast.Open(w.t.Context(), w.storeURL())
@@ -78,7 +78,7 @@ func TestListShowsManyNames(t *testing.T) {
 	locks := map[string]*holdfast.Lock{}
 	var want []string
 	for i := range names {
-		// The locks are not created in the order of their names.
+		// The test acquires the locks in another order than that of their names.
 		name := fmt.Sprintf("job/%03d", i*337%names)
 		lock, err := l.Lock(t.Context(), name, holdfast.Reason("holds "+name))
 		if err != nil {
@@ -255,7 +255,8 @@ func TestShowDescribesLock(t *testing.T) {
 	}
 }
 
-// TestStrangeNamesAreQuoted: the names of other clients control no terminal.
+// TestStrangeNamesAreQuoted: another client's name and reason contain characters that control a
+// terminal. The subcommands print them quoted.
 func TestStrangeNamesAreQuoted(t *testing.T) {
 	const name, reason = "a\x1b]0;owned\x07\u009b2J", "r\x1b[2J\ttab\nline\u202e"
 	w := withStore(t)
@@ -286,7 +287,8 @@ func TestStrangeNamesAreQuoted(t *testing.T) {
 	}
 }
 
-// TestNamespaceSeparatesApplications: an application does not see the locks of another one.
+// TestNamespaceSeparatesApplications: a subcommand without --namespace does not see the locks of a
+// namespace.
 func TestNamespaceSeparatesApplications(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--namespace", "app", "x"}, played()...)...)
@@ -302,7 +304,7 @@ func TestNamespaceSeparatesApplications(t *testing.T) {
 	}
 }
 
-// TestListNamesDefaultStore: like run, ls names the store without an option.
+// TestListNamesDefaultStore: if the user gives no store, ls prints the default one, like run.
 func TestListNamesDefaultStore(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("ls")

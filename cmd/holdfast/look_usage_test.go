@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )
 
-// looking are the subcommands that inspect a store, with their arguments.
+// looking contains the subcommands that inspect a store, with their arguments.
 var looking = map[string][]string{
 	"ls":    {"ls"},
 	"show":  {"show", "x"},
@@ -23,8 +23,8 @@ var looking = map[string][]string{
 	"watch": {"watch"},
 }
 
-// TestInspectionsRefuseBadInput is TestBadInputIsRefused for the subcommands that inspect
-// locks.
+// TestInspectionsRefuseBadInput: like run in TestBadInputIsRefused, the subcommands that inspect
+// locks refuse every invalid input.
 func TestInspectionsRefuseBadInput(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	type bad struct{ args, says []string }
@@ -109,8 +109,8 @@ var wrong = map[string]string{
 	"dir": "", "faults": "a b", "once": strings.Repeat("k", 513),
 }
 
-// TestEveryFlagRefusesBadInput: the message names the flag and the value, before anything is
-// opened.
+// TestEveryFlagRefusesBadInput: every flag refuses an invalid value before the command opens a
+// store. The message names the flag and the value.
 func TestEveryFlagRefusesBadInput(t *testing.T) {
 	around := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", "1", "x"}, "break": {"--token", "1", "x"}}
 	seen := 0
@@ -153,7 +153,7 @@ func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
 	}
 }
 
-// TestInspectionsPrintNoPassword looks for a password in all output of a failing subcommand.
+// TestInspectionsPrintNoPassword searches the whole output of failing subcommands for a password.
 func TestInspectionsPrintNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
@@ -192,8 +192,8 @@ func TestInspectionsPrintNoPassword(t *testing.T) {
 			})
 		}
 	}
-	// A subcommand that succeeds does not print it either, and completion prints nothing at
-	// all.
+	// A subcommand that succeeds does not print the password either. Completion prints nothing
+	// after an error.
 	w := newWorld(t)
 	env := []string{"HOLDFAST_STORE=" + withPassword + "refused"}
 	for _, args := range [][]string{{"ls", "--json"}, {"show", "--json", "x"}, {"show", "x"}} {

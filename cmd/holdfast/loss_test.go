@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fifo makes a FIFO and returns a function that writes to it. When the write returns, the
-// other side has read it.
+// fifo makes a FIFO, and returns a function that writes a line to it. The function returns when the
+// store has read the line and the fault has begun.
 func fifo(t *testing.T, w *world) (path string, fire func()) {
 	t.Helper()
 	path = w.path("fifo")
@@ -31,7 +31,7 @@ func fifo(t *testing.T, w *world) (path string, fire func()) {
 		if _, err := f.WriteString("now\n"); err != nil {
 			t.Fatal(err)
 		}
-		// The store closes its end after the fault.
+		// The store closes its end of the FIFO after the fault.
 		for {
 			_, err := unix.Poll([]unix.PollFd{{Fd: int32(f.Fd())}}, -1)
 			if err == nil {
@@ -44,7 +44,7 @@ func fifo(t *testing.T, w *world) (path string, fire func()) {
 	}
 }
 
-// TestLossEndsCommand takes the lock away in every way and checks the end of the command.
+// TestLossEndsCommand takes the lock away in each possible way, and checks how the command ends.
 func TestLossEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		action, word string
@@ -112,8 +112,8 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 	}
 }
 
-// TestGraceAboveStoreLimitIsRefused: the message names the flag, the store's limit and a valid
-// value.
+// TestGraceAboveStoreLimitIsRefused: the grace is longer than a third of the store's longest TTL.
+// The message names the flag, the store's limit and a valid value.
 func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 	w := newWorld(t)
 	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...)
@@ -186,7 +186,7 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 			p.ready()
 			fire()
 			p.stdout.expect("signal " + syscall.SIGTERM.String())
-			if _, err := f.Read(make([]byte, 1)); err != io.EOF { // it has ended
+			if _, err := f.Read(make([]byte, 1)); err != io.EOF { // returns when the command has ended
 				t.Fatal(err)
 			}
 			go func() { _, _ = io.Copy(io.Discard, r) }()

@@ -1,4 +1,4 @@
-// Holdfast runs a command while it holds a lock, and shows and breaks the locks of a store.
+// Holdfast runs a command while it holds a lock. It also shows and breaks the locks of a store.
 // See `holdfast help`.
 package main
 

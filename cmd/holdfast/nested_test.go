@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestNestedRunIsRefused: a run under a lock that its outer run holds would wait for itself.
+// TestNestedRunIsRefused: an inner run requests the lock that its outer run holds. It would wait
+// forever, so it refuses.
 func TestNestedRunIsRefused(t *testing.T) {
 	t.Parallel()
 	w := withStore(t)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestOnceRunsUntilItSucceeds requires that a command that fails is run again, and one that
-// has succeeded is not.
+// TestOnceRunsUntilItSucceeds: with --once, a command that has failed runs again at the next call. A
+// command that has succeeded does not.
 func TestOnceRunsUntilItSucceeds(t *testing.T) {
 	w := withStore(t)
 	count := func() int {
@@ -40,7 +40,7 @@ func TestOnceRunsUntilItSucceeds(t *testing.T) {
 	if r.status != 0 || !strings.Contains(r.stderr, "is done since") || !strings.Contains(r.stderr, "by pid") {
 		t.Errorf("status %d, %q", r.status, r.stderr)
 	}
-	// A run with --try ends at once as well: the key is marked although the lock is held.
+	// The key is marked, so a run with --try succeeds although another client holds the lock.
 	k, err := w.locker().Lock(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
@@ -54,8 +54,8 @@ func TestOnceRunsUntilItSucceeds(t *testing.T) {
 	}
 }
 
-// TestOnceOfManyRunsOne: several runs start at once, and one of them runs the command. The
-// others wait for it and do not run theirs.
+// TestOnceOfManyRunsOne: several runs with the same key start at once. One of them runs its command.
+// The others wait for the lock, and do not run their commands.
 func TestOnceOfManyRunsOne(t *testing.T) {
 	w := withStore(t)
 	var all sync.WaitGroup

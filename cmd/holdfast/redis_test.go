@@ -25,9 +25,9 @@ func startRedis(t *testing.T) string {
 	return "redis://" + server.Address()
 }
 
-// TestCommandAfterAWaiterIsNotEnded: on Redis a waiter may start before it confirms its grant, after the
-// release of one that had waited itself. Its command still gets the whole validity, which is longer than
-// the grace.
+// TestCommandAfterAWaiterIsNotEnded: the second run waits for the first, and the third for the second. On
+// Redis, the third may start its command before it has confirmed its grant. The command still has the
+// whole validity, which is longer than the grace, so the run does not end it.
 func TestCommandAfterAWaiterIsNotEnded(t *testing.T) {
 	t.Parallel()
 	url := startRedis(t)

@@ -36,7 +36,8 @@ func (w *world) awaitFree() {
 	w.run("run", "--wait", waitLimit().String(), "x", "--", "true").expectStatus(w.t, 0)
 }
 
-// TestHoldLastsAsLongAsShell: the lock ends with the shell, whatever ends it.
+// TestHoldLastsAsLongAsShell: the guardian releases the lock when the shell ends, whatever the cause
+// of that end is.
 func TestHoldLastsAsLongAsShell(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, w *world){
 		"the script ends": func(t *testing.T, w *world) {

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// A program with the rights of root for every caller. It ends when no process has the FIFO
-// still open for writing.
+// rootsOwn is the source of a set-uid program, which has the rights of root for every user. It ends
+// when no process has the FIFO open for writing any more.
 const rootsOwn = `
 #include <fcntl.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@ int main(void) {
 
 const nobody = 65534
 
-// setuidStage is a stage on which the user nobody runs such a program.
+// setuidStage returns a stage with this set-uid program, on which the user nobody can run commands.
 func setuidStage(t *testing.T) *stage {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -75,7 +75,8 @@ func (s *stage) asNobody(words []string, command ...string) *process {
 	return s.startCmd(c, nil)
 }
 
-// startSetuid runs it under a lock as the user nobody, if the system lets it become root.
+// startSetuid runs the set-uid program under a lock as the user nobody. It skips the test if the
+// system does not let the program become root.
 func (s *stage) startSetuid(words ...string) (p *process, pid int) {
 	s.t.Helper()
 	p = s.asNobody(words, "./own")
@@ -90,8 +91,8 @@ func (s *stage) startSetuid(words ...string) (p *process, pid int) {
 	return p, pid
 }
 
-// TestSetuidCommandKeepsLock: holdfast run may not end this command. It keeps the lock, and
-// the user gets a message.
+// TestSetuidCommandKeepsLock: holdfast run has no right to end the set-uid command. It keeps the
+// lock until the command ends, and prints a message.
 func TestSetuidCommandKeepsLock(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
@@ -111,7 +112,7 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 				p.signal(c.sig)
 			}
 			p.stderr.expect(c.says)
-			if name != "SIGTERM" { // until SIGKILL was tried, which fails as well
+			if name != "SIGTERM" { // in these cases run also tries SIGKILL, which fails as well
 				next := s.asNobody([]string{"$holdfast", "run", "--wait", "300ms", "x", "--"}, "true")
 				if got := next.status(); got != 75 {
 					t.Errorf("the next one's status is %d, want 75", got)
@@ -133,8 +134,8 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 	}
 }
 
-// TestSetuidGuardianKilled: processes that the front may not kill continue, and the front
-// reports them.
+// TestSetuidGuardianKilled: the guardian is killed. The front has no right to kill the set-uid
+// command, so the command continues, and the front reports it.
 func TestSetuidGuardianKilled(t *testing.T) {
 	s := setuidStage(t)
 	p, pid := s.startSetuid("$holdfast", "run", "x", "--")
@@ -147,7 +148,7 @@ func TestSetuidGuardianKilled(t *testing.T) {
 	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and goes on", pid))
 }
 
-// playSetuid belongs to TestBesideFlock.
+// playSetuid plays the set-uid situation of TestBesideFlock, and returns its result.
 func playSetuid(t *testing.T, tool tool) outcome {
 	t.Helper()
 	s := setuidStage(t)

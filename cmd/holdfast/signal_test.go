@@ -13,7 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// TestSignalsReachTheCommand sends each signal in turn.
+// TestSignalsReachTheCommand sends several signals to run, one after the other. The command receives
+// each of them.
 func TestSignalsReachTheCommand(t *testing.T) {
 	w := withStore(t)
 	p := w.start(append([]string{"run", "x"}, played()...)...)
@@ -31,7 +32,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	}
 }
 
-// TestSignalReachesTheGroup: the command's own children get it as well.
+// TestSignalReachesTheGroup: a child of the command also receives the signal that run receives.
 func TestSignalReachesTheGroup(t *testing.T) {
 	w := withStore(t)
 	c := append([]string{"run", "x", "--", "sh", "-c", `exec 3<&0; trap "exit 3" TERM; "$@" exit-on-term <&3 & wait`, "sh"}, played()[1:]...)
@@ -44,7 +45,8 @@ func TestSignalReachesTheGroup(t *testing.T) {
 	}
 }
 
-// TestIgnoredSignalStaysIgnored: under nohup the command gets no HUP either.
+// TestIgnoredSignalStaysIgnored: run is started with HUP ignored, as under nohup. Its command ignores
+// HUP, too.
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	w := withStore(t)
 	p := w.startCmd(shell(`trap "" HUP; exec "$0" run x -- sh -c 'kill -HUP $$; echo alive; read line'`), nil)
@@ -56,8 +58,8 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	}
 }
 
-// TestIgnoredSignalsAreInherited: if holdfast was started with HUP and INT ignored, so is
-// the command. The other signals have their default action.
+// TestIgnoredSignalsAreInherited: holdfast is started with HUP and INT ignored. The command starts
+// with them ignored as well, and the other signals have their default action.
 func TestIgnoredSignalsAreInherited(t *testing.T) {
 	w := withStore(t)
 	const script = `kill -HUP $$; kill -INT $$; echo alive`
@@ -83,7 +85,8 @@ func TestSignalTestsPassUnderNohup(t *testing.T) {
 	}
 }
 
-// TestWaitEndsBySignal: no queue entry is left, and the next waiter is served.
+// TestWaitEndsBySignal: a signal ends a run that waits. No queue entry is left, and the next waiter
+// gets the lock.
 func TestWaitEndsBySignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		t.Run(s.String(), func(t *testing.T) {
@@ -94,7 +97,7 @@ func TestWaitEndsBySignal(t *testing.T) {
 			waiter.stderr.expect("queued for")
 			l := w.locker()
 			awaitQueue(t, l, 1)
-			// Not for a waiting run.
+			// SIGUSR1 does not end a run that waits.
 			waiter.signal(syscall.SIGUSR1)
 			waiter.signal(s)
 			if got, want := waiter.status(), 128+int(s); got != want {
@@ -127,8 +130,8 @@ func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 	t.Fatalf("never saw %d waiters", n)
 }
 
-// TestCommandSurvivesClosedStderr: no process reads the messages, and the command still runs
-// to its end.
+// TestCommandSurvivesClosedStderr: the reader of standard error has closed it. The command still
+// runs to its end.
 func TestCommandSurvivesClosedStderr(t *testing.T) {
 	w := withStore(t)
 	p := w.startCmd(shell(`{ { "$0" run -v x -- sh -c '
@@ -142,7 +145,8 @@ func TestCommandSurvivesClosedStderr(t *testing.T) {
 	p.stdout.expect("status 7")
 }
 
-// TestCommandHasInputAndOutput of its own.
+// TestCommandHasInputAndOutput requires that the command has the standard streams and the other
+// descriptors that run was started with.
 func TestCommandHasInputAndOutput(t *testing.T) {
 	w := withStore(t)
 	in := strings.Repeat("a line of input\n", 20000)
@@ -154,12 +158,13 @@ func TestCommandHasInputAndOutput(t *testing.T) {
 	if r.stderr != "said\n" {
 		t.Errorf("stderr: %q", r.stderr)
 	}
-	// Descriptors beyond the standard ones, which scripts use.
+	// Scripts use descriptors beyond the standard ones, too.
 	p := w.startCmd(shell(`echo three >f; "$0" run x -- cat /dev/fd/3 3<f`), nil)
 	p.stdout.expect("three")
 }
 
-// TestCommandGetsEnvironment with the token and the name of its lock.
+// TestCommandGetsEnvironment requires that the command's environment contains the token and the name
+// of its lock.
 func TestCommandGetsEnvironment(t *testing.T) {
 	w := withStore(t)
 	show := []string{"--", "sh", "-c", `env | grep ^HOLDFAST_ | sort`}
@@ -190,7 +195,7 @@ func TestCommandGetsEnvironment(t *testing.T) {
 	if v := environment(nil, "--limit", "2"); v["HOLDFAST_SLOT"] != "0" {
 		t.Errorf("with --limit: %v", v)
 	}
-	// A flag is not in the environment; the environment is passed on unchanged.
+	// The flag --store does not change the command's HOLDFAST_STORE.
 	if v := environment(nil, "--store", "memory://"); v["HOLDFAST_STORE"] != w.storeURL() {
 		t.Errorf("with --store: %v", v)
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestPackagesInitializeLittle: the packages of every build initialize almost nothing before
-// main. Each start of run pays for it twice.
+// TestPackagesInitializeLittle limits what the packages of every build allocate before main. Each
+// run starts two processes, and so initializes them twice.
 func TestPackagesInitializeLittle(t *testing.T) {
 	const most = 32 << 10
 	r := newWorld(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")

@@ -69,7 +69,7 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// TestExitStatusOfStoreErrors for each error code of a store.
+// TestExitStatusOfStoreErrors requires the right exit status for the errors of a store.
 func TestExitStatusOfStoreErrors(t *testing.T) {
 	for host, want := range map[string]int{"unavailable": 69, "refused": 78, "unsupported": 78, "no-such-host": 69} {
 		t.Run(host, func(t *testing.T) {
@@ -86,7 +86,8 @@ func TestExitStatusOfStoreErrors(t *testing.T) {
 	}
 }
 
-// TestBusyEndsShortWaits: the lock is held, and runs with no or a short wait end.
+// TestBusyEndsShortWaits: another run holds the lock. A run with --try or with a short --wait ends,
+// and does not run its command.
 func TestBusyEndsShortWaits(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the holder", "x"}, played()...)...)
@@ -126,7 +127,7 @@ func TestBusyEndsShortWaits(t *testing.T) {
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
-// TestDefaultStoreIsNamed: run without a store prints the default one.
+// TestDefaultStoreIsNamed: if the user gives no store, run prints the default one.
 func TestDefaultStoreIsNamed(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("run", "x", "--", "true")

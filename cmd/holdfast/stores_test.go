@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// TestStoresListsGuarantees of the linked schemes, and makes nothing.
+// TestStoresListsGuarantees requires that stores lists the linked schemes and the guarantees of the
+// local stores, and leaves no file behind.
 func TestStoresListsGuarantees(t *testing.T) {
 	w := newWorld(t)
 	tmp := w.path("tmp")
@@ -61,14 +62,14 @@ func TestStoresListsGuarantees(t *testing.T) {
 			memory = s.Guarantees
 		}
 	}
-	// The shape is a promise of the command.
+	// Scripts rely on these fields.
 	keys := []string{"kind", "scope", "crash_frees", "paused_holder", "order", "wake", "wake_fallback_seconds",
 		"shared", "semaphore", "mixed_limits", "slots", "tokens", "early_end", "early_end_notice_seconds", "ttl",
 		"min_hold_kept_by_store", "break", "inspection", "notes"}
 	slices.Sort(keys)
 	for _, s := range list.Stores {
 		if s.Guarantees == nil {
-			continue // only a URL shows it
+			continue // a store with a server shows its guarantees only for a URL
 		}
 		if got := slices.Sorted(maps.Keys(s.Guarantees)); !slices.Equal(got, keys) {
 			t.Errorf("%s: keys %v, want %v", s.Scheme, got, keys)
@@ -82,7 +83,7 @@ func TestStoresListsGuarantees(t *testing.T) {
 	}
 }
 
-// TestStoresProbesURL opens one store.
+// TestStoresProbesURL: with a URL, stores opens that store and prints its guarantees.
 func TestStoresProbesURL(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("stores", w.storeURL())
@@ -110,7 +111,7 @@ func TestStoresProbesURL(t *testing.T) {
 	}
 }
 
-// TestVersionNamesBuild.
+// TestVersionNamesBuild requires that version prints the version, the Go version and the platform.
 func TestVersionNamesBuild(t *testing.T) {
 	w := newWorld(t)
 	var v struct{ Version, Go, OS, Arch string }
@@ -125,7 +126,7 @@ func TestVersionNamesBuild(t *testing.T) {
 	}
 }
 
-// TestHelpHasStablePhrases that scripts rely on.
+// TestHelpHasStablePhrases requires that the help of run has the words that scripts rely on.
 func TestHelpHasStablePhrases(t *testing.T) {
 	r := newWorld(t).run("help", "run")
 	r.expectStatus(t, 0)

@@ -49,12 +49,11 @@ const (
 	ctrlZ = 26
 )
 
-// TestInteractiveCommandReadsTerminal: an interactive command reads from the terminal, and after it the shell
-// that ran holdfast does.
+// TestInteractiveCommandReadsTerminal: an interactive command reads from the terminal. When it has ended, the
+// shell that ran holdfast reads from the terminal again.
 func TestInteractiveCommandReadsTerminal(t *testing.T) {
 	w := withStore(t)
-	// A shell without job control is stopped, or gets an error, unless it is in the
-	// foreground.
+	// If the inner shell were not in the foreground, its read would stop it or return an error.
 	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- sh; echo "inner $?"; read line; echo "outer $line"`))
 	p.send("echo sum $((20 + 3))")
 	p.stdout.expect("sum 23")
@@ -70,7 +69,8 @@ func TestInteractiveCommandReadsTerminal(t *testing.T) {
 	}
 }
 
-// TestInteractiveCommandNeedsNoShell: holdfast is the session's first process.
+// TestInteractiveCommandNeedsNoShell: holdfast is the session's first process. An interactive command
+// still reads from the terminal.
 func TestInteractiveCommandNeedsNoShell(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", "sh"))
@@ -82,8 +82,8 @@ func TestInteractiveCommandNeedsNoShell(t *testing.T) {
 	}
 }
 
-// TestCommandStartsInForeground: the command has the terminal from its first instruction,
-// and run ignores no further signal for it.
+// TestCommandStartsInForeground: the command is in the terminal's foreground from its first
+// instruction. It starts with no more ignored signals than run had.
 func TestCommandStartsInForeground(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		t.Skip("this system has no /proc")
@@ -99,7 +99,7 @@ func TestCommandStartsInForeground(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, rest, _ := strings.Cut(string(own), "SigIgn:")
-	before := hex(t, strings.Fields(rest)[0]) // the signals that this test was started with
+	before := hex(t, strings.Fields(rest)[0]) // the ignored signals with which this test was started
 	if got := strings.Fields(p.stdout.expect("SigIgn:")); hex(t, got[1])&^before != 0 {
 		t.Errorf("ignored signals: %v, before: %x", got, before)
 	}
@@ -160,7 +160,7 @@ func TestStopKeyStopsJob(t *testing.T) {
 	}
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
-	// In the background the job continues, and stops again because it reads.
+	// In the background the job continues. It stops again, because it reads from the terminal.
 	p.send("bg")
 	p.stdout.expect("[1]")
 	for stopped := false; !stopped; {
@@ -177,8 +177,8 @@ func TestStopKeyStopsJob(t *testing.T) {
 	p.status()
 }
 
-// TestStopKeyNeedsJobControl: no process could continue a stopped session, so the command
-// is not left stopped.
+// TestStopKeyNeedsJobControl: Ctrl-Z stops the command in a session without job control. No process
+// could continue a stopped run, so run continues the command.
 func TestStopKeyNeedsJobControl(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", testBinary))
@@ -193,8 +193,8 @@ func TestStopKeyNeedsJobControl(t *testing.T) {
 	}
 }
 
-// TestStopKeyStopsPipedCommand: the command does not have the terminal. It still stops before the
-// process that renews its lock.
+// TestStopKeyStopsPipedCommand: the command is not in the terminal's foreground. Ctrl-Z still stops
+// the command before run stops.
 func TestStopKeyStopsPipedCommand(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		t.Skip("this system has no /proc")
@@ -299,9 +299,9 @@ func TestKilledStoppedJobLeavesNoQueueEntry(t *testing.T) {
 	w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
-// TestKillReturnsTerminalToShell: one of the two processes is killed. The shell has its terminal back,
-// with its modes, and no process is left. A shell that takes the terminal back by itself restores
-// the modes by itself.
+// TestKillReturnsTerminalToShell: the front or the guardian is killed. The shell gets the terminal back
+// with its former modes, and no process of the command is left. A shell with job control takes the
+// terminal back and restores the modes itself.
 func TestKillReturnsTerminalToShell(t *testing.T) {
 	for _, jobs := range []string{"sh -i", "sh"} {
 		for _, killed := range []string{"front", "guardian"} {
@@ -327,7 +327,7 @@ func TestKillReturnsTerminalToShell(t *testing.T) {
 				awaitState(t, pid, "")
 				awaitState(t, guardian, "")
 				if jobs == "sh -i" && killed == "front" {
-					p.send("stty sane -echo") // this shell took the terminal back by itself
+					p.send("stty sane -echo") // this shell took the terminal back itself, so run restored no modes
 					p.stdout.expectPart("prompt$ ")
 				}
 				p.send(`read a; echo "typed $a"`)

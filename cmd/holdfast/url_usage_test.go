@@ -21,7 +21,7 @@ func TestURLErrorIsBadUsage(t *testing.T) {
 		"etcd://127.0.0.1:1/p?cret=x":                  "cret",
 		"zk://127.0.0.1:1/p?tik=1s":                    "tik",
 		"file:///DIR?mod=0770":                         "mod",
-		// Passwords that are not escaped.
+		// These passwords contain special characters that are not escaped.
 		"postgres://u:12/hid@127.0.0.1:1/db":            "%XX",
 		"postgres://u:12#hid@127.0.0.1:1/db":            "%23",
 		"postgres://u:12?hid@127.0.0.1:1/db":            "%XX",
@@ -66,7 +66,8 @@ func TestUnknownDatabaseIsBadUsage(t *testing.T) {
 	}
 }
 
-// TestPasswordCausesWarning: a warning appears only with a password.
+// TestPasswordCausesWarning: the command prints a warning if the URL contains a password, and
+// otherwise none.
 func TestPasswordCausesWarning(t *testing.T) {
 	for raw, want := range map[string]bool{
 		"postgres://u@127.0.0.1:1/db?keys=given&tokens=durable&recipe=none": false,

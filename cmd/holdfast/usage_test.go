@@ -151,7 +151,7 @@ func TestEnvironmentStoreIsChecked(t *testing.T) {
 	}
 }
 
-// TestOutputHasNoPassword looks for a password in all output.
+// TestOutputHasNoPassword searches the whole output of the command for a password.
 func TestOutputHasNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// living reports whether a process runs: a zombie does not.
+// living reports whether a process runs. A zombie does not.
 func living(pid int) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -21,8 +21,9 @@ func living(pid int) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
-// TestWaitEndsBeforeCleanup: run ends with --wait while its queue entry is still to be
-// withdrawn from a silent store. Its status reports that the store failed.
+// TestWaitEndsBeforeCleanup: the store does not answer when the timeout of --wait is over. The front
+// ends, and the guardian continues to withdraw the queue entry. The exit status reports that the
+// store failed.
 func TestWaitEndsBeforeCleanup(t *testing.T) {
 	t.Parallel()
 	l := newLeased(t)

@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// TestWatchFollowsLock: watch prints a line for each event of a lock.
+// TestWatchFollowsLock requires that watch prints every event of a lock.
 func TestWatchFollowsLock(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
@@ -68,7 +68,8 @@ func TestWatchFollowsLock(t *testing.T) {
 	}
 }
 
-// TestWatchAllPrintsJSON: one object a line, in the shape of docs/command.md.
+// TestWatchAllPrintsJSON requires that watch --json prints one object per line, with the fields of
+// docs/command.md.
 func TestWatchAllPrintsJSON(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "r", "x"}, played()...)...)
@@ -93,8 +94,8 @@ func TestWatchAllPrintsJSON(t *testing.T) {
 	}
 }
 
-// TestClosedReaderEndsOutput: a subcommand ends when its reader has closed the output, even if no
-// lock changes. The status is that of a shell.
+// TestClosedReaderEndsOutput: the reader of a subcommand's output closes it. The subcommand ends,
+// also while no lock changes. Its status is the one that a shell reports for SIGPIPE.
 func TestClosedReaderEndsOutput(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "x"); err != nil {
@@ -110,7 +111,7 @@ func TestClosedReaderEndsOutput(t *testing.T) {
 			t.Errorf("%q: stderr: %q", args, got)
 		}
 	}
-	// The reader has closed the output before the first byte.
+	// The reader has closed the output before the subcommand writes anything.
 	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "x"}, {"show", "--json", "x"}, {"watch"}} {
 		r, out, err := os.Pipe()
 		if err != nil {
@@ -131,7 +132,7 @@ func TestClosedReaderEndsOutput(t *testing.T) {
 	}
 }
 
-// TestFullDiskIsNoSuccess: a subcommand fails if it cannot write its output.
+// TestFullDiskIsNoSuccess: a subcommand cannot write its output. It ends with an error.
 func TestFullDiskIsNoSuccess(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -154,8 +155,8 @@ func TestFullDiskIsNoSuccess(t *testing.T) {
 	}
 }
 
-// screen runs holdfast from a shell that prints whether the terminal's modes are restored at
-// the end.
+// screen runs holdfast from a shell. At the end the shell prints whether the terminal has its former
+// modes.
 func (w *world) screen(args string) *process {
 	w.t.Helper()
 	return w.onTerminal(exec.Command("sh", "-c", `was=$(stty -g); "$holdfast" `+args+
@@ -190,7 +191,8 @@ func TestWatchShowsTableOnTerminal(t *testing.T) {
 		}
 		p.stdout.expectPart("\x1b[2J")
 	}
-	// However short the host's name is, the reason has no room beside the token.
+	// The terminal is so narrow that the table has no column for the reason, even if the host's name
+	// is short.
 	header, row := cells(p.stdout.expect("NAME")), cells(p.stdout.expect("exclusive"))
 	if want := []string{"NAME", "MODE", "TOKEN", "AGE", "HOLDER", "QUEUE"}; !slices.Equal(header, want) {
 		t.Errorf("the header is %q, want %q", header, want)
@@ -224,7 +226,7 @@ func TestWatchEndsByKeyOrSignal(t *testing.T) {
 		t.Errorf("status %d, want 143", got)
 	}
 
-	// The input of watch is no terminal. The keys still come from the terminal.
+	// Standard input is not the terminal, but watch still reads the keys from the terminal.
 	p = w.screen("watch </dev/null")
 	p.stdout.expectPart("0 held")
 	p.key('q')

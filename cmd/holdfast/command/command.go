@@ -1,5 +1,5 @@
-// Package command is the holdfast command, for a program that links further stores. The main of
-// that program only calls Main.
+// Package command contains the holdfast command, for programs that link other stores. The main
+// function of such a program only calls Main.
 //
 //	import (
 //		"github.com/holdfast-go/holdfast/cmd/holdfast/command"
@@ -8,12 +8,12 @@
 //
 //	func main() { os.Exit(command.Main(os.Args[1:])) }
 //
-// The command offers the schemes of the stores that its program links, and starts
-// that program again as its own guardian and as the workers of a check.
+// The command supports the URL schemes of the stores that the program links. It starts the
+// same program again as the guardian of a run and as the workers of a check.
 package command
 
 import "github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 
-// Main runs the command with the arguments after its name. It returns the exit status, which
-// docs/command.md describes.
+// Main runs the command with the arguments after the program's name, and returns the exit
+// status. docs/command.md lists the statuses.
 func Main(args []string) int { return cli.Main(args) }

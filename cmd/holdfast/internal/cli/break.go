@@ -40,7 +40,7 @@ Exit status:
   78   the store refused, or does not support the request
   128+n  signal n ended it`
 
-// breakFlags are the flags of break, as given.
+// breakFlags contains the values of break's flags.
 type breakFlags struct {
 	store storeFlags
 	token token
@@ -178,7 +178,7 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	return exited(exit.Busy)
 }
 
-// stale reports that no grant has the token, and prints the present holders.
+// stale prints that no grant has the token, and prints the present holders.
 func (b *breaker) stale(ctx context.Context) error {
 	now := ""
 	if st, err := b.locker.Inspect(ctx, b.name); err == nil {
@@ -230,8 +230,8 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 	}
 	answers := make(chan string, 1)
 	go func() {
-		// The goroutine ends after one line, or with the process, because not every terminal
-		// supports a read deadline.
+		// Not every terminal supports a read deadline. So the goroutine ends after one line,
+		// or when the process ends.
 		s, _ := bufio.NewReader(tty).ReadString('\n')
 		answers <- strings.TrimSpace(s)
 	}()

@@ -22,7 +22,8 @@ import (
 // broken is the exit status of a check that has found a broken rule.
 const broken = exited(1)
 
-// worker runs a worker of a check if a check has started this process as one.
+// worker runs as the worker of a check, and does not return, if a check has started this process
+// for that.
 func worker() { check.MaybeWorker() }
 
 type checkFlags struct {
@@ -107,14 +108,14 @@ Exit status:
 	return cmd
 }
 
-// flagOf contains the flags of the fields of a check's configuration.
+// flagOf maps each field of a check's configuration to its flag.
 var flagOf = map[string]string{
 	"Namespace": "--namespace", "Duration": "--duration", "Round": "--round", "TTL": "--ttl", "Workers": "--workers",
 	"Names": "--names", "Faults": "--faults", "Dir": "--dir", "Local": "--local",
 }
 
-// notDone is the error of a check that could not be carried out. If it has no other meaning,
-// the store is missing.
+// notDone returns the error of a check that could not run. An error without another meaning
+// counts as an unavailable store.
 func notDone(ctx context.Context, p *say.Printer, err error) error {
 	if bad, ok := errors.AsType[*check.ConfigError](err); ok && flagOf[bad.Field] != "" {
 		return fmt.Errorf("%s %s", flagOf[bad.Field], bad.Text)

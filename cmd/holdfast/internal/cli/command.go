@@ -8,5 +8,5 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// Command returns the command with its subcommands, for programs that print its documentation.
+// Command returns the whole command, for programs that print its documentation.
 func Command() *cobra.Command { return newRoot(say.New(os.Stderr)) }

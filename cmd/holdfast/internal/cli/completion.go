@@ -58,8 +58,8 @@ func newCompletion() *cobra.Command {
 // completeTimeout is the timeout of one completion.
 const completeTimeout = time.Second
 
-// completeNames completes one NAME from the names at the store. It prints nothing. After an error
-// it returns no completion.
+// completeNames returns a function that completes one NAME from the names at the store. The
+// function prints nothing. After an error it returns no completion.
 func completeNames(f *storeFlags) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -73,7 +73,7 @@ func completeNames(f *storeFlags) cobra.CompletionFunc {
 		case n := <-found:
 			return n, cobra.ShellCompDirectiveNoFileComp
 		case <-ctx.Done():
-			// A store that ignores its context ends with this process.
+			// A store that ignores its context runs until this process ends.
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 	}

@@ -79,11 +79,12 @@ Exit status:
 	return cmd
 }
 
-// initialise returns false if there was nothing to do.
+// initialise creates the tables of the store at a URL. It returns false if the store needs no
+// tables.
 func initialise(ctx context.Context, raw string) (bool, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
-		return false, errors.New("URL: not a URL") // checked before
+		return false, errors.New("URL: not a URL") // not reached: the caller has checked the URL
 	}
 	open, _ := driver.OpenerOf(u.Scheme)
 	s, err := open(ctx, u, "")
@@ -101,7 +102,7 @@ func initialise(ctx context.Context, raw string) (bool, error) {
 	return true, nil
 }
 
-// storeError gives a store's error the meaning of the library's errors.
+// storeError wraps a store's error in the library's error of the same meaning.
 func storeError(err error) error {
 	kind := holdfast.ErrUnavailable
 	switch driver.CodeOf(err) {

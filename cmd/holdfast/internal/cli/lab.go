@@ -143,7 +143,7 @@ Exit status:
 	return cmd
 }
 
-// labNames are the mistakes and the lock without a mistake.
+// labNames returns the names of the mistakes, and of the lock without a mistake.
 func labNames() []string {
 	names := []string{lab.Control}
 	for _, m := range lab.Mistakes() {
@@ -160,7 +160,7 @@ func storyNames() []string {
 	return names
 }
 
-// listLab lists the stories and the mistakes.
+// listLab prints the stories and the mistakes.
 func listLab(out io.Writer) error {
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "stories, played on a real server:")

@@ -24,13 +24,14 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// These subcommands show other clients' locks. They end with the first signal and when the
-// reader of their output has closed it, and leave nothing behind.
+// The subcommands ls, show, watch and break use the functions below. Such a subcommand shows or
+// breaks the locks of other clients. It ends at the first signal, or when the reader of its output
+// has closed the pipe, and leaves nothing behind.
 
-// lookTimeout limits one look at all locks. A look at one lock has the library's timeout.
+// lookTimeout is the timeout of one read of all locks. A read of one lock has the library's timeout.
 const lookTimeout = time.Minute
 
-// lookStatus and lookEnvironment are the parts of the help that they share.
+// lookStatus and lookEnvironment are the parts of the help that these subcommands share.
 const (
 	lookStatus = `
   1    the output cannot be written
@@ -44,19 +45,19 @@ const (
   HOLDFAST_STORE_FILE  a file that holds it`
 )
 
-// outputFailed is the status if the output could not be written, on a full disk for example.
+// outputFailed is the exit status if the output could not be written, for example on a full disk.
 const outputFailed = 1
 
-// errPipe ends output without a reader.
+// errPipe ends a subcommand whose output has no reader any more.
 var errPipe = errors.New("the reader of the output has gone")
 
-// interrupted is the signal that ended a subcommand.
+// interrupted is the error of a subcommand that this signal ended.
 type interrupted syscall.Signal
 
 func (e interrupted) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }
 
-// look opens the store and lets work use it. If its errors need another status than Main's,
-// look has already printed them.
+// look opens the store, calls do with it, and closes it. If an error needs another exit status
+// than the one that Main chooses, look prints the error and returns that status.
 func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	storeURL, dir, err := f.resolve(p)
 	if err != nil {
@@ -91,8 +92,8 @@ func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.P
 	return do(ctx, l)
 }
 
-// open opens a store. A single look in a directory that does not exist finds no lock, and
-// does not make the directory.
+// open opens a store. If once is set, the caller reads the store only once. Then open does not
+// create a file store's directory that does not exist, and the caller finds no lock.
 func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast.Locker, error) {
 	if strings.HasPrefix(storeURL, "file:") && once {
 		dir, err := filestore.Dir(storeURL)
@@ -106,7 +107,8 @@ func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast
 	return holdfast.Open(ctx, storeURL, holdfast.Namespace(namespace))
 }
 
-// interruptible ends a context with the first signal. The second signal kills.
+// interruptible returns a context that ends at the first signal. The second signal kills this
+// process.
 func interruptible(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	sigs := make(chan os.Signal, 1)
@@ -115,7 +117,7 @@ func interruptible(ctx context.Context) (context.Context, func()) {
 			signal.Notify(sigs, s)
 		}
 	}
-	// A write to a closed pipe is an error and no signal, so that it ends like other errors.
+	// A write to a closed pipe then returns an error, and no signal kills this process.
 	signal.Ignore(syscall.SIGPIPE)
 	done := make(chan struct{})
 	go func() {
@@ -130,7 +132,7 @@ func interruptible(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-done; signal.Stop(sigs) }
 }
 
-// outcome gives an error its status.
+// outcome prints an error if necessary, and returns it with the exit status.
 func outcome(ctx context.Context, p *say.Printer, err error) error {
 	cause := context.Cause(ctx)
 	if s, ok := errors.AsType[interrupted](cause); ok {
@@ -150,7 +152,7 @@ func outcome(ctx context.Context, p *say.Printer, err error) error {
 	return exited(outputFailed)
 }
 
-// list reads all names that begin with prefix.
+// list returns the states of all names that begin with prefix.
 func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -164,7 +166,7 @@ func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.St
 	return all, nil
 }
 
-// width returns the width of the terminal w, and false if w is none.
+// width returns the width of the terminal w, and false if w is not a terminal.
 func width(w io.Writer) (int, bool) {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(f.Fd()) {
@@ -177,7 +179,8 @@ func width(w io.Writer) (int, bool) {
 	return n, true
 }
 
-// oneName checks that the arguments are one name, or none if that is allowed.
+// oneName checks that there is one argument, a valid name. With optional, no argument is valid as
+// well.
 func oneName(what string, optional bool) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {

@@ -7,7 +7,8 @@ import (
 	"os"
 )
 
-// awaitReaderGone cannot detect that on this system: the next write does.
+// awaitReaderGone waits until ctx ends. On this system only the next write detects that the reader
+// has closed the output.
 func awaitReaderGone(ctx context.Context, _ *os.File) error {
 	<-ctx.Done()
 	return nil

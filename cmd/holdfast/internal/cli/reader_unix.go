@@ -19,9 +19,9 @@ func awaitReaderGone(ctx context.Context, f *os.File) error {
 		<-ctx.Done()
 		return nil
 	}
-	fds := []unix.PollFd{{Fd: int32(f.Fd())}} // no events: poll reports only the end
+	fds := []unix.PollFd{{Fd: int32(f.Fd())}} // without events, poll reports only errors and the end
 	for ctx.Err() == nil {
-		// The timeout is for ctx, which poll does not watch.
+		// Poll does not watch ctx. So it returns after 100 ms, and the loop checks ctx.
 		n, err := unix.Poll(fds, 100)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			<-ctx.Done()

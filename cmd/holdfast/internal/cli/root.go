@@ -1,4 +1,4 @@
-// Package cli is the command line: flags, help, and output.
+// Package cli implements the command line: subcommands, flags, help, and output.
 package cli
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// Main runs the command with the arguments after its name and returns the exit status.
+// Main runs the command with the arguments after the program's name, and returns the exit status.
 func Main(args []string) int {
 	worker()
 	if len(args) > 0 && args[0] == proc.ForegroundArg {
@@ -44,7 +44,7 @@ func Main(args []string) int {
 	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Op == "write" {
 		return outputFailed
 	}
-	// Errors that are not the library's come from cobra and from this package: bad usage.
+	// Cobra and this package return the other errors. They report bad usage.
 	status := exit.Usage
 	if isLibraryError(err) {
 		status = exit.Of(err, exit.Busy)
@@ -55,12 +55,13 @@ func Main(args []string) int {
 	return status
 }
 
-// exited is the status of a subcommand that has already printed everything.
+// exited is the exit status of a subcommand that has already printed its errors.
 type exited int
 
 func (e exited) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// isLibraryError reports whether err is an error of the library. Others concern the command line.
+// isLibraryError reports whether err is an error of the library. Other errors concern the command
+// line.
 func isLibraryError(err error) bool {
 	return slices.ContainsFunc([]error{
 		holdfast.ErrBusy, holdfast.ErrLost, holdfast.ErrUnavailable, holdfast.ErrRefused, holdfast.ErrUnsupported,
@@ -92,8 +93,8 @@ already run. Without a store, locks are files of this user on this machine.`,
 			}
 			return fmt.Errorf("unknown command %q%s", args[0], hint)
 		},
-		// SuggestionsFor compares with this distance; cobra sets it only in its own
-		// suggestions.
+		// SuggestionsFor suggests names up to this distance. Cobra sets the default only when it
+		// prints suggestions itself.
 		SuggestionsMinimumDistance: 2,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("no command given")
@@ -113,8 +114,8 @@ already run. Without a store, locks are files of this user on this machine.`,
 	return root
 }
 
-// oneTopic makes help refuse an unknown topic. cobra's help prints the usage and ends with
-// 0.
+// oneTopic refuses an unknown topic of help. Without it, cobra prints the usage and exits with
+// status 0.
 func oneTopic(cmd *cobra.Command, args []string) error {
 	if _, left, err := cmd.Root().Find(args); err != nil || len(left) > 0 {
 		return fmt.Errorf("no help on %q: give one of the commands that holdfast --help lists", strings.Join(args, " "))
@@ -122,8 +123,8 @@ func oneTopic(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// flagError describes an error of a flag: its name, the value, what is allowed. It quotes no
-// more of the command line than that, because the rest may contain a password.
+// flagError returns an error that names a flag, the value, and the allowed values. It quotes
+// nothing else of the command line, because the rest may contain a password.
 func flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		reason := errors.Unwrap(e).Error()

@@ -77,7 +77,7 @@ const runExample = `  holdfast run deploy -- make deploy
   # give up waiting after a minute, and stop the work after an hour:
   holdfast run --wait 1m --max-hold 1h migrate -- ./migrate`
 
-// runFlags are the flags of run, as given.
+// runFlags contains the values of run's flags.
 type runFlags struct {
 	store                       storeFlags
 	ttl, wait, minHold, maxHold duration
@@ -109,7 +109,7 @@ func newRun(p *say.Printer) *cobra.Command {
 	return cmd
 }
 
-// newRunFlags returns the flags with their limits.
+// newRunFlags returns the flags with their default values and limits.
 func newRunFlags() *runFlags {
 	return &runFlags{
 		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL,
@@ -203,7 +203,7 @@ func (f *runFlags) lock(name, storeURL, dir, command string, p *say.Printer) (ru
 	return o, nil
 }
 
-// ran takes the lock, and returns the exit status as an error.
+// ran runs the command under the lock, and returns the exit status as an error.
 func ran(o run.Options, p *say.Printer) error {
 	if status := run.Run(o, p); status != exit.OK {
 		return exited(status)
@@ -211,8 +211,8 @@ func ran(o run.Options, p *say.Printer) error {
 	return nil
 }
 
-// split separates NAME and COMMAND at the --, which is required: without it a flag
-// of the command would be read as a flag of run.
+// split separates NAME and COMMAND at the "--", which is required. Without it, cobra would read a
+// flag of the command as a flag of run.
 func split(cmd *cobra.Command, args []string) (name string, command []string, err error) {
 	dash := cmd.ArgsLenAtDash()
 	switch {
@@ -252,7 +252,7 @@ func (f *runFlags) check() error {
 }
 
 // reasonFor returns the reason that inspections show. The default is the command's
-// name alone, because its arguments may hold a password.
+// name alone, because its arguments may contain a password.
 func (f *runFlags) reasonFor(command string) string {
 	if f.reason.given {
 		return f.reason.s

@@ -15,13 +15,13 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// The environment variables of a store.
+// The environment variables that select a store.
 const (
 	envStore     = "HOLDFAST_STORE"
 	envStoreFile = "HOLDFAST_STORE_FILE"
 )
 
-// storeFlags choose the store and its namespace.
+// storeFlags contains the flags that select the store and its namespace.
 type storeFlags struct {
 	url, file, namespace text
 }
@@ -34,8 +34,8 @@ func (f *storeFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
 }
 
-// resolve returns the store's URL, and the directory if it is the default one. Errors name
-// the origin of a bad URL and never quote it.
+// resolve returns the store's URL. For the default store it also returns the directory. An error
+// names the flag, variable or file of a bad URL, and never quotes the URL.
 func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 	from, raw := "", ""
 	urlEnv, fileEnv := os.Getenv(envStore), os.Getenv(envStoreFile)
@@ -72,8 +72,8 @@ func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 	return raw, "", nil
 }
 
-// oneURL returns the URL of a subcommand's argument or file, and checks it like resolve. It
-// is empty without either.
+// oneURL returns the URL in a subcommand's argument or file, and checks it like resolve. Without an
+// argument and a file it returns "".
 func oneURL(p *say.Printer, args []string, file text) (raw string, err error) {
 	from := "URL"
 	switch {
@@ -111,7 +111,7 @@ func fromFile(from, path string) (string, string, error) {
 	return from, strings.TrimSpace(string(b)), nil
 }
 
-// checkURL finds errors in a store's URL before anything is opened.
+// checkURL returns the errors in a store's URL that it can find without opening the store.
 func checkURL(from, raw string) error {
 	schemes := strings.Join(driver.Schemes(), ", ")
 	if raw == "" {

@@ -30,8 +30,8 @@ type storeInfo struct {
 	rows []driver.Row
 }
 
-// guarantees is driver.Guarantees in a shape that does not follow the changes of
-// a Go type. Durations are in seconds.
+// guarantees is the JSON form of driver.Guarantees. A change of the Go type does not change this
+// form. Durations are in seconds.
 type guarantees struct {
 	Kind      string   `json:"kind"`
 	Scope     string   `json:"scope"`
@@ -127,8 +127,8 @@ func given(ctx context.Context, raw string) ([]storeInfo, error) {
 	return []storeInfo{info}, err
 }
 
-// linked lists the schemes. A store without a server shows its guarantees; it is opened at a
-// harmless address.
+// linked lists the schemes of the linked stores. To show the guarantees of a store that needs no
+// server, it opens the store in memory or in a temporary directory.
 func linked(ctx context.Context) ([]storeInfo, error) {
 	dir, err := os.MkdirTemp("", "holdfast-stores-")
 	if err != nil {
@@ -144,8 +144,8 @@ func linked(ctx context.Context) ([]storeInfo, error) {
 		info := storeInfo{Scheme: scheme}
 		if raw, ok := local[scheme]; ok {
 			if info, err = probe(ctx, raw); err != nil {
-				// A temporary directory that cannot hold locks does not represent the user's
-				// store.
+				// The file store refused the temporary directory. That is no error of the store that
+				// the user will open.
 				info = storeInfo{Scheme: scheme}
 			}
 		}

@@ -44,7 +44,8 @@ func (v *duration) String() string {
 	return short(v.d)
 }
 
-// short formats 30s and 24h, for which the standard library has 24h0m0s.
+// short formats a duration without trailing zero units: the standard library formats 24h as
+// 24h0m0s.
 func short(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is the shape of `holdfast version --json`.
+// version is the JSON object that `holdfast version --json` prints.
 type version struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision,omitempty"`

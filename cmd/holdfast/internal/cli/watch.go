@@ -101,7 +101,7 @@ func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name str
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Without changes only a write would detect a closed reader.
+		// While no lock changes, there is no write that could detect a closed reader.
 		if err := awaitReaderGone(ctx, f); err != nil {
 			cancel(err)
 		}
@@ -144,7 +144,7 @@ func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Sour
 	})
 }
 
-// looks calls seen with the states after each change until ctx ends.
+// looks watches the store, and calls seen with the states after each change until ctx ends.
 func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
 	if name != "" {
 		return looksAtOne(ctx, l, name, seen)

@@ -1,5 +1,5 @@
-// Package exit contains the command's exit statuses: those of sysexits.h that fit, and a
-// shell's.
+// Package exit contains the command's exit statuses. Some are those of sysexits.h, and the others
+// are those of a shell.
 package exit
 
 import (
@@ -17,12 +17,12 @@ const (
 	Unavailable   = 69 // EX_UNAVAILABLE: the store cannot be reached
 	Lost          = 74 // EX_IOERR: the lock was lost while the command ran
 	Busy          = 75 // EX_TEMPFAIL: not acquired
-	Refused       = 78 // EX_CONFIG: the store refused, or cannot do it
+	Refused       = 78 // EX_CONFIG: the store refused, or does not support the request
 	NotExecutable = 126
 	NotFound      = 127
 )
 
-// BySignal returns a shell's status for a process that a signal killed.
+// BySignal returns the status that a shell reports for a process that a signal killed.
 func BySignal(s syscall.Signal) int { return 128 + int(s) }
 
 // Of returns the status for an error of the library; busy is the status for ErrBusy.

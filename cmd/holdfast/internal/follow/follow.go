@@ -1,4 +1,5 @@
-// Package follow derives events from two successive looks at a store.
+// Package follow compares successive states of a store's locks, and reports the differences as
+// events.
 package follow
 
 import (
@@ -13,18 +14,18 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The events. Changes between two looks that cancel out are not seen.
+// The events. Changes that cancel out between two states cause no event.
 const (
-	Held     = "held"     // it held when the watch began
+	Held     = "held"     // the holder held the lock when the watch began
 	Free     = "free"     // no holder and no waiter when the watch began
 	Granted  = "granted"  //
 	Released = "released" // the grant has ended: released, expired, or broken
-	Waiting  = "waiting"  // it waits, or did when the watch began
-	Left     = "left"     // it waits no more and was not seen to hold
+	Waiting  = "waiting"  // the waiter is in the queue, perhaps from before the watch
+	Left     = "left"     // the waiter has left the queue, and no state shows it as a holder
 	Noted    = "noted"    // a holder's note has changed
 )
 
-// Event is a line of `holdfast watch --json`.
+// Event is the JSON object that `holdfast watch --json` prints for each event.
 type Event struct {
 	Time   string       `json:"time"`
 	Name   string       `json:"name"`
@@ -33,21 +34,21 @@ type Event struct {
 	Waiter *view.Waiter `json:"waiter,omitempty"`
 }
 
-// Follower keeps the states of the last look.
+// Follower keeps the states of the last call of Next.
 type Follower struct {
 	last  map[string]driver.State
 	begun bool
 }
 
-// grant identifies a grant. An ID may be used again at a store that takes IDs from
-// elsewhere, a token never.
+// grant identifies a grant. The ID alone does not: at some stores another grant may have the same
+// ID later. A token is never used twice.
 type grant struct {
 	id    string
 	token uint64
 }
 
-// Next compares states with those of the last call, which it replaces. Events are sorted by
-// name, and for one name in their necessary order.
+// Next returns the differences between the states of the last call and the new states. Events are
+// sorted by name. For one name, releases precede grants.
 func (f *Follower) Next(states []driver.State, now time.Time) []Event {
 	next := make(map[string]driver.State, len(states))
 	names := map[string]bool{}

@@ -24,7 +24,7 @@ func state(name string, holders []driver.Holder, waiters ...driver.Waiter) drive
 
 type holders = []driver.Holder
 
-// TestNextReportsEveryChange: Next reports every difference between two states.
+// TestNextReportsEveryChange requires that Next reports every difference between two states.
 func TestNextReportsEveryChange(t *testing.T) {
 	var f follow.Follower
 	for i, step := range []struct {
@@ -63,7 +63,7 @@ func TestNextReportsEveryChange(t *testing.T) {
 	}
 }
 
-// TestLineHasFixedFields: a line has the fields that scripts depend on.
+// TestLineHasFixedFields requires that a line has the fields that scripts depend on.
 func TestLineHasFixedFields(t *testing.T) {
 	var f follow.Follower
 	var b strings.Builder

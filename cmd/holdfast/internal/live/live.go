@@ -16,12 +16,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// ErrInterrupted: Ctrl-C was pressed. On a terminal in raw mode that is a key and
-// no signal.
+// ErrInterrupted reports that the user pressed Ctrl-C. A terminal in raw mode delivers this key as
+// input, and sends no signal.
 var ErrInterrupted = errors.New("interrupted")
 
-// Source calls its function with every state of the locks, until the context ends or an
-// error occurs.
+// Source calls its function with the locks' states after each change, until the context ends or
+// an error occurs.
 type Source func(context.Context, func([]driver.State) error) error
 
 // Run shows the source's states until q or Ctrl-C is pressed, ctx ends or the source fails.
@@ -34,15 +34,14 @@ func Run(ctx context.Context, title string, waiters bool, source Source) error {
 	if !term.IsTerminal(os.Stdin.Fd()) {
 		tty, err := os.Open("/dev/tty")
 		if err != nil {
-			options = append(options, tea.WithInput(nil)) // signals are left to end it
+			options = append(options, tea.WithInput(nil)) // there are no keys: only a signal ends the view
 		} else {
 			defer tty.Close()
 			options = append(options, tea.WithInput(tty))
 		}
 	}
 	p := tea.NewProgram(model{title: title, waiters: waiters}, options...)
-	// Both goroutines end with ctx; Send does not block once the program has
-	// ended.
+	// Both goroutines end when ctx ends. Send does not block after the program has ended.
 	done := make(chan struct{}, 2)
 	go func() {
 		err := source(ctx, func(states []driver.State) error {
@@ -81,16 +80,16 @@ type (
 
 type model struct {
 	title   string
-	waiters bool // each is shown
+	waiters bool // the view has a row for each waiter
 	states  []driver.State
-	at      time.Time // of the last look
+	at      time.Time // when the source last reported states
 	width   int
 	height  int
 	top     int // the first visible row
 	err     error
 }
 
-// tick updates ages between two looks.
+// tick makes the view update the ages every second, also when no state changes.
 func tick() tea.Cmd { return tea.Tick(time.Second, func(time.Time) tea.Msg { return second{} }) }
 
 func (m model) Init() tea.Cmd { return tick() }
@@ -141,7 +140,7 @@ func (m model) key(k string) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// around is the number of lines that are no rows: title, heading, keys.
+// around is the number of lines around the rows: title, heading, and keys.
 const around = 3
 
 func (m model) room() int { return max(m.height-around, 1) }
@@ -167,7 +166,7 @@ func (m model) View() tea.View {
 
 func (m model) lines(now time.Time) []string {
 	if m.width == 0 {
-		return nil // the size comes first
+		return nil // the terminal's size is not yet known
 	}
 	cut := func(s string) string { return view.Cut(s, m.width) }
 	if m.at.IsZero() {

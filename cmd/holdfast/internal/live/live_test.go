@@ -21,7 +21,8 @@ func send(m model, msg tea.Msg) model {
 	return next.(model)
 }
 
-// TestLinesFitTheScreen: the lines fit at every scroll position, and every row can be reached.
+// TestLinesFitTheScreen requires that the lines fit the screen at every scroll position, and that
+// the user can scroll to every row.
 func TestLinesFitTheScreen(t *testing.T) {
 	now := time.Now()
 	var states []driver.State

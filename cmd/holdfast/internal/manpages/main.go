@@ -1,5 +1,5 @@
-// Manpages writes the manual pages of holdfast into a directory: those of this
-// repository with "go generate" in cmd/holdfast.
+// Manpages writes the manual pages of holdfast into a directory. "go generate" in cmd/holdfast
+// runs it for the pages of this repository.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// write makes the directory contain the pages and no others.
+// write writes the pages into the directory, and removes other pages from it.
 func write(dir string) error {
 	pages, err := generate()
 	if err != nil {
@@ -58,7 +58,7 @@ func write(dir string) error {
 // generate returns the pages by their file names.
 func generate() (map[string][]byte, error) {
 	root := cli.Command()
-	root.DisableAutoGenTag = true // it has a date
+	root.DisableAutoGenTag = true // the tag contains a date
 	pages := map[string][]byte{}
 	return pages, add(pages, root)
 }
@@ -84,8 +84,8 @@ func add(pages map[string][]byte, cmd *cobra.Command) error {
 	return nil
 }
 
-// markdown indents lines of the help that are indented by two, so that they stay lines. The
-// generator reads the help as Markdown, and would join them to one paragraph.
+// markdown indents the indented lines of the help further, so that Markdown treats them as code.
+// The generator reads the help as Markdown. It would otherwise join these lines to one paragraph.
 func markdown(help string) string {
 	var out []string
 	inside := false

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestPagesAreUpToDate: the repository has the pages that the generator writes.
+// TestPagesAreUpToDate requires that the repository contains the pages that the generator writes.
 func TestPagesAreUpToDate(t *testing.T) {
 	pages, err := generate()
 	if err != nil {
@@ -49,7 +49,8 @@ func TestPagesAreUpToDate(t *testing.T) {
 	}
 }
 
-// TestExitStatusesAreAList in the page, like in the help.
+// TestExitStatusesAreAList requires that each exit status has a line of its own in the page, as in
+// the help.
 func TestExitStatusesAreAList(t *testing.T) {
 	pages, err := generate()
 	if err != nil {
@@ -62,7 +63,8 @@ func TestExitStatusesAreAList(t *testing.T) {
 	}
 }
 
-// TestWriteReplacesOldPages.
+// TestWriteReplacesOldPages requires that write removes the page of a command that does not exist
+// any more.
 func TestWriteReplacesOldPages(t *testing.T) {
 	dir := t.TempDir()
 	old := filepath.Join(dir, "holdfast-gone.1")

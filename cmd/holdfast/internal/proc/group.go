@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group is a running command: its leader, which is the started process, and the descendants
-// in the leader's process group. If the system hands orphans to this process, it includes
-// every descendant.
+// Group is a running command. It consists of its leader, which is the started process, and the
+// leader's descendants in the same process group. If the system hands orphans to this process, the
+// Group also includes the descendants outside that process group.
 //
 // The group announces the leader's end before it reaps the leader. Until Reap the system
 // cannot give the leader's number to another process, so a signal for the group reaches no
@@ -26,7 +26,7 @@ type Group struct {
 	gone    chan struct{}
 	status  Status // set before gone is closed
 
-	mu     sync.Mutex // a signal is sent before the leader is reaped, or after
+	mu     sync.Mutex // held while a signal is sent, and while the leader is reaped
 	reaped bool
 }
 
@@ -40,7 +40,7 @@ func Start(c Command, t *Terminal) (*Group, error) {
 			path, args = exe, append([]string{exe, ForegroundArg, c.Path}, c.Args...)
 			t.SaveModes()
 		} else {
-			t = nil // it gets the terminal when it stops because it needs it
+			t = nil // the command gets the terminal later, when it stops because it needs the terminal
 		}
 	} else {
 		t = nil
@@ -71,8 +71,8 @@ func forkExec(path string, args, env []string) (pid int, err error) {
 	return syscall.ForkExec(path, args, &syscall.ProcAttr{
 		Env:   env,
 		Files: []uintptr{0, 1, 2},
-		// No parent-death signal: it fires when the thread that forked exits, and
-		// reaches one process of many.
+		// There is no parent-death signal, because the kernel sends it when the forking thread
+		// exits, and sends it to only one process of the command.
 		Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
 }
@@ -80,23 +80,23 @@ func forkExec(path string, args, env []string) (pid int, err error) {
 // PID returns the number of the leader and of its group.
 func (g *Group) PID() int { return g.pid }
 
-// Stopped delivers the signals that stop the leader.
+// Stopped returns the channel of the signals that stop the leader.
 func (g *Group) Stopped() <-chan syscall.Signal { return g.stopped }
 
-// Ended is closed when the leader has ended.
+// Ended returns a channel that is closed when the leader has ended.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
-// Reap lets the group reap the leader, after Ended. From then on the command counts as gone
-// when no process of it is left.
+// Reap lets the group reap the leader. The caller calls it after Ended is closed. Gone is closed
+// after Reap, when no process of the command is left.
 func (g *Group) Reap() { g.once.Do(func() { close(g.reap) }) }
 
-// Left is closed when, after Reap, there are processes left.
+// Left returns a channel that is closed if processes of the command are left after Reap.
 func (g *Group) Left() <-chan struct{} { return g.left }
 
-// Gone is closed when no process is left.
+// Gone returns a channel that is closed when no process of the command is left.
 func (g *Group) Gone() <-chan struct{} { return g.gone }
 
-// Status returns how the leader ended, once Gone is closed.
+// Status returns how the leader ended. It is valid after Gone is closed.
 func (g *Group) Status() Status { return g.status }
 
 // Signal sends a signal to the group. It returns no error if the group is gone.
@@ -117,14 +117,14 @@ func signalGroup(pgrp int, s syscall.Signal) error {
 }
 
 // SignalAll sends a signal to the group and to the descendants that have left it. It returns
-// those that this process has no right to signal.
+// the processes that this process has no right to signal.
 func (g *Group) SignalAll(s syscall.Signal) (denied []Process, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	inGroup := !g.reaped
 	if inGroup || !seesTree() {
 		// The group signal reaches all members at once, also processes that are being
-		// started. After the leader was reaped, the number is the group's only while it has
+		// started. After the leader was reaped, the group keeps its number only while it has
 		// members.
 		err = signalGroup(g.pid, s)
 	}
@@ -139,8 +139,8 @@ func (g *Group) SignalLeavers(s syscall.Signal) (denied []Process) {
 	return signalDescendants(syscall.Getpid(), s, g.pid, true)
 }
 
-// watch is the only function that waits for children, and it waits for any child: a process
-// that gets orphans must reap them, too.
+// watch waits for every child of this process, because a process that gets orphans must reap them,
+// too. No other function waits for children meanwhile.
 func (g *Group) watch() {
 	for {
 		c, err := peek(g.pid)
@@ -148,7 +148,7 @@ func (g *Group) watch() {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			// unreachable while the leader is not reaped
+			// not reached: the leader is a child that is not yet reaped
 			panic("holdfast: waiting for the command: " + err.Error())
 		case c.pid != g.pid:
 			var ws syscall.WaitStatus
@@ -157,7 +157,7 @@ func (g *Group) watch() {
 			if sig, ok := takeStop(g.pid); ok {
 				select {
 				case g.stopped <- sig:
-				default: // another change is already waiting
+				default: // the channel already has a stop that its reader has not received
 				}
 			}
 		default:
@@ -180,7 +180,7 @@ func (g *Group) finish() {
 	close(g.gone)
 }
 
-// reapOne returns the status of a child that has ended, or waits for one.
+// reapOne waits until a child has ended, reaps it, and returns its status.
 func reapOne(pid int) (ws syscall.WaitStatus) {
 	for {
 		if _, err := syscall.Wait4(pid, &ws, 0, nil); err != syscall.EINTR {

@@ -12,7 +12,7 @@ import (
 )
 
 // Guardian is a second process of this program, in a process group of its own and the same
-// session. A signal to this process, or a key pressed at the terminal, does not reach it.
+// session. A signal to this process's group, or a key of the terminal, does not reach the guardian.
 type Guardian struct {
 	PID     int
 	foreign map[int]bool
@@ -20,9 +20,9 @@ type Guardian struct {
 	status  Status // set before ended is closed
 }
 
-// StartGuardian starts the guardian for the lock name, with one end of a socket pair. It
-// returns the other end, which reads as ended when the guardian ends. This process gets the
-// guardian's orphans, and reaps all its children.
+// StartGuardian starts the guardian for the lock name, with one end of a socket pair. It returns
+// the other end. A read from it returns the end of file when the guardian has ended. This process
+// gets the guardian's orphans, and reaps all its own children.
 func StartGuardian(name string) (*Guardian, *os.File, error) {
 	exe, err := self()
 	if err != nil {
@@ -34,7 +34,8 @@ func StartGuardian(name string) (*Guardian, *os.File, error) {
 	}
 	g := &Guardian{foreign: foreign(), ended: make(chan struct{})}
 	adoptOrphans()
-	// Above the descriptors of the command: it was the lowest free one.
+	// The guardian inherits this descriptor. It has a number that was free, so it replaces no
+	// descriptor that the command inherits.
 	_, err = unix.FcntlInt(uintptr(theirs), unix.F_SETFD, 0)
 	if err == nil {
 		g.PID, err = forkExec(exe, []string{os.Args[0], GuardianArg, strconv.Itoa(theirs), name}, os.Environ())
@@ -48,7 +49,7 @@ func StartGuardian(name string) (*Guardian, *os.File, error) {
 	return g, os.NewFile(uintptr(ours), "guardian"), nil
 }
 
-// socketpair makes a socket pair that no program inherits, ready for Go's poller.
+// socketpair makes a socket pair for Go's poller. No child process inherits it.
 func socketpair() (a, b int, err error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -63,8 +64,8 @@ func socketpair() (a, b int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// Become makes this process the guardian: fd is the socket that it was started with, which
-// Become makes ready for use.
+// Become makes this process the guardian. It returns the file of the socket fd, which the front
+// has passed to this process.
 func Become(fd string) (*os.File, error) {
 	n, err := strconv.Atoi(fd)
 	if err == nil {
@@ -83,7 +84,8 @@ func Become(fd string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "front"), nil
 }
 
-// Detach closes the first n standard streams, so that no reader waits for this process.
+// Detach replaces the first n standard streams by the null device, so that no reader of them waits
+// for this process.
 func Detach(n int) {
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -95,10 +97,10 @@ func Detach(n int) {
 	unix.Close(null)
 }
 
-// Ended is closed when the guardian has ended.
+// Ended returns a channel that is closed when the guardian has ended.
 func (g *Guardian) Ended() <-chan struct{} { return g.ended }
 
-// Status returns how the guardian ended.
+// Status returns how the guardian ended. It is valid after Ended is closed.
 func (g *Guardian) Status() Status { return g.status }
 
 // Signal sends the guardian a signal.
@@ -106,19 +108,20 @@ func (g *Guardian) Signal(s syscall.Signal) {
 	select {
 	case <-g.ended:
 	default:
-		// The process ID belongs to the guardian until watch has seen its end.
+		// The process ID belongs to the guardian until watch has reaped it.
 		_ = syscall.Kill(g.PID, s)
 	}
 }
 
-// watch reaps any child until the guardian has ended, including the children of other code.
+// watch reaps every child of this process until the guardian has ended, also the children that
+// other code has started.
 func (g *Guardian) watch() {
 	for {
 		var ws syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &ws, 0, nil)
 		switch {
 		case err == syscall.EINTR:
-		case err != nil: // not reached: it is a child
+		case err != nil: // not reached: the guardian is a child that is not yet reaped
 			g.status = Status{Signal: syscall.SIGKILL}
 			close(g.ended)
 			return
@@ -130,19 +133,20 @@ func (g *Guardian) watch() {
 	}
 }
 
-// KillTree kills everything that the guardian has started, and not the guardian. group is
-// the command's process group.
+// KillTree kills every process that the guardian has started, and not the guardian itself. group
+// is the command's process group.
 func (g *Guardian) KillTree(group int) (denied []Process) { return killTree(g.PID, group) }
 
-// KillOrphans kills what an ended guardian has left behind, and waits for it. group is the
-// command's, 0 if unknown. It returns the number of killed processes, and the processes that
-// this one has no right to kill: they may continue.
+// KillOrphans kills the processes that an ended guardian has left behind, and waits for their end.
+// group is the command's process group, or 0 if it is unknown. KillOrphans returns the number of
+// killed processes. It also returns the processes that this one has no right to kill; they may
+// continue.
 func (g *Guardian) KillOrphans(group int) (killed int, denied []Process) {
 	return killOrphans(g.foreign, group)
 }
 
-// Boottime returns the time since the boot in nanoseconds, by a clock that all processes
-// share. It continues while the machine is suspended.
+// Boottime returns the time since the boot in nanoseconds. All processes read the same clock. It
+// continues while the machine is suspended.
 func Boottime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clockBoottime, &ts); err != nil {

@@ -12,7 +12,7 @@ import (
 // Group is a running command.
 type Group struct{}
 
-// Section is a process that holdfast has not started.
+// Section is a process that holdfast has not started. No section exists on this system.
 type Section struct{ Group }
 
 // Attach returns an error on this system.
@@ -21,7 +21,7 @@ func Attach(int) (*Section, error) { return nil, unsupported() }
 // Terminal is the controlling terminal.
 type Terminal struct{}
 
-// Guardian is the process that keeps a command.
+// Guardian is the process that holds the lock and starts the command.
 type Guardian struct{ PID int }
 
 // ForegroundArg is not used on this system.

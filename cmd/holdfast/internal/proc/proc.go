@@ -1,5 +1,5 @@
-// Package proc runs one command as a process group of its own, with the terminal if there is
-// one, and reports its stops and its end. It contains nothing about locks.
+// Package proc runs one command in a process group of its own, gives it the terminal if there is
+// one, and reports when it stops or ends. The package contains nothing about locks.
 package proc
 
 import (
@@ -18,11 +18,12 @@ import (
 // Command is the command to run. Its standard streams are those of this process.
 type Command struct {
 	Path string   // the file
-	Args []string // with the name as the user gave it first
+	Args []string // the first is the name as the user gave it
 	Env  []string
 }
 
-// NotRunnable reports why a command cannot be run, with a shell's exit status for that.
+// NotRunnable is the error of a command that cannot be run. Status is the exit status of a shell
+// in that case.
 type NotRunnable struct {
 	Name   string
 	Status int
@@ -34,8 +35,8 @@ func (e *NotRunnable) Error() string { return fmt.Sprintf("cannot run %s: %v", e
 // Unwrap returns the system's error.
 func (e *NotRunnable) Unwrap() error { return e.Err }
 
-// Look finds the file of a command like a shell. So a misspelt name is an error before the
-// wait for a lock.
+// Look returns the file of a command. It searches like a shell. The caller calls it before it
+// waits for a lock, so that a misspelt name is an error at once.
 func Look(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {
@@ -51,7 +52,8 @@ func Look(name string) (string, error) {
 	return "", notRunnable(name, err)
 }
 
-// inPath looks for a file that LookPath passed over.
+// inPath reports whether a directory of PATH contains the file. LookPath skips a file that is not
+// executable.
 func inPath(name string) bool {
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() {
@@ -74,7 +76,7 @@ func notRunnable(name string, err error) *NotRunnable {
 	return e
 }
 
-// Status is how a command ended.
+// Status describes how a command ended.
 type Status struct {
 	Code   int            // the exit status, if it exited
 	Signal syscall.Signal // the signal that killed it, or 0
@@ -95,7 +97,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("exit status %d", s.Code)
 }
 
-// Process is a process that could not be signalled.
+// Process is a process that this process has no right to signal.
 type Process struct {
 	PID  int
 	Name string

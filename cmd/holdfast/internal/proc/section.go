@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Section is a process that this process did not start, and that ends by itself: a shell that
-// holds a lock for the rest of its script.
+// Section is a process that this one did not start: a shell that holds a lock for the rest of its
+// script.
 type Section struct {
 	pid   int
 	ended chan struct{}
@@ -30,7 +30,7 @@ func Attach(pid int) (*Section, error) {
 	return s, nil
 }
 
-// PID returns the number of the process.
+// PID returns the process's number.
 func (s *Section) PID() int { return s.pid }
 
 // Stopped returns nil: this process does not see stops.
@@ -39,10 +39,10 @@ func (s *Section) Stopped() <-chan syscall.Signal { return nil }
 // Ended returns a channel that is closed when the process has ended.
 func (s *Section) Ended() <-chan struct{} { return s.ended }
 
-// Reap closes the channel of Gone. The caller has waited for Ended.
+// Reap closes the channel of Gone. The caller calls it after Ended is closed.
 func (s *Section) Reap() { s.once.Do(func() { close(s.gone) }) }
 
-// Left returns nil: this process does not see what the section leaves behind.
+// Left returns nil: this process does not see the processes that the section leaves behind.
 func (s *Section) Left() <-chan struct{} { return nil }
 
 // Gone returns a channel that Reap closes.
@@ -54,8 +54,8 @@ func (s *Section) Status() Status { return Status{} }
 // Signal does nothing: no caller sends a section a signal through its guardian.
 func (s *Section) Signal(syscall.Signal) error { return nil }
 
-// SignalAll sends a signal to the process and to its descendants. It returns the
-// processes that this process has no right to signal.
+// SignalAll sends a signal to the process and to its descendants. It returns the processes that
+// this process has no right to signal.
 func (s *Section) SignalAll(sig syscall.Signal) ([]Process, error) {
 	select {
 	case <-s.ended:
@@ -65,7 +65,7 @@ func (s *Section) SignalAll(sig syscall.Signal) ([]Process, error) {
 	}
 }
 
-// SignalLeavers does nothing: this process does not see the processes that have left the section.
+// SignalLeavers does nothing: Left is never closed for a section.
 func (s *Section) SignalLeavers(syscall.Signal) []Process { return nil }
 
 // Exists reports whether a process has this number.

@@ -19,12 +19,12 @@ type Terminal struct {
 	fd     int
 	owner  int  // the group that lends the foreground to the command
 	stdin  bool // the terminal is the standard input
-	lentTo int  // the command's group, while it has the foreground, else 0
+	lentTo int  // the command's group while it has the foreground, otherwise 0
 	modes  *unix.Termios
 }
 
-// OpenTerminal opens the controlling terminal, nil if there is none. owner is the process
-// group that lends the foreground and gets it back.
+// OpenTerminal opens the controlling terminal. It returns nil if there is none. owner is the
+// process group that lends the foreground and gets it back.
 func OpenTerminal(owner int) *Terminal {
 	t := &Terminal{fd: 0, owner: owner, stdin: true}
 	if _, err := foregroundGroup(t.fd); err == nil {
@@ -52,7 +52,7 @@ func (t *Terminal) Wanted(group int) bool {
 	if t == nil {
 		return false
 	}
-	t.stdin = true // from now on the command gets the foreground whenever the owner does
+	t.stdin = true // from now on the command gets the foreground whenever the owner gets it
 	return t.isWith(group) || t.Lend(group)
 }
 
@@ -135,8 +135,8 @@ func IgnoreOutputStops() {
 	}
 }
 
-// heedOutputStops undoes IgnoreOutputStops for processes that start before the caller calls again.
-// A write to the terminal may have to wait until then.
+// heedOutputStops undoes IgnoreOutputStops for the processes that the caller starts before it calls
+// again. Until then, a write of this process to the terminal may have to wait.
 func heedOutputStops() (again func()) {
 	outputStops.Lock()
 	if outputStops.ignored {
@@ -155,10 +155,11 @@ func heedOutputStops() (again func()) {
 // and exec: see Foreground.
 const ForegroundArg = "exec-in-foreground"
 
-// Foreground makes this process's group, of which it is the leader, the terminal's
-// foreground group, and then executes the command. Go has no hook between fork and exec. A
-// parent that does it after the start races with the command's first use of the terminal.
-// SysProcAttr.Foreground needs SIGTTOU ignored, which the command would inherit.
+// Foreground makes this process's group the terminal's foreground group, and then executes the
+// command. This process is the leader of its group. Go has no hook between fork and exec, so this
+// program runs as a step between them. If the parent set the foreground group after the start, it
+// would race with the command's first use of the terminal. SysProcAttr.Foreground works only while
+// SIGTTOU is ignored, and the command would inherit that.
 func Foreground(args []string) int {
 	if len(args) < 2 {
 		return 1
@@ -179,28 +180,28 @@ func setForegroundGroup(fd, pgrp int) error {
 	return unix.IoctlSetPointerInt(fd, unix.TIOCSPGRP, pgrp)
 }
 
-// Suspend stops this process's whole group, as the terminal would have done if the command
-// had no group of its own. It returns true if a SIGCONT will come. It returns false and does
-// nothing if no process could continue the group.
+// Suspend stops this process's whole group, as the terminal would do if the command had no group of
+// its own. It returns true if another process can continue the group with SIGCONT. Otherwise it
+// does nothing and returns false.
 //
-// The caller receives SIGTSTP and SIGTTIN by signal.Notify, and calls that again after
-// Suspend. Go's handler then stays forever, so this process cannot stop by the signal itself
-// like the others of its group. SIGSTOP would stop an orphaned group forever, which the
-// system prevents for the others.
+// The caller receives SIGTSTP and SIGTTIN by signal.Notify, and calls Notify again after Suspend.
+// Go's handler for them stays installed forever, so these signals do not stop this process, as they
+// stop the others of its group. It sends itself SIGSTOP instead. In an orphaned group the system
+// ignores the terminal's stop signals, but not SIGSTOP. So Suspend checks for that case first.
 func Suspend(sig syscall.Signal) bool {
 	if orphaned() {
 		return false
 	}
-	// This process must not receive the signal, also not later from a handler that had begun
-	// at the stop.
+	// This process must not receive the signal, also not later from a handler that was running
+	// when the process stopped.
 	signal.Ignore(sig)
 	_ = syscall.Kill(0, sig)
 	_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
 	return true
 }
 
-// orphaned reports whether this process's group has no parent that could continue it: the
-// first ancestor outside the group belongs to another session.
+// orphaned reports whether no parent could continue this process's group: the first ancestor
+// outside the group belongs to another session.
 func orphaned() bool {
 	group := syscall.Getpgrp()
 	session, err := unix.Getsid(0)

@@ -17,7 +17,8 @@ func foregroundGroup(fd int) (int, error) {
 	return int(pgrp), err
 }
 
-// self is this program's file, also after an upgrade has replaced it.
+// self returns the path of the file that this process executes, also after an upgrade has replaced
+// that file.
 func self() (string, error) {
 	const exe = "/proc/self/exe"
 	if _, err := os.Stat(exe); err == nil {

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This system hands no orphans to this process, so it does not see processes that have left
-// the group.
+// This system hands no orphans to this process. So this process does not see the descendants that
+// have left the command's group.
 
 func seesTree() bool { return false }
 
-// Blind reports whether descendants outside the command's group are invisible although this
-// process sees their end. That is never so here, because it does not see their end.
+// Blind reports whether this process sees the end of descendants outside the command's group, but
+// cannot list them. On this system it does not see their end, so Blind returns false.
 func Blind() bool { return false }
 
 func signalDescendants(int, syscall.Signal, int, bool) []Process { return nil }
 
 func signalLeftInGroup(group int, s syscall.Signal) error { return signalGroup(group, s) }
 
-// parentOf returns the parent of a process, 0 if it is unknown.
+// parentOf returns the parent of a process, or 0 if it is unknown.
 func parentOf(pid int) int {
 	k, err := unix.SysctlKinfoProc("kern.proc.pid", pid)
 	if err != nil {
@@ -29,9 +29,9 @@ func parentOf(pid int) int {
 	return int(k.Eproc.Ppid)
 }
 
-// awaitOthers waits until no process of the group is left; it calls left if there are any.
-// No event reports the end of a group, so it polls. Only a command that leaves processes
-// behind reaches the poll.
+// awaitOthers waits until no process of the group is left. It calls left if it has to wait. No
+// event reports the end of a group, so it polls. It does so only if the command has left processes
+// behind.
 func awaitOthers(group int, left func()) {
 	for pause := time.Millisecond; syscall.Kill(-group, 0) != syscall.ESRCH; pause = min(2*pause, 20*time.Millisecond) {
 		if left != nil {

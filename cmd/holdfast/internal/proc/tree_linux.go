@@ -13,27 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The guardian is a subreaper, and so is its front. Orphans are handed to the guardian, and
-// to the front when the guardian dies. So every descendant of a command stays their
-// descendant for its life, in any session or group. A subreaper without children has no
-// descendants.
+// The guardian and the front are subreapers. The kernel hands orphans to the guardian, and to the
+// front when the guardian has died. So every descendant of a command stays a descendant of the
+// guardian or the front, in any session or group. A subreaper without children has no descendants.
 
-// member is the state of a process at the time of a look.
+// member is the state of a process when look read it.
 type member struct {
 	pid, parent, group int
-	start              string // in clock ticks since the boot: it differs for another process of the same number
+	start              string // in clock ticks since the boot; a later process of the same number has another start
 	name               string
 	dead               bool // and not reaped yet
 	depth              int
 }
 
-// look reads the system's data on a process.
+// look reads the state of a process from /proc.
 func look(pid int) (member, bool) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return member{}, false
 	}
-	// The name stands in parentheses and may contain any byte.
+	// The name is in parentheses and may contain any byte.
 	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || shut < open {
 		return member{}, false
@@ -55,18 +54,18 @@ func seesTree() bool {
 	return ok
 }
 
-// Blind reports whether descendants outside the command's group are invisible although this
-// process sees their end.
+// Blind reports whether this process sees the end of descendants outside the command's group, but
+// cannot list them.
 func Blind() bool { return !seesTree() }
 
-// parentOf returns the parent of a process, 0 if it is unknown.
+// parentOf returns the parent of a process, or 0 if it is unknown.
 func parentOf(pid int) int {
 	m, _ := look(pid)
 	return m.parent
 }
 
-// descendants returns the descendants of root, the youngest generation first. Without /proc
-// there are none to see.
+// descendants returns the descendants of root, the youngest generation first. Without /proc it
+// returns none.
 func descendants(root int) []member {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -93,7 +92,7 @@ func descendants(root int) []member {
 				m.depth = depth
 				born = append(born, m)
 			}
-			delete(children, parent.pid) // data read in several steps may contain a cycle
+			delete(children, parent.pid) // the processes are read one after the other, so the data may contain a cycle
 		}
 		found, next = append(found, born...), born
 	}
@@ -101,8 +100,8 @@ func descendants(root int) []member {
 	return found
 }
 
-// send sends a signal to the process of the look, and to no process that has got its number
-// later.
+// send sends a signal to the process that look read. It sends none to a later process that has the
+// same number.
 func (m member) send(s syscall.Signal) error {
 	fd, err := unix.PidfdOpen(m.pid, 0)
 	switch err {
@@ -110,7 +109,7 @@ func (m member) send(s syscall.Signal) error {
 		defer unix.Close(fd)
 	case unix.ESRCH:
 		return nil
-	default: // a kernel or a sandbox without them
+	default: // a kernel or a sandbox without pidfds
 		fd = -1
 	}
 	if now, ok := look(m.pid); !ok || now.start != m.start {
@@ -128,13 +127,13 @@ func (m member) send(s syscall.Signal) error {
 	return err
 }
 
-// signalDescendants sends a signal to the descendants of root. If inGroup is set, members of
-// the group already have it, and signalDescendants only checks whether that was possible.
-// It repeats SIGKILL until it finds no new descendants, but for a few rounds only. The caller
-// calls it again.
+// signalDescendants sends a signal to the descendants of root. If inGroup is set, the members of
+// the group already have the signal. Then signalDescendants only checks whether this process has
+// the right to send it to them. It repeats SIGKILL until it finds no new descendants, at most for
+// a few rounds. The caller calls it again later.
 func signalDescendants(root int, s syscall.Signal, group int, inGroup bool) []Process {
 	if s == syscall.SIGKILL && root == syscall.Getpid() {
-		killChildren(nil, func() {}) // the process that waits for them reaps them
+		killChildren(nil, func() {}) // Group.watch reaps them
 	}
 	return signalTree(func() []member { return descendants(root) }, s, group, inGroup)
 }
@@ -168,7 +167,7 @@ func signalTree(find func() []member, s syscall.Signal, group int, inGroup bool)
 	return denied
 }
 
-// rounds limits the pursuit of processes that multiply while they are killed.
+// rounds limits how often signalTree searches again for processes that started meanwhile.
 const rounds = 20
 
 func killTree(root, _ int) []Process { return signalDescendants(root, syscall.SIGKILL, 0, false) }
@@ -198,9 +197,9 @@ func reap() {
 }
 
 // killChildren kills the children of this process that are not foreign, and the orphans that
-// become its children, until no child is left. It returns their number, and the caller reaps
-// them. It reads the kernel's lists of children, not all of /proc. A process that starts the
-// next one and ends would be gone before /proc is read.
+// become its children, until no child is left. It returns the number of killed children, and calls
+// reap to reap them. It reads the kernel's lists of children, because it takes longer to read all of
+// /proc: a process that starts another one and ends at once would be gone before.
 func killChildren(foreign map[int]bool, reap func()) int {
 	self, seen, empty := syscall.Getpid(), map[int]bool{}, 0
 	for range passes {
@@ -228,15 +227,16 @@ func killChild(pid, self int) bool {
 	return ok && m.parent == self && !m.dead && m.send(syscall.SIGKILL) == nil
 }
 
-// emptyPasses is the number of successive passes without a child after which no child exists.
-// The kernel has one list for each thread, and a child may join a list that was just read.
+// emptyPasses is the number of successive passes without a child after which killChildren decides
+// that no child exists. The kernel has one list for each thread, and a child may join a list that
+// was just read.
 const emptyPasses = 3
 
-// passes limits the pursuit of processes that cannot end at once.
+// passes limits how often killChildren reads the lists while killed processes have not ended.
 const passes = 1000
 
-// signalLeftInGroup signals the rest of a group whose leader was reaped. It signals each
-// process by itself, because another group may have the number of this group now.
+// signalLeftInGroup sends a signal to the other members of a group whose leader was reaped. It
+// signals each process separately, because another group may have the number of this group now.
 func signalLeftInGroup(group int, s syscall.Signal) error {
 	if !seesTree() {
 		return signalGroup(group, s)
@@ -252,8 +252,8 @@ func signalLeftInGroup(group int, s syscall.Signal) error {
 	return failed
 }
 
-// awaitOthers waits until this process has no children, and so no descendants. It calls left
-// if it has to wait.
+// awaitOthers reaps children until this process has none, and so no descendants. It calls left if
+// it has to wait.
 func awaitOthers(_ int, left func()) {
 	for flag := syscall.WNOHANG; ; {
 		pid, err := syscall.Wait4(-1, nil, flag, nil)
@@ -282,8 +282,8 @@ func foreign() map[int]bool {
 	return pids
 }
 
-// children returns the children of this process by the kernel's own lists, which not every
-// kernel has.
+// children reads the children of this process from the kernel's own lists. It returns false if the
+// kernel has no such lists.
 func children() (pids map[int]bool, ok bool) {
 	pids = map[int]bool{}
 	tasks, err := os.ReadDir("/proc/self/task")
@@ -313,8 +313,8 @@ func gone(task string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// descendantsBut returns the descendants of this process without those of the given
-// children.
+// descendantsBut returns the descendants of this process, without the given children and their
+// descendants.
 func descendantsBut(but map[int]bool) []member {
 	out := map[int]bool{}
 	for pid := range but {
@@ -326,8 +326,8 @@ func descendantsBut(but map[int]bool) []member {
 	return slices.DeleteFunc(descendants(syscall.Getpid()), func(m member) bool { return out[m.pid] })
 }
 
-// setName sets the name in ps and top, which would otherwise be the name of the executed
-// file: exe.
+// setName sets the name of this process in ps and top. Otherwise it would be "exe", the name of the
+// executed file.
 func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
 const clockBoottime = unix.CLOCK_BOOTTIME
@@ -357,8 +357,8 @@ func watchEnd(pid int) (await func(), err error) {
 	}, nil
 }
 
-// signalSection sends a signal to a process and its descendants. This process may be one of
-// them, if the process is the first of a container.
+// signalSection sends a signal to a process and its descendants, but not to this process. This
+// process may be one of the descendants, if the section is the first process of a container.
 func signalSection(pid int, s syscall.Signal) ([]Process, error) {
 	find := func() []member {
 		all := descendants(pid)

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// child is a change of a child's state.
+// child describes a change of a child's state: it has stopped, or has ended.
 type child struct {
 	pid  int
 	stop bool
@@ -43,7 +43,8 @@ func peek(pid int) (child, error) {
 	return child{pid: pid, stop: info.code == cldStopped}, err
 }
 
-// takeStop consumes the event of a child's stop, and no other event.
+// takeStop consumes the event that a child has stopped, and no other event. It returns the signal
+// that stopped the child.
 func takeStop(pid int) (syscall.Signal, bool) {
 	info, err := waitid(pid, wSTOPPED|wNOHANG)
 	return syscall.Signal(info.status), err == nil && info.code == cldStopped

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// child is a change of a child's state.
+// child describes a change of a child's state: it has stopped, or has ended.
 type child struct {
 	pid  int
 	stop bool
@@ -38,12 +38,14 @@ func peek(int) (child, error) {
 	return child{pid: int(info.pid), stop: si.Code == cldStopped}, err
 }
 
-// takeStop consumes the event of a child's stop, and no other event.
+// takeStop consumes the event that a child has stopped, and no other event. It returns the signal
+// that stopped the child.
 func takeStop(pid int) (syscall.Signal, bool) {
 	si, info, err := waitid(unix.P_PID, pid, unix.WSTOPPED|unix.WNOHANG)
 	return syscall.Signal(info.status), err == nil && si.Code == cldStopped
 }
 
-// adoptOrphans makes descendants with dead parents children of this process. So it sees
-// their end, whatever the first process of the system is.
+// adoptOrphans makes this process a subreaper: its descendants become its children when their
+// parents die. So this process sees their end, and the first process of the system does not get
+// them.
 func adoptOrphans() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }

@@ -10,15 +10,14 @@ import (
 
 const mask = "xxxxx"
 
-// inURL finds user:password@ in all text that looks like a URL, also one that does not
-// parse. In doubt it hides too much.
+// inURL matches user:password@ in every text that looks like a URL, also in a URL that does not
+// parse. It may match more than a password.
 var inURL = regexp.MustCompile(`(://[^\s/:@"]*):[^\s"]*@`)
 
-// inQuery finds the values of parameters with secret names.
+// inQuery matches the parameters whose names look secret, with their values.
 var inQuery = regexp.MustCompile(`(?i)([?&;][^\s=&"]*(?:pass|pwd|secret|token|auth|key)[^\s=&"]*=)[^\s&;"]*`)
 
-// Text hides the passwords of all URLs in a text, and the given secrets wherever
-// they stand.
+// Text replaces the passwords of all URLs in a text, and every occurrence of the given secrets.
 func Text(s string, secrets ...string) string {
 	for _, secret := range secrets {
 		s = strings.ReplaceAll(s, secret, mask)
@@ -27,8 +26,8 @@ func Text(s string, secrets ...string) string {
 	return inQuery.ReplaceAllString(s, "${1}"+mask)
 }
 
-// secret finds the parameters that are a password. Text hides more, which does no harm; a
-// false warning of a password would.
+// secret matches the parameters that are certainly a password. Text uses inQuery, which matches
+// more: to hide too much does no harm, but a false warning about a password would.
 var secret = regexp.MustCompile(`(?i)[?&;](?:[^\s=&"]*_)?(?:(?:ssl)?password|passwd|pass|pwd|secret|token|auth|api_?key)=`)
 
 // Has reports whether a URL contains a password.
@@ -36,15 +35,15 @@ func Has(raw string) bool {
 	return inURL.MatchString(raw) || secret.MatchString(raw) || len(Secrets(raw)) > 0
 }
 
-// Secrets lists the forms in which a URL's password may appear in error messages. Text's
-// patterns handle passwords that are too short to differ from ordinary text.
+// Secrets returns the forms in which a URL's password may appear in error messages. It leaves out
+// short passwords, because they may be equal to ordinary text; the patterns of Text handle them.
 func Secrets(raw string) []string {
 	u, err := url.Parse(raw)
 	if err != nil || u.User == nil {
 		return nil
 	}
 	password, _ := u.User.Password()
-	// The longest first: one may be a part of the other.
+	// The encoded form comes first, because it may contain the other one.
 	_, encoded, _ := strings.Cut(u.User.String(), ":")
 	var all []string
 	for _, s := range []string{encoded, password} {

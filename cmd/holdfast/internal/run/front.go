@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// front is the process that the user has started. It handles the terminal's keys, its
-// shell's job control and the signals. The guardian has the lock and the command.
+// front is the process that the user has started. It handles the terminal's keys, the shell's job
+// control, and the signals. The guardian holds the lock and runs the command.
 type front struct {
 	Options
 	say      *say.Printer
@@ -30,12 +30,12 @@ type front struct {
 	status  int
 
 	trust     *time.Timer
-	until     int64 // the command may run until then, by proc.Boottime
+	until     int64 // when the front kills the command, by proc.Boottime; 0 is never
 	requested bool  // front has sent the guardian a request for a later limit
 	killed    bool  // front has killed the command, because the guardian did not answer
 }
 
-// Run starts the guardian, which takes the lock and runs the command. It returns the exit
+// Run starts the guardian, which takes the lock and runs the command. Run returns the exit
 // status.
 func Run(o Options, p *say.Printer) int {
 	f := &front{Options: o, say: p, sigs: listen(), trust: newTimer()}
@@ -49,7 +49,7 @@ func Run(o Options, p *say.Printer) int {
 	}
 	orders := toOrders(o)
 	orders.Front, orders.FrontGroup = os.Getpid(), proc.ProcessGroup()
-	// The end of the link shows a dead guardian.
+	// An error here means that the guardian has died. The link then ends, and serve returns.
 	_ = orders.give(conn)
 	f.guardian, f.link = g, newLink(conn)
 	go f.link.read()
@@ -61,7 +61,8 @@ func Run(o Options, p *say.Printer) int {
 	return f.status
 }
 
-// serve returns when the guardian has ended and its last message was read.
+// serve handles the guardian's messages and the signals. It returns when the guardian has ended and
+// the front has read its last message, or when the guardian continues without the front.
 func (f *front) serve() {
 	in := f.link.in
 	for in != nil && !f.left {
@@ -114,12 +115,12 @@ func (f *front) hear(m message) {
 	case msgDone:
 		f.done, f.status = true, int(m.value)
 		if f.killed {
-			f.status = exit.Lost // the guardian may have come back in time for a release
+			f.status = exit.Lost // the guardian may have continued, and then released the lock with another status
 		}
 	}
 }
 
-// held prints the lock of a section as shell code, and ends.
+// held prints the lock of a section as shell code, and lets the front end.
 func (f *front) held() {
 	f.done, f.left, f.status = true, true, exit.OK
 	vars := []string{
@@ -139,7 +140,7 @@ func (f *front) held() {
 // quoted returns s as one word of a shell.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// suspend stops this process and its group, so that its shell takes over.
+// suspend stops this process and its group, so that the shell gets the terminal.
 func (f *front) suspend(sig syscall.Signal) {
 	if !proc.Suspend(sig) {
 		f.continued()
@@ -151,18 +152,18 @@ func (f *front) continued() {
 	f.link.send(msgContinue, 0)
 }
 
-// The guardian ends the command before the lock's validity ends, or shortly after if less
-// time is left. It sends the limit in advance. If it has not ended the command by then, it
-// is stopped, and the front kills the command.
+// The guardian ends the command before the lock's validity ends, or shortly after if too little
+// time is left. It sends this limit to the front in advance. If the guardian is stopped, it does
+// not end the command by the limit. Then the front kills the command.
 
-// lead is how long before the limit the front sends the guardian a request. late is how long
-// a front that was stopped itself waits for the answer.
+// lead is how long before the limit the front requests a later limit from the guardian. late is how
+// long the front waits for the answer if the front itself was stopped until the limit.
 const (
 	lead = 250 * time.Millisecond
 	late = time.Second
 )
 
-// setLimit sets until when the command may run, 0 for no limit.
+// setLimit sets the time until which the command may run; 0 is no limit.
 func (f *front) setLimit(until int64) {
 	f.until, f.requested = until, false
 	f.trust.Stop()
@@ -172,7 +173,8 @@ func (f *front) setLimit(until int64) {
 	}
 }
 
-// checkGuardian is called when the limit is near.
+// checkGuardian requests a later limit when the limit is near, and kills the command after the
+// limit.
 func (f *front) checkGuardian() {
 	left := time.Duration(f.until - proc.Boottime())
 	switch {
@@ -192,7 +194,8 @@ func (f *front) checkGuardian() {
 	}
 }
 
-// abandoned is called when the guardian has ended without its last message.
+// abandoned handles a guardian that has ended without its last message: it kills the command and
+// reports that.
 func (f *front) abandoned() {
 	how := f.guardian.Status()
 	killed, denied := f.guardian.KillOrphans(f.command)

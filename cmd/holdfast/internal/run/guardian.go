@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// errFrontGone ends a wait after its front has died, errFrontStopped after a shell has
-// stopped the front.
+// errFrontGone ends a wait whose front has died. errFrontStopped ends a wait whose front a shell
+// has stopped.
 var (
 	errFrontGone    = errors.New("holdfast run has died")
 	errFrontStopped = errors.New("holdfast run is stopped")
@@ -29,18 +29,18 @@ type fore struct {
 	link  *link
 	gone  chan struct{} // closed when it has died
 
-	// onRequest answers a request of the front for the limit. Any goroutine may call it.
+	// onRequest sends the limit when the front requests it. Any goroutine may call it.
 	onRequest atomic.Pointer[func()]
 
 	mu        sync.Mutex
-	goOn      chan struct{} // closed when it is continued; nil when it was not stopped
-	leave     func()        // leaves the queue; nil when there is nothing to leave
+	goOn      chan struct{} // closed when the front is continued; nil while it is not stopped
+	leave     func()        // withdraws the queue entry; nil when there is none
 	unread    atomic.Bool   // the front has not yet confirmed the last limit
 	lastLimit atomic.Int64  // the last limit sent
 }
 
 // Guard runs the guardian: it takes the lock, runs the command, and returns the exit status.
-// The words are those of proc.StartGuardian.
+// The words are the arguments that proc.StartGuardian passes after GuardianArg.
 func Guard(words []string, p *say.Printer) int {
 	if len(words) != 2 {
 		words = []string{"", ""}
@@ -93,14 +93,14 @@ func (f *fore) listen(sigs *signals) {
 		case msgConfirm:
 			f.unread.Store(false)
 		case msgRequestLimit:
-			f.lastLimit.Store(0) // the next limit is sent in any case
+			f.lastLimit.Store(0) // so that setValidity sends the next limit even if it has not changed
 			f.unread.Store(false)
 			f.answerRequest()
 		}
 	}
 }
 
-// answerRequest answers the front's request for the end of the lock's validity.
+// answerRequest sends the front the end of the lock's validity.
 func (f *fore) answerRequest() {
 	if onRequest := f.onRequest.Load(); onRequest != nil {
 		(*onRequest)()
@@ -117,12 +117,12 @@ func (f *fore) dead() bool {
 	}
 }
 
-// suspend makes the front stop, as a shell expects of a job.
+// suspend makes the front stop itself, as a shell expects of a job.
 func (f *fore) suspend(sig syscall.Signal) { f.link.send(msgSuspend, int64(sig)) }
 
-// suspendWaiting stops the front while no command runs that must stop first. The guardian is
-// not stopped, because it may be in the middle of a request to the store. It leaves the
-// queue, so that no other client waits for a stopped job.
+// suspendWaiting stops the front while the guardian waits for the lock and no command runs. The
+// guardian itself does not stop, because a request to the store may be unfinished. It withdraws its
+// queue entry, so that no other client waits for a stopped job.
 func (f *fore) suspendWaiting(sig syscall.Signal) {
 	f.mu.Lock()
 	if f.goOn == nil {
@@ -135,8 +135,8 @@ func (f *fore) suspendWaiting(sig syscall.Signal) {
 	f.suspend(sig)
 }
 
-// whileWaiting sets the function that leaves the queue when the front is stopped, or nil. It
-// reports whether the front is already stopped.
+// whileWaiting sets the function that withdraws the queue entry when the front is stopped; nil
+// removes it. whileWaiting reports whether the front is already stopped.
 func (f *fore) whileWaiting(leave func()) (stopped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,14 +166,14 @@ func (f *fore) await(ctx context.Context) {
 	}
 }
 
-// setValidity sends until when the command may run, unless the front has not confirmed the
-// last limit, because it is stopped.
+// setValidity sends the front the time until which the command may run. It sends nothing while the
+// front has not confirmed the last limit, because then the front is probably stopped.
 func (f *fore) setValidity(left time.Duration) {
 	if left == driver.Forever {
 		return
 	}
 	until := proc.Boottime() + int64(left)
-	// The call comes every second, and the limit differs after a renewal.
+	// The caller calls this every second, but the limit changes only with a renewal.
 	if old := time.Duration(until - f.lastLimit.Load()); old.Abs() < time.Millisecond {
 		return
 	}
@@ -182,7 +182,7 @@ func (f *fore) setValidity(left time.Duration) {
 	}
 }
 
-// limit sends the limit in any case.
+// limit sends the limit, even if the front has not confirmed the last one.
 func (f *fore) limit(left time.Duration) { f.sendLimit(proc.Boottime() + int64(left)) }
 
 // noLimit ends the front's supervision of the limit.

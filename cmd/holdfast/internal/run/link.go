@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// kind is the kind of a message between front and guardian, over a socket pair. Before the first
-// message the front sends the orders to the guardian.
+// kind is the kind of a message between the front and the guardian, over a socket pair. Before the
+// first message, the front sends the orders to the guardian.
 type kind byte
 
 const (
-	// To the guardian.
+	// The front sends these to the guardian.
 	msgSignal       kind = iota + 1 // the front received this signal
 	msgContinue                     // the front was continued, or cannot be stopped
-	msgConfirm                      // confirms msgLimit
-	msgRequestLimit                 // requests msgLimit
+	msgConfirm                      // the front has received msgLimit
+	msgRequestLimit                 // the front requests msgLimit
 
-	// To the front.
+	// The guardian sends these to the front.
 	msgSuspend // stop, with this signal of the terminal
 	msgStarted // the process and group ID of the command
 	msgLimit   // the deadline of the command, by proc.Boottime; 0 is forever
@@ -44,14 +44,15 @@ const messageSize = 9
 // end has died in any way, because no third process has the socket open.
 type link struct {
 	f    *os.File
-	in   chan message // closed when the other process has died
+	in   chan message // the received messages; closed when the other process has died
 	mu   sync.Mutex
 	out  chan message // nil once closed
 	sent chan struct{}
 }
 
-// queued limits the messages to a stopped process. A signal beyond that is lost, as the system also
-// coalesces signals. The sender of every other message waits for an answer.
+// queued limits the messages that wait for a stopped process. A further signal is lost, which is
+// acceptable, because the system coalesces signals as well. Other messages do not fill the queue,
+// because their sender waits for an answer.
 const queued = 64
 
 func newLink(f *os.File) *link {
@@ -103,8 +104,8 @@ func (l *link) flush() {
 	<-l.sent
 }
 
-// orders are the Options that the front sends to the guardian. Fields that need not be valid UTF-8
-// are bytes.
+// orders contains the Options that the front sends to the guardian. Fields that need not be valid
+// UTF-8 are bytes.
 type orders struct {
 	Name, Namespace, Reason, Once string
 	Store, Path                   []byte
@@ -143,7 +144,7 @@ func (w orders) options() Options {
 	return o
 }
 
-// give writes the orders. Messages follow them.
+// give writes the orders. The front calls it before it sends messages.
 func (w orders) give(to io.Writer) error {
 	b, err := json.Marshal(w)
 	if err != nil {

@@ -10,14 +10,15 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 )
 
-// The environment of a command. EnvHeld lists the locks of this and of all outer
-// runs as fingerprints, because the name alone does not identify a lock.
+// The environment variables of a command. EnvHeld contains a fingerprint for the lock of this run
+// and for the locks of all outer runs, because the name alone does not identify a lock.
 const (
 	EnvName  = "HOLDFAST_NAME"
 	EnvToken = "HOLDFAST_TOKEN"
 	EnvSlot  = "HOLDFAST_SLOT"
 	EnvHeld  = "HOLDFAST_HELD"
-	// EnvGuardian is for a section alone: the process to end for a release.
+	// EnvGuardian is the number of the guardian's process. Only a section has it. A script ends this
+	// process to release the lock.
 	EnvGuardian = "HOLDFAST_GUARDIAN"
 )
 

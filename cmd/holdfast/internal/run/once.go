@@ -17,8 +17,8 @@ import (
 // errDone ends a run whose key is marked as done.
 var errDone = errors.New("it is done")
 
-// marks keeps the mark of --once. It has a store client of its own, from the first look
-// until the run has ended.
+// marks reads and writes the mark of --once. It has a store client of its own, from the first read
+// of the mark until the run has ended.
 type marks struct {
 	store   driver.Store
 	values  optimistic.Values
@@ -93,6 +93,6 @@ func (r *runner) closeMarks() {
 	if r.marks != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
-		_ = r.marks.store.Close(ctx) // no request of it is left to confirm
+		_ = r.marks.store.Close(ctx) // all requests of this client are finished, so an error does not matter
 	}
 }

@@ -2,38 +2,38 @@
 //
 // # The processes
 //
-// The process that the user starts is the front: it has the signals, its shell's job control
-// and the exit status. It starts this program a second time, as the guardian, in a process
-// group of its own, with a socket pair between them. The guardian holds the lock, and the
-// command is its child. Each of the two sees the other's death by the end of its socket,
-// which no third process has open.
+// The process that the user starts is the front. It handles the signals and the shell's job
+// control, and returns the exit status. It starts this program a second time, as the guardian, in a
+// process group of its own, with a socket pair between them. The guardian holds the lock, and the
+// command is its child. When one of the two dies, the other reads the end of file from its socket,
+// because no third process has the socket open.
 //
-// # What is kept
+// # What the run guarantees
 //
-// The lock is released only when no process is left that the command has started, in any
-// group or session. On Linux both the front and the guardian are subreapers: orphans are
-// handed to the guardian, so it has no children exactly when there are no descendants. On
-// other systems that holds for the command's process group. Until then the lease is renewed,
-// also while the command is being ended.
+// The guardian releases the lock only when no process is left that the command has started, in any
+// group or session. On Linux both the front and the guardian are subreapers: the kernel hands
+// orphans to the guardian, so it has no children exactly when there are no descendants. On other
+// systems the guarantee covers only the command's process group. Until the release the guardian
+// renews the lease, also while it ends the command.
 //
-// When the front dies, the guardian ends the command and everything it has started (SIGTERM,
-// the grace, SIGKILL), and then releases the lock. When the front is stopped, nothing
-// changes.
+// When the front dies, the guardian ends the command and every process that the command has started
+// (SIGTERM, the grace, SIGKILL), and then releases the lock. When the front is stopped, the guardian
+// and the command continue.
 //
-// When the guardian dies, the lock may be free at once, as with any holder that dies. The
-// orphans are handed to the front, which kills them at once. When the guardian is stopped,
-// the front kills them at the end of the lock's validity.
+// When the guardian dies, the lock may be free at once, as with any holder that dies. The kernel
+// hands the orphans to the front, which kills them at once. When the guardian is stopped, the front
+// kills the command and its processes at the end of the lock's validity.
 //
-// When the lock cannot be renewed, the command and all it has started get SIGTERM while one
-// grace of validity is left, and SIGKILL before the validity ends. So none of them runs when
+// When the guardian cannot renew the lock, it sends SIGTERM to the command and its processes while
+// one grace of validity is left, and SIGKILL before the validity ends. So none of them runs when
 // the store may grant the name to another client. When a store takes a lock away without a
 // warning, they get SIGTERM at once and SIGKILL after the grace. During that grace two
-// commands may run, and the token distinguishes them at a resource.
+// commands may run, and a resource can distinguish them by their tokens.
 //
-// Three cases are outside of this. The front and the guardian may die or stop at the same
-// time. Neither may have the right to kill a process; the lock is then kept until it ends,
-// if the store allows that. And a service manager, a container engine or cron may act for
-// the command.
+// There are no guarantees in three cases. First, the front and the guardian die or stop at the same
+// time. Second, neither has the right to kill a process; then the guardian keeps the lock until that
+// process ends, if the store allows that. Third, the command lets a service manager, a container
+// engine or cron start processes.
 package run
 
 import (
@@ -53,7 +53,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Options describe the command and its lock. They have been checked.
+// Options describes the command and its lock. The caller has checked the values.
 type Options struct {
 	Name      string
 	Store     string // URL
@@ -82,13 +82,13 @@ type Options struct {
 // DefaultGrace is the longest grace of a run without --grace.
 const DefaultGrace = 10 * time.Second
 
-// closeTimeout limits the requests to the store after the command has ended, or after the
-// wait was interrupted. A lease or queue entry whose end is unconfirmed then ends with its
-// TTL.
+// closeTimeout limits the requests to the store after the command has ended, or after a signal has
+// interrupted the wait. If the store has not confirmed the end of a lease or queue entry by then,
+// the entry expires after its TTL.
 const closeTimeout = 10 * time.Second
 
-// withdrawTimeout limits how long the withdrawal of its queue entry delays the end of a
-// wait. The guardian continues the withdrawal after the front has ended.
+// withdrawTimeout limits how long the withdrawal of the queue entry delays the end of a wait. The
+// guardian continues the withdrawal after the front has ended.
 const withdrawTimeout = 100 * time.Millisecond
 
 type runner struct {
@@ -96,16 +96,16 @@ type runner struct {
 	say   *say.Printer
 	sigs  *signals
 	front *fore
-	// ttl and grace are those of leaseTimes, after the store has reported its limits.
+	// ttl and grace are the results of leaseTimes, set when the store has reported its limits.
 	ttl, grace time.Duration
-	// linger: the store keeps a minimum hold by itself.
+	// linger is set if the store keeps the lock for a minimum hold by itself.
 	linger  bool
 	granted time.Time
-	marks   *marks // nil before the first look at the mark of --once
+	marks   *marks // nil before the first read of the mark of --once
 }
 
 // run takes the lock, runs the command, and returns the exit status. If rest is not nil, it
-// ends the remaining requests to the store, for which no caller needs to wait.
+// finishes the remaining requests to the store. The front need not wait for them.
 func (r *runner) run() (status int, rest func()) {
 	defer r.closeMarks()
 	locker, lock, err := r.acquire()
@@ -122,8 +122,8 @@ func (r *runner) run() (status int, rest func()) {
 	return r.notAcquired(err), rest
 }
 
-// withdraw closes the Locker of a wait that has ended. When the time of --wait is over, it
-// returns the work that remains after withdrawTimeout.
+// withdraw closes the Locker of a wait that has ended. After the timeout of --wait it takes at most
+// withdrawTimeout. If the Locker is not closed by then, it returns rest, which waits for that.
 func (r *runner) withdraw(locker *holdfast.Locker) (rest func()) {
 	closed := make(chan struct{})
 	go func() {
@@ -156,7 +156,7 @@ func (r *runner) notAcquired(err error) int {
 		return exit.Lost
 	}
 	status := exit.Of(err, r.BusyStatus)
-	// With --busy-status 0 a busy lock is no failure, so it is not reported.
+	// With --busy-status 0 a busy lock is no failure, so run prints nothing.
 	if !errors.Is(err, holdfast.ErrBusy) || r.BusyStatus != exit.OK || r.Verbose || r.say.Terminal() {
 		r.say.Line("%s", r.explain(err))
 	}
@@ -168,13 +168,13 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := newWaiting(r)
 	stop := r.sigs.interrupt(r.front.gone, cancel, func(sig syscall.Signal) {
-		w.pause() // before the shell writes its prompt
+		w.pause() // removes the line before the shell writes its prompt
 		r.front.suspendWaiting(sig)
 	})
 	defer stop()
-	// The context lives as long as the lock: it is not cancelled here.
+	// The lock's context is derived from ctx, so ctx is not cancelled here.
 	defer w.done()
-	// --wait limits the first contact as well, and never the lock itself.
+	// --wait also limits the first requests to the store, but never how long the lock is held.
 	opening, opened := ctx, func() {}
 	if r.Wait > 0 {
 		opening, opened = context.WithTimeout(ctx, r.Wait)
@@ -210,7 +210,8 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	return locker, lock, err
 }
 
-// take takes the lock, and begins again when its job was stopped and is continued.
+// take takes the lock. If the shell stops the job during the wait, take waits until the job is
+// continued, and begins again.
 func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) (*holdfast.Lock, error) {
 	take := locker.Lock
 	if r.Try {
@@ -221,7 +222,7 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 		if r.Wait > 0 {
 			opts = append(opts, holdfast.Wait(max(r.Wait-time.Since(w.began), 1)))
 		}
-		// It lives as long as the lock as well.
+		// The lock's context is derived from attempt, so attempt is not cancelled after a grant.
 		attempt, leave := context.WithCancelCause(ctx)
 		if r.front.whileWaiting(func() { leave(errFrontStopped) }) {
 			leave(errFrontStopped)
@@ -235,7 +236,7 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 		if context.Cause(attempt) != errFrontStopped {
 			return lock, err
 		}
-		if lock != nil { // granted and left at the same moment
+		if lock != nil { // the grant came at the moment when the job was stopped
 			_ = lock.Unlock()
 		}
 		r.front.await(ctx)
@@ -246,10 +247,10 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 	}
 }
 
-// leaseTimes returns the TTL and the grace. A given value stands, and the other one adapts
-// to it; a TTL adapts to the store's limits as well. The grace is at most a third of the
-// TTL. So a command whose lock cannot be renewed gets SIGTERM while at least one renewal is
-// still to come.
+// leaseTimes returns the TTL and the grace. It does not change a value that the user has given, and
+// adapts the other value to it. It also adapts a TTL to the store's limits. The grace is at most a
+// third of the TTL. So when the guardian cannot renew the lock and sends SIGTERM, it will still try
+// at least one more renewal.
 func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, err error) {
 	ttl = holdfast.DefaultTTL
 	switch {
@@ -274,8 +275,8 @@ func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, e
 }
 
 func (r *runner) lockOptions() []holdfast.LockOption {
-	// The margin is the default one. Given explicitly, the store makes no provisional grant, whose
-	// validity would be shorter than the grace.
+	// The margin is equal to the default. Because it is given explicitly, the store makes no provisional
+	// grant, whose validity would be shorter than the grace.
 	opts := []holdfast.LockOption{holdfast.TTL(r.ttl), holdfast.Margin(r.ttl / 10), holdfast.Reason(r.Reason)}
 	if r.Shared {
 		opts = append(opts, holdfast.Shared())
@@ -289,7 +290,7 @@ func (r *runner) lockOptions() []holdfast.LockOption {
 	return opts
 }
 
-// explain describes why the lock was not acquired, in words that fit after "holdfast:".
+// explain returns a text that says why the lock was not acquired.
 func (r *runner) explain(err error) string {
 	busy, ok := errors.AsType[*holdfast.BusyError](err)
 	if !ok {
@@ -312,7 +313,7 @@ func held(holders []holdfast.Holder) string {
 	if h.Reason != "" {
 		s += " (" + h.Reason + ")"
 	}
-	// By the store's clock, which may differ from this machine's.
+	// Since is a time of the store's clock, which may differ from this machine's.
 	if age := time.Since(h.Since); !h.Since.IsZero() && age >= 0 {
 		s += ", since " + round(age)
 	}
@@ -350,12 +351,12 @@ func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
 
 // command starts the command and waits for its end.
 func (r *runner) command(lock *holdfast.Lock) (int, error) {
-	r.front.await(lock.Context()) // if the job was stopped just now
+	r.front.await(lock.Context()) // the job may have been stopped just now
 	if r.front.dead() {
 		return exit.Lost, errFrontGone
 	}
 	if sig := r.sigs.interrupted(); sig != 0 {
-		// The signal came together with the grant, and ended its context: this is no loss.
+		// The signal came together with the grant, and ended the lock's context. This is no loss.
 		return exit.BySignal(sig), fmt.Errorf("waiting for %q: %w", r.Name, errSignal(sig))
 	}
 	if lock.Context().Err() != nil {
@@ -386,7 +387,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	return s.run(), nil
 }
 
-// section holds the lock while a process lives that this one has not started.
+// section holds the lock until the process of --pid has ended.
 func (r *runner) section(lock *holdfast.Lock) (int, error) {
 	p, err := proc.Attach(r.Section)
 	if err != nil {
@@ -400,8 +401,8 @@ func (r *runner) section(lock *holdfast.Lock) (int, error) {
 	return s.run(), nil
 }
 
-// environment returns the command's variables for its lock. It replaces all variables of an
-// outer run, also with empty values.
+// environment returns the command's environment with the variables of its lock. It removes all
+// variables of an outer run, also those for which this lock has no value.
 func environment(env []string, lock *holdfast.Lock) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		key, _, _ := strings.Cut(v, "=")
@@ -445,14 +446,14 @@ func (r *runner) close(locker *holdfast.Locker, within time.Duration) bool {
 	defer cancel()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	// A minimum hold outlives the front, as it outlives the command.
+	// During a minimum hold the shell may stop the front. The guardian keeps the lock meanwhile.
 	stop := r.sigs.interrupt(nil, interrupt, r.front.suspend)
 	defer stop()
 	err := locker.Close(ctx)
 	return err == nil || ctx.Err() == nil
 }
 
-// errSignal ends a wait or request that a signal interrupts.
+// errSignal is the error of a wait or request that a signal has interrupted.
 type errSignal syscall.Signal
 
 func (e errSignal) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestSignalDuringGrantIsReportedAsWait: a signal ends the wait at the moment of the grant. The run
-// reports that a signal ended the wait, and reports no loss.
+// TestSignalDuringGrantIsReportedAsWait: a signal arrives at the moment of the grant. The run
+// reports that the signal ended the wait, and reports no loss.
 func TestSignalDuringGrantIsReportedAsWait(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {

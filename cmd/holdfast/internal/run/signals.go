@@ -9,11 +9,12 @@ import (
 	"syscall"
 )
 
-// ending are the signals that end a wait; a running command gets them like the others.
+// ending contains the signals that end a wait. When the command runs, it gets them like the other
+// signals.
 var ending = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
-// signals receives this process's signals from the beginning to the end, so that none is
-// lost between two stages.
+// signals receives this process's signals from the start of the process to its end, so that no
+// signal is lost between the wait and the command.
 type signals struct {
 	ch    chan os.Signal
 	ended atomic.Int32 // the first signal that ended a wait
@@ -23,8 +24,8 @@ type signals struct {
 func listen() *signals {
 	s := &signals{ch: make(chan os.Signal, 32)}
 	catch := func(sig os.Signal) bool {
-		// Under nohup, or behind a script's "&", HUP and INT are ignored and stay so, also
-		// for the command. A Go program cannot see that of other signals.
+		// Under nohup, or behind a script's "&", HUP and INT are ignored. They stay ignored, also
+		// for the command. For other signals a Go program cannot detect that they are ignored.
 		return !signal.Ignored(sig)
 	}
 	for _, sig := range append(forwarded(), ending...) {
@@ -40,8 +41,8 @@ func listen() *signals {
 	return s
 }
 
-// got adds a signal that came over the link. Like signal.Notify, it drops a signal if the
-// queue is full.
+// got adds a signal that came over the link. Like signal.Notify, it drops the signal if the
+// channel is full.
 func (s *signals) got(sig os.Signal) {
 	select {
 	case s.ch <- sig:
@@ -49,17 +50,17 @@ func (s *signals) got(sig os.Signal) {
 	}
 }
 
-// catchStops receives the terminal's stop signals as well, again after a stop: the command
-// stops first.
+// catchStops makes the front receive the terminal's stop signals, so that the command can stop
+// first. The front calls it again after each stop.
 func (s *signals) catchStops() {
 	if len(s.stops) > 0 {
 		signal.Notify(s.ch, s.stops...)
 	}
 }
 
-// interrupt calls cancel at the first ending signal, and when gone is closed, until stop is
-// called. suspend handles the terminal's stop signal. The other signals are for the command
-// and have no effect before it runs.
+// interrupt calls cancel at the first signal of ending, or when gone is closed. It ends when the
+// caller calls stop. suspend handles the terminal's stop signals. The other signals are for the
+// command, and have no effect before it runs.
 func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc, suspend func(syscall.Signal)) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Signals that this system does not have: numbers that never arrive.
+// This system does not have these signals. The numbers are never those of a received signal.
 const (
 	sigCont = syscall.Signal(-1)
 	sigTstp = syscall.Signal(-2)

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// The job-control signals, by the names that every system has here.
+// The job-control signals. signals_other.go defines the same names for other systems.
 const (
 	sigCont = syscall.SIGCONT
 	sigTstp = syscall.SIGTSTP
@@ -16,11 +16,11 @@ const (
 	sigPipe = syscall.SIGPIPE
 )
 
-// forwarded are the signals that the command gets. SIGPIPE is received so that a
-// closed standard error does not kill this process, and goes no further.
+// forwarded returns the signals that this process receives and forwards to the command. It does not
+// forward SIGPIPE; it receives it so that a closed standard error does not kill this process.
 func forwarded() []os.Signal {
 	return []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, sigCont, sigPipe}
 }
 
-// stopping are the signals with which a terminal stops a job.
+// stopping returns the signals with which a terminal stops a job.
 func stopping() []os.Signal { return []os.Signal{sigTstp, sigTtin} }

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// look is the longest interval between two checks of the remaining validity: no timer
-// detects a suspended machine.
+// look is the longest interval between two checks of the remaining validity. The check repeats,
+// because a timer does not advance while the machine is suspended.
 const look = time.Second
 
 // job is the work under a lock: a command, or the process of a section.
@@ -39,22 +39,22 @@ type supervision struct {
 	group    job
 	terminal *proc.Terminal
 
-	check  *time.Timer // of the remaining validity
-	kill   *time.Timer // set when the group has got its first signal
+	check  *time.Timer // the next check of the remaining validity
+	kill   *time.Timer // the time of SIGKILL, set when the group has got its first signal
 	killAt time.Time   // zero while kill is not set
 	failed bool        // the lock was lost, or could not be kept
 	ended  bool        // the command itself has ended
-	// atTerminal: the command had the terminal when it ended.
+	// atTerminal is set if the command had the terminal when it ended.
 	atTerminal   bool
 	reportedKill bool
 	denied       map[proc.Process]bool // the user has been warned of these processes
 }
 
-// again is the interval of the search for processes to kill, while any is left: a process
-// may start during a search.
+// again is the interval at which the supervision repeats SIGKILL while a process is left, because
+// processes may start while it searches for them.
 const again = 100 * time.Millisecond
 
-// run returns when no process is left.
+// run supervises the command until no process of it is left, and returns the exit status.
 func (s *supervision) run() int {
 	send := func() { s.front.setValidity(s.lock.Remaining()) }
 	s.front.onRequest.Store(&send)
@@ -69,7 +69,7 @@ func (s *supervision) run() int {
 	ended, left, lost := s.group.Ended(), s.group.Left(), s.lock.Context().Done()
 	front := s.front.gone
 	if s.Section != 0 {
-		front = nil // it ends as soon as the lock is held
+		front = nil // the front of a section ends as soon as the lock is held
 	}
 	for {
 		select {
@@ -117,7 +117,7 @@ func newTimer() *time.Timer {
 	return t
 }
 
-// checkValidity ends the command while enough validity is left for that.
+// checkValidity ends the command when the remaining validity is only just long enough to end it.
 func (s *supervision) checkValidity() {
 	left := s.lock.Remaining()
 	if left == driver.Forever || s.failed {
@@ -135,13 +135,13 @@ func (s *supervision) checkValidity() {
 		return
 	}
 	s.failed = true
-	// A little early: a process needs a moment to die.
+	// SIGKILL comes a little early, because a process needs a moment to end.
 	left -= min(s.grace/10, 100*time.Millisecond)
 	s.end(left)
 	s.say.Line("%q cannot be renewed and is valid for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
 }
 
-// lost is called when the lock's context has ended.
+// lost ends the command because the lock's context has ended.
 func (s *supervision) lost() {
 	var e *holdfast.LostError
 	if !errors.As(context.Cause(s.lock.Context()), &e) {
@@ -149,10 +149,10 @@ func (s *supervision) lost() {
 	}
 	within := s.grace
 	if e.Cause == holdfast.CauseExpired || e.Cause == holdfast.CauseSlept {
-		within = 0 // the grace came before
+		within = 0 // the grace has passed already
 	}
 	if s.failed && within > 0 {
-		return // it has got its signal, and the time is set
+		return // the command has got its signal, and the time of SIGKILL is set
 	}
 	first := !s.failed
 	s.failed = true
@@ -171,8 +171,8 @@ func (s *supervision) lost() {
 	s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
 }
 
-// end sends the command the signal and sets the time of SIGKILL, if that is not set for
-// earlier.
+// end sends SIGTERM to the command and its processes, and sets the time of SIGKILL. It does nothing
+// if an earlier time is set.
 func (s *supervision) end(within time.Duration) {
 	at := time.Now().Add(within)
 	first := s.killAt.IsZero()
@@ -190,8 +190,8 @@ func (s *supervision) end(within time.Duration) {
 	}
 }
 
-// killAfter sets the time of SIGKILL, also at the front, for the case that this process is
-// stopped. The front's time is a little later, but not after the lock's end.
+// killAfter sets the time of SIGKILL. It also sends a limit to the front, for the case that this
+// process is stopped. The limit is a little later, but not after the end of the lock's validity.
 func (s *supervision) killAfter(within time.Duration) {
 	s.kill.Reset(within)
 	s.front.onRequest.Store(nil)
@@ -202,14 +202,15 @@ func (s *supervision) killAfter(within time.Duration) {
 	s.front.limit(deadline)
 }
 
-// terminate sends SIGTERM to the command and to all that it has started, also to stopped
-// processes.
+// terminate sends SIGTERM to the command and to all processes that it has started. SIGCONT
+// continues the stopped ones, so that they handle SIGTERM.
 func (s *supervision) terminate() {
 	s.signalAll(syscall.SIGTERM)
 	s.signalAll(sigCont)
 }
 
-// killAll kills until no process is left.
+// killAll sends SIGKILL to all processes. It sets the timer for the next call, because it has to
+// repeat this until no process is left.
 func (s *supervision) killAll() {
 	s.front.noLimit()
 	denied := s.signalAll(syscall.SIGKILL)
@@ -234,8 +235,8 @@ func (s *supervision) signalAll(sig syscall.Signal) (denied []proc.Process) {
 	return denied
 }
 
-// warn reports the processes that a signal cannot be sent to, such as a command that became
-// another user. The lock is kept as long as they run, if the store allows that.
+// warn reports the processes that this process has no right to signal, such as a command that has
+// become another user. The guardian keeps the lock until they end, if the store allows that.
 func (s *supervision) warn(denied []proc.Process, sig syscall.Signal) {
 	for _, p := range denied {
 		if !s.denied[p] {
@@ -268,8 +269,8 @@ func (s *supervision) forward(sig os.Signal) {
 	}
 }
 
-// stopped is called when the command was stopped. If the terminal stopped it, the front
-// stops as well, so that its shell takes over.
+// stopped handles a command that was stopped. If the terminal stopped it, the front stops as well,
+// so that the shell gets the terminal.
 func (s *supervision) stopped(sig syscall.Signal) {
 	if s.terminal == nil {
 		return
@@ -288,41 +289,40 @@ func (s *supervision) stopped(sig syscall.Signal) {
 	s.front.suspend(sig)
 }
 
-// continued is called when the front may have been stopped, or this process.
+// continued continues the command after the front or this process may have been stopped.
 func (s *supervision) continued() {
-	// First the lock: if it expired meanwhile, the command must not continue.
+	// The lock is checked first: if its validity ended meanwhile, the command must not continue.
 	s.checkValidity()
 	s.terminal.Lend(s.group.PID())
 	s.signal(sigCont)
 }
 
-// frontGone is called when no front is left that could report how the command ended.
+// frontGone ends the command because the front has died: no process could report how it ended.
 func (s *supervision) frontGone() {
-	// The front's parent lives on, and may need the terminal. A shell with job control has
-	// taken it already, and sets its own modes.
+	// The front's parent may still run, and may need the terminal. A shell with job control has
+	// taken the terminal already, and sets its own modes.
 	if s.terminal.TakeBack() {
 		s.terminal.RestoreModes()
 	}
 	if !s.killAt.IsZero() {
-		return // the command is being ended already
+		return // SIGTERM was sent already, and the time of SIGKILL is set
 	}
 	s.say.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.grace), s.Name)
 	s.end(s.grace)
 }
 
-// leaderEnded is called when the command itself has ended. Processes that it has started may
-// still run.
+// leaderEnded handles the end of the command itself. Processes that it has started may still run.
 func (s *supervision) leaderEnded() {
 	s.ended = true
 	s.atTerminal = s.terminal.TakeBack()
-	// Its process group gets the signals now: before Reap no other process can get the
-	// number of the group. leftBehind signals the other descendants.
+	// The command's process group gets the signals now, because before Reap no other process can
+	// get the group's number. leftBehind signals the other descendants.
 	s.signal(syscall.SIGTERM)
 	s.signal(sigCont)
 	s.group.Reap()
 }
 
-// leftBehind is called when the command has ended and other processes have not.
+// leftBehind ends the processes that are left after the command itself has ended.
 func (s *supervision) leftBehind() {
 	s.warn(s.group.SignalLeavers(syscall.SIGTERM), syscall.SIGTERM)
 	s.group.SignalLeavers(sigCont)

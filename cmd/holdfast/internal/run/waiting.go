@@ -10,12 +10,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// refresh is the interval at which the line on a terminal looks up the holder again. Its
-// time advances every second.
+// refresh is the number of seconds after which the line on a terminal shows the holder anew. The
+// line's time advances every second.
 const refresh = 5
 
-// waiting reports the state of the wait: on a terminal the holders, with --verbose every
-// step. It is the Locker's hooks.
+// waiting reports the state of the wait: on a terminal the holders, and with --verbose every step.
+// It implements the Locker's hooks.
 type waiting struct {
 	r     *runner
 	began time.Time
@@ -32,10 +32,9 @@ type waiting struct {
 	probed  chan error // nil without a probe; see probe
 }
 
-// The probe sends the store one request shortly before the time of --wait is over. So the
-// exit status does not call a lock busy if the store has failed since it reported that. The
-// answer has probeTimeout, or half of a shorter wait; a wait below shortestProbe has no
-// probe.
+// The probe sends the store one request shortly before the timeout of --wait. If the store does not
+// respond, the exit status reports an unavailable store, and not a busy lock. The timeout of the
+// probe is probeTimeout, or half of a shorter wait. A wait below shortestProbe has no probe.
 const (
 	probeTimeout  = 2 * time.Second
 	shortestProbe = time.Second
@@ -77,7 +76,7 @@ func newWaiting(r *runner) *waiting {
 	return w
 }
 
-// watch updates the holder in the line, which may change during the wait.
+// watch makes the line show the present holder, which may change during the wait.
 func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
 	if g.Visible == driver.VisibleNothing {
 		return
@@ -88,7 +87,7 @@ func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
 	}
 }
 
-// done removes the line.
+// done ends the reports, and removes the line.
 func (w *waiting) done() {
 	w.mu.Lock()
 	w.over = true
@@ -128,14 +127,14 @@ func (w *waiting) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// wait begins the line that is rewritten.
+// wait shows the line that is rewritten every second.
 func (w *waiting) wait(holders []holdfast.Holder) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(holders) > 0 {
 		w.holders = holders
 	}
-	// The event comes on a goroutine of its own and may be late.
+	// The Locker reports the event on a goroutine of its own, so it may come after done.
 	if w.over || w.queued || !w.r.say.Terminal() {
 		return
 	}

@@ -1,5 +1,5 @@
-// Package say writes the command's messages to standard error: lines, and on a terminal one
-// line that is rewritten.
+// Package say writes the command's messages to standard error. A message is one line. On a terminal
+// there is also a status line, which the package rewrites.
 package say
 
 import (
@@ -25,12 +25,12 @@ const maxQueued = 1024
 // Printer writes messages. Its methods may be called from any goroutine.
 type Printer struct {
 	queue   chan message
-	written chan struct{} // closed when all is written, after Flush
+	written chan struct{} // closed after Flush, when all messages are written
 	stuck   atomic.Bool
 
 	mu       sync.Mutex
 	flushed  bool
-	width    func() int // of the terminal; nil if there is none
+	width    func() int // returns the terminal's width; nil if there is no terminal
 	rewrites bool       // the terminal can rewrite a line
 	shown    bool       // the line of Status is shown
 	secrets  []string
@@ -41,7 +41,7 @@ type message struct {
 	done chan struct{}
 }
 
-// New makes a Printer on a file.
+// New returns a Printer that writes to a file.
 func New(f *os.File) *Printer {
 	p := newPrinter(f)
 	if width, err := terminalWidth(f); err == nil && width > 0 {
@@ -164,8 +164,7 @@ func (p *Printer) clear() string {
 	return clearLine
 }
 
-// clean returns a message as one line, without passwords, and without the prefix of the
-// library's errors.
+// clean returns a message as one line. It removes passwords, and the prefix of the library's errors.
 func (p *Printer) clean(text string) string {
 	text = strings.ReplaceAll(strings.TrimPrefix(text, "holdfast: "), ": holdfast: ", ": ")
 	text = redact.Text(text, p.secrets...)
@@ -179,8 +178,8 @@ func (p *Printer) clean(text string) string {
 	}, joined(text))
 }
 
-// joined returns several lines as one, without repeated lines. Libraries break and indent the errors
-// of several attempts.
+// joined returns several lines as one, without repeated lines. Libraries report the errors of several
+// attempts on several indented lines.
 func joined(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	var b strings.Builder

@@ -25,8 +25,8 @@ func TestLineIsCleanAndComplete(t *testing.T) {
 	}
 }
 
-// TestStatusFitsTheLine: the line is rewritten, never longer than the terminal is wide, and
-// makes room for other lines.
+// TestStatusFitsTheLine: Status rewrites its line. The line is never longer than the terminal is
+// wide, and the Printer removes it before it writes another line.
 func TestStatusFitsTheLine(t *testing.T) {
 	p, b := newTest(20, true)
 	p.Status("as long as this")
@@ -69,7 +69,8 @@ func (b *blocked) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// TestMessagesDoNotWaitForTheirReader, and arrive when it reads.
+// TestMessagesDoNotWaitForTheirReader: Line returns although no process reads the output. The queued
+// messages arrive when a process reads again.
 func TestMessagesDoNotWaitForTheirReader(t *testing.T) {
 	b := &blocked{reader: make(chan struct{})}
 	p := newPrinter(b)
@@ -79,7 +80,7 @@ func TestMessagesDoNotWaitForTheirReader(t *testing.T) {
 	close(b.reader)
 	p.Flush()
 	p.Line("too late")
-	// One message is being written while the queue is full.
+	// The Printer may write one message while the queue is full.
 	if got := strings.Count(b.text.String(), "holdfast: line\n"); got != maxQueued+1 && got != maxQueued {
 		t.Errorf("%d lines", got)
 	}

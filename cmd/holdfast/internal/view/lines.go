@@ -41,7 +41,7 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 	return nil
 }
 
-// line writes fields; a tab inside of one is quoted.
+// line writes the fields with tabs between them. It quotes a field that contains a tab.
 func line(w io.Writer, fields ...string) error {
 	for i, f := range fields {
 		fields[i] = Text(f)
@@ -50,7 +50,7 @@ func line(w io.Writer, fields ...string) error {
 	return err
 }
 
-// Process describes a process in a sentence.
+// Process returns a description of a process that fits into a sentence.
 func Process(o driver.Owner) string {
 	s := Text(driver.Owner{Host: o.Host, PID: o.PID}.Client())
 	if o.Instance != "" {
@@ -93,7 +93,7 @@ func secondsLeft(d time.Duration) string {
 	return strconv.FormatFloat(*seconds(d), 'f', 3, 64)
 }
 
-// Age formats a duration for people: to the second, and with less precision when it is long.
+// Age formats a duration for people, in seconds, or with less precision when it is long.
 func Age(d time.Duration) string {
 	d = max(d, 0).Truncate(time.Second)
 	switch {

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Page writes one lock in full, for people. It cuts nothing off.
+// Page writes all fields of one lock, for people. It shortens no text.
 func Page(w io.Writer, st driver.State, now time.Time) error {
 	var b strings.Builder
 	name := Text(st.Name)

@@ -18,8 +18,8 @@ import (
 // none is shown for a missing value.
 const none = "-"
 
-// Text returns s unchanged if it is safe on a terminal and unambiguous; otherwise it returns
-// it quoted like a string of Go.
+// Text returns s unchanged if s is safe on a terminal and unambiguous. Otherwise it returns s quoted
+// like a Go string.
 func Text(s string) string {
 	if s == "" {
 		return none
@@ -37,14 +37,14 @@ func Plain(s string) bool {
 	}) < 0
 }
 
-// printable also refuses invisible characters and those that change the direction of
-// writing.
+// printable reports whether s has only printable characters. It also refuses invisible characters,
+// and those that change the direction of writing.
 func printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }
 
-// JSON writes v with unprintable characters escaped; the standard library escapes only some
-// control characters. It is indented unless line is set.
+// JSON writes v as JSON and escapes all unprintable characters. The standard library escapes only
+// some control characters. JSON indents the output unless line is set.
 func JSON(w io.Writer, v any, line bool) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -55,8 +55,8 @@ func JSON(w io.Writer, v any, line bool) error {
 	if err := e.Encode(v); err != nil {
 		return err
 	}
-	// Outside of strings JSON is printable ASCII and line ends, so escaped characters are
-	// inside a string.
+	// Outside of strings, JSON has only printable ASCII and line ends. So every character that is
+	// escaped here is inside a string.
 	var out strings.Builder
 	for _, r := range b.String() {
 		switch {

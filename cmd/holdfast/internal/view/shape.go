@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// List is the output of `holdfast ls --json`. These shapes do not follow changes of the
-// library's types: scripts rely on them, and docs/command.md describes them.
+// List is the output of `holdfast ls --json`. Scripts rely on the types of this file, and
+// docs/command.md describes them. So a change of the library's types must not change them.
 type List struct {
 	At    string `json:"at"` // the time of the request
 	Locks []Lock `json:"locks"`
@@ -31,7 +31,7 @@ type Owner struct {
 	PID      int    `json:"pid"`
 	Instance string `json:"instance"`
 	Reason   string `json:"reason"`
-	// Since is by the store's clock if it has one; null if unknown.
+	// Since is a time of the store's clock if the store has one. It is null if unknown.
 	Since *string  `json:"since"`
 	Age   *float64 `json:"age_seconds"`
 	Mode  string   `json:"mode"`
@@ -40,8 +40,8 @@ type Owner struct {
 
 // Holder is a grant.
 type Holder struct {
-	// Token is a string: tokens are below 2^63, and the numbers of JavaScript, jq
-	// and others are exact below 2^53 only.
+	// Token is a string, because tokens are below 2^63, and the numbers of JavaScript, jq
+	// and others are exact only below 2^53.
 	Token string   `json:"token"`
 	Slot  *int     `json:"slot"`
 	TTL   *float64 `json:"ttl_seconds"` // null if the grant does not expire, or if that is unknown
@@ -55,7 +55,7 @@ type Waiter struct {
 	Owner
 }
 
-// ShapeOfList returns the shape of several states.
+// ShapeOfList returns the JSON form of several states.
 func ShapeOfList(states []driver.State, now time.Time) List {
 	l := List{At: Time(now), Locks: []Lock{}}
 	for _, st := range states {
@@ -64,7 +64,7 @@ func ShapeOfList(states []driver.State, now time.Time) List {
 	return l
 }
 
-// ShapeOf returns the shape of one state.
+// ShapeOf returns the JSON form of one state.
 func ShapeOf(st driver.State, now time.Time) Lock {
 	l := Lock{Name: st.Name, Held: len(st.Holders) > 0, Holders: []Holder{}, Waiters: []Waiter{}}
 	for _, h := range st.Holders {
@@ -76,7 +76,7 @@ func ShapeOf(st driver.State, now time.Time) Lock {
 	return l
 }
 
-// ShapeOfHolder returns the shape of one holder.
+// ShapeOfHolder returns the JSON form of one holder.
 func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	s := Holder{Token: token(h.Token), Note: h.Note, Owner: owner(h.Owner, h.Limit, now)}
 	if h.Slot >= 0 {
@@ -88,7 +88,7 @@ func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	return s
 }
 
-// ShapeOfWaiter returns the shape of a waiter; position counts from 1.
+// ShapeOfWaiter returns the JSON form of a waiter. position counts from 1.
 func ShapeOfWaiter(w driver.Waiter, position int, now time.Time) Waiter {
 	return Waiter{Position: position, Owner: owner(w.Owner, w.Limit, now)}
 }
@@ -105,7 +105,7 @@ func owner(o driver.Owner, limit int, now time.Time) Owner {
 	return s
 }
 
-// reason hides the password of a URL in a reason.
+// reason returns an owner's reason without the passwords of URLs in it.
 func reason(o driver.Owner) string { return redact.Text(o.Reason) }
 
 // seconds rounds to milliseconds. A negative difference between two clocks becomes 0.

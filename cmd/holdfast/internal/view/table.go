@@ -17,14 +17,15 @@ import (
 // column is one column of a table.
 type column struct {
 	head string
-	// least is its least width on a narrow terminal; 0 for the width of its longest cell.
+	// least is the column's least width on a narrow terminal. If it is 0, the table does not cut the
+	// column's cells.
 	least int
-	// always shows it, also when it is empty.
+	// always is set if the table has the column also when all its cells are empty.
 	always bool
 	right  bool
-	// dull is a value that is not worth a column if all cells have it.
+	// dull is a value of no interest: the table has no column whose cells all have it.
 	dull string
-	// tail keeps the end of a text that is cut: the process number.
+	// tail is set if a cut text keeps its end, which is the process number.
 	tail bool
 }
 
@@ -46,8 +47,8 @@ var (
 	leaveOut = []string{"INSTANCE", "REASON", "SLOT", "TTL", "MODE", "TOKEN", "NOTE", "QUEUE", "AGE"}
 )
 
-// Table returns the lines of a table for a terminal of that width. The heading is first,
-// then a line for each holder and, on request, each waiter.
+// Table returns the lines of a table for a terminal of that width. The first line is the heading.
+// A line for each holder follows and, on request, for each waiter.
 func Table(states []driver.State, now time.Time, waiters bool, width int) []string {
 	rows := make([][]string, 0, len(states))
 	for _, st := range states {
@@ -102,7 +103,7 @@ func layOut(rows [][]string, width int) []string {
 		}
 		widths[slices.IndexFunc(columns, func(c column) bool { return c.head == head })] = 0
 	}
-	// The widest text is cut first: a long name leaves the others whole.
+	// The widest column is cut first, so that one long name does not shorten the other columns.
 	for total(widths, false) > width {
 		widest := -1
 		for c, col := range columns {
@@ -126,7 +127,8 @@ func layOut(rows [][]string, width int) []string {
 	return lines
 }
 
-// total returns the width of a line, or the least possible one.
+// total returns the width of a line with columns of these widths. With least it returns the smallest
+// width to which the columns can be cut.
 func total(widths []int, least bool) int {
 	sum := -len(gap)
 	for c, w := range widths {
@@ -196,7 +198,7 @@ func ASCII() bool {
 	return false
 }
 
-// escaped escapes all but ASCII like a string of Go.
+// escaped escapes all characters beyond ASCII like a Go string.
 func escaped(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool { return r > unicode.MaxASCII }) < 0 {
 		return s

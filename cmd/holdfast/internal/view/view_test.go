@@ -57,7 +57,7 @@ func holder(token uint64) driver.Holder {
 		Owner: driver.Owner{ID: "id", Host: "host", PID: 7, Reason: "reason", Since: now.Add(-90 * time.Second)}}
 }
 
-// states has everything that a row can have.
+// states returns locks that together have a value for every column.
 func states() []driver.State {
 	full := holder(1<<63 - 1)
 	full.Limit, full.Slot, full.TTL, full.Note, full.Instance = 4, 0, 2500*time.Millisecond, "stopped", "web-1"
@@ -70,7 +70,7 @@ func states() []driver.State {
 	}
 }
 
-// TestShapeOfJSONIsFixed: scripts rely on it.
+// TestShapeOfJSONIsFixed requires that the JSON has exactly the fields that scripts rely on.
 func TestShapeOfJSONIsFixed(t *testing.T) {
 	var b strings.Builder
 	if err := view.JSON(&b, view.ShapeOfList(states(), now), true); err != nil {
@@ -96,7 +96,8 @@ func TestShapeOfJSONIsFixed(t *testing.T) {
 	}
 }
 
-// FuzzJSON: the written text reads as the same value and controls no terminal.
+// FuzzJSON requires that the written text decodes to the same value, and that it has no characters
+// that control a terminal.
 func FuzzJSON(f *testing.F) {
 	for _, s := range []string{"", "\x00", "\x7f", "\u009b", "\u2028", "\u202e", "\U000e0001", "<&>", `"\`} {
 		f.Add(s)
@@ -119,7 +120,7 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
-// TestLinesHaveFixedFields that scripts rely on.
+// TestLinesHaveFixedFields requires that the lines have exactly the fields that scripts rely on.
 func TestLinesHaveFixedFields(t *testing.T) {
 	var b strings.Builder
 	for _, st := range states() {
@@ -139,7 +140,8 @@ func TestLinesHaveFixedFields(t *testing.T) {
 	}
 }
 
-// TestTableFitsEveryWidth, and shows all columns if there is room.
+// TestTableFitsEveryWidth requires that a table is never wider than the terminal, and that it has
+// all columns if they fit.
 func TestTableFitsEveryWidth(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	wide := view.Table(states(), now, true, 1000)
@@ -167,7 +169,7 @@ func TestTableFitsEveryWidth(t *testing.T) {
 			}
 		}
 	}
-	// Columns without content are left out.
+	// The table leaves out columns without content.
 	if head := view.Table(states()[2:], now, false, 80)[0]; strings.Contains(head, "SLOT") || strings.Contains(head, "TTL") || strings.Contains(head, "NOTE") {
 		t.Errorf("heading: %s", head)
 	}
@@ -180,7 +182,7 @@ func TestTableFitsEveryWidth(t *testing.T) {
 	}
 }
 
-// TestNarrowTable: the important columns stay readable for all names.
+// TestNarrowTable requires that the important columns of a narrow table stay readable for all names.
 func TestNarrowTable(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	h := holder(1795179668629963)
@@ -208,7 +210,7 @@ func TestNarrowTable(t *testing.T) {
 	}
 }
 
-// TestASCIILocale: tables and pages contain ASCII only.
+// TestASCIILocale requires that in the locales C and POSIX, tables and pages contain ASCII only.
 func TestASCIILocale(t *testing.T) {
 	h := holder(3)
 	h.Host, h.Reason = "höst", strings.Repeat("größe ", 50)
