@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
-// bucket is one of a server that speaks S3, whose ETags are hashes of the content.
+// bucket returns a bucket of a server that speaks S3. Its ETags are hashes of the content.
 func bucket(t *testing.T) optimistic.HTTP {
 	t.Helper()
 	backend := s3mem.New()
@@ -42,8 +42,9 @@ func TestGuardObjectsOnS3(t *testing.T) {
 	})
 }
 
-// TestEqualContentUnderANewToken requires that a write that was decided under an old token
-// is refused although the content, and so S3's ETag of it, is what it was.
+// TestEqualContentUnderANewToken: a holder reads an object, and another holder writes the
+// same content with a newer token. The ETag in S3 stays the same. The guard still refuses
+// the write of the first holder.
 func TestEqualContentUnderANewToken(t *testing.T) {
 	values := bucket(t)
 	guard := fence.Objects{Values: paused{values, func() {
