@@ -1,4 +1,4 @@
-// Package allocations judges how often a lock allocates at the client.
+// Package allocations checks how many allocations a lock costs the client.
 package allocations
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// rounds is for how long AtMost repeats its rounds.
+// rounds is the time for which AtMost repeats its rounds.
 const rounds = 30 * time.Second
 
 // AtMost checks that the Lock and the Unlock of a free name allocate at most so many times.

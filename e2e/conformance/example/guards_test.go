@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestGuardsAreFound by a reader: package fence lists the guard of every store that has one,
-// and the store's page has a section with it.
+// TestGuardsAreFound: package fence lists the guard of every store that has one, and the
+// page of that store has a section with it.
 func TestGuardsAreFound(t *testing.T) {
 	read := func(path string) string {
 		text, err := os.ReadFile(filepath.Join("../../..", path))

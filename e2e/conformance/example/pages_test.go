@@ -17,7 +17,8 @@ const module = "github.com/holdfast-go/holdfast"
 // published are the modules of this repository, by their directories.
 var published = []string{"", "etcdstore", "mysqlstore", "otelhooks", "pgstore", "redisstore", "redisstore/goredis", "zkstore", "check"}
 
-// outside is a module outside the repository that uses this clone for the published modules.
+// outside is a module outside the repository. It uses the published modules from this
+// clone.
 type outside struct {
 	t   *testing.T
 	dir string
@@ -71,7 +72,8 @@ func (o *outside) write(name, text string) {
 	}
 }
 
-// blocks returns the fenced blocks of a page with this word behind the fence.
+// blocks returns the fenced blocks of a page that have the given word after the opening
+// fence.
 func blocks(t *testing.T, page, word string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", page))
@@ -85,8 +87,8 @@ func blocks(t *testing.T, page, word string) []string {
 	return all
 }
 
-// TestStorePagesBuild builds the programs on the pages of the stores outside of the
-// repository, with the modules that the page lists.
+// TestStorePagesBuild builds the programs on the pages of the stores in a module outside
+// the repository. That module requires the modules that the page lists.
 func TestStorePagesBuild(t *testing.T) {
 	for page, programs := range map[string]int{"docs/files.md": 1, "docs/redis.md": 1, "docs/etcd.md": 1, "docs/zookeeper.md": 1, "docs/sql.md": 2} {
 		t.Run(page, func(t *testing.T) {
@@ -103,7 +105,7 @@ func TestStorePagesBuild(t *testing.T) {
 				}
 				o := newOutside(t, require)
 				o.write("main.go", mains[i])
-				o.write("other/other.go", "package other\n") // of two packages, none is linked
+				o.write("other/other.go", "package other\n") // with two packages go build links no program
 				o.run("go", "build", "./...")
 			}
 		})
@@ -150,7 +152,7 @@ func TestReplaceLinesAreComplete(t *testing.T) {
 	}
 }
 
-// imports are the packages that the code on the pages may use.
+// imports has the package of each identifier that the code on the pages may use.
 var imports = map[string]string{
 	"atomic": "sync/atomic", "context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os",
 	"signal": "os/signal", "slog": "log/slog", "sql": "database/sql", "sync": "sync", "syscall": "syscall", "testing": "testing", "time": "time",
@@ -161,7 +163,7 @@ var imports = map[string]string{
 	"clientv3": "go.etcd.io/etcd/client/v3", "redis": "github.com/redis/go-redis/v9",
 }
 
-// given are the variables that the code on a page does not declare.
+// given has, for each page, the variables that its code uses and does not declare.
 var given = map[string]string{
 	"docs/choosing.md":  "db *sql.DB, lock *holdfast.Lock",
 	"docs/etcd.md":      "store *etcdstore.Store, lock *holdfast.Lock",
@@ -176,7 +178,7 @@ var (
 	function = regexp.MustCompile(`(?m)^(?:func|type|var) `)
 )
 
-// file makes a Go file of a block.
+// file returns the text of a Go file with the code of a block.
 func file(page, block, name string) string {
 	if strings.HasPrefix(block, "package ") {
 		return block

@@ -27,7 +27,7 @@ const testTimeout = 2 * time.Minute
 
 const childEnv = "HOLDFAST_PROTECT_CHILD"
 
-// task is what a child process does.
+// task describes the work of a child process.
 type task struct {
 	system
 	Mode string // hold, update or draw
@@ -61,8 +61,9 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// hold takes the lock and writes for each line of standard input, without another check of the
-// lock. So the test can imitate a holder that was paused between its check and its write.
+// hold takes the lock, and writes once for each line of standard input, without another
+// check of the lock. So the test can imitate a holder that stops between its check and its
+// write.
 func (c task) hold(ctx context.Context, s driver.Store) error {
 	l, err := holdfast.New(s)
 	if err != nil {
@@ -99,7 +100,8 @@ func (c task) hold(ctx context.Context, s driver.Store) error {
 	return in.Err()
 }
 
-// update adds 1 to a value N times for each line of standard input, which names the way.
+// update adds 1 to a value N times for each line of standard input. The line is "lock" for
+// an update under the lock, and another word for one without it.
 func (c task) update(ctx context.Context, s driver.Store) error {
 	v, err := optimistic.Of(s)
 	if err != nil {
@@ -189,7 +191,8 @@ type process struct {
 	stderr *strings.Builder
 }
 
-// run starts a child. Its lines are in lines, unless it draws ids.
+// run starts a child. The channel lines receives its output, except that of a child that
+// draws ids.
 func run(t *testing.T, c task) *process {
 	t.Helper()
 	raw, err := json.Marshal(c)

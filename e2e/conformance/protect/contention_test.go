@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
-// TestNoUpdateIsLost has many processes add to one value, without a lock and with one. It
-// logs how long both take: see docs/choosing.md.
+// TestNoUpdateIsLost lets many processes add to one value, without a lock and with one. It
+// logs how long each way takes: see docs/choosing.md.
 func TestNoUpdateIsLost(t *testing.T) {
 	processes, each := 8, 4
 	if testing.Short() {
@@ -47,14 +47,14 @@ func TestNoUpdateIsLost(t *testing.T) {
 
 var record = flag.String("record", "", "with -long: the file to which the numbers of docs/choosing.md are written")
 
-// measurement is what docs/choosing.md shows of a store.
+// measurement has the numbers of one store in docs/choosing.md.
 type measurement struct {
-	// Read and Lock are microseconds of one client that is alone: a value that is read, and
-	// a lock that is acquired and released.
+	// Read and Lock are times in microseconds, for one client alone: to read a value, and
+	// to acquire and release a lock.
 	Read, Lock float64
-	// Optimistic and Locked are updates a second of Processes processes that change one
-	// value, without a lock and under one, and Conflicts are those of Updates updates
-	// without one.
+	// Optimistic and Locked are the updates a second of one value by this number of
+	// Processes, without a lock and with one. Conflicts is the number of conflicts among
+	// the Updates without a lock.
 	Optimistic, Locked            float64
 	Processes, Updates, Conflicts int
 }

@@ -36,8 +36,8 @@ var (
 	packageName = regexp.MustCompile(`(?m)^package \w+$`)
 )
 
-// TestExamplesWithServers runs the examples of guards and values that need a server, with
-// the addresses of the test's servers in the place of theirs.
+// TestExamplesWithServers runs the examples of guards and values that need a server. It
+// replaces their addresses with those of the test's servers.
 func TestExamplesWithServers(t *testing.T) {
 	zk := systems(t, "zookeeper")[0]
 	pg, my := systems(t, "postgres")[0], systems(t, "mysql")[0]

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
-// bucket returns a bucket of an S3 server. The server's ETags are hashes of the content.
+// bucket returns a bucket of a server that speaks S3. Its ETags are hashes of the content.
 func bucket(t *testing.T) optimistic.HTTP {
 	t.Helper()
 	backend := s3mem.New()

@@ -13,10 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestPausedHolder is the story of docs/choosing.md. Process A takes the lock and is stopped
-// for longer than its TTL. B takes the lock and writes. A continues, and writes: the guard
-// refuses it, and without a guard A overwrites what B has written. Where a stopped holder
-// keeps its lock, B is not granted.
+// TestPausedHolder replays the story of docs/choosing.md. Process A takes the lock and is
+// stopped for longer than its TTL. B takes the lock and writes. A continues and writes. The
+// guard refuses that write; without a guard A overwrites the content that B has written. On
+// a store where a stopped holder keeps its lock, B is not granted.
 func TestPausedHolder(t *testing.T) {
 	for _, kind := range []string{"file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
 		t.Run(kind, func(t *testing.T) {

@@ -33,13 +33,13 @@ import (
 
 var long = flag.Bool("long", false, "run with 32 processes, a million ids")
 
-// system is a store, and a resource of its own that locks protect. Child processes get it
-// as JSON.
+// system is a store and a resource that its locks protect. Child processes receive it as
+// JSON.
 type system struct {
 	Name string
 	// URL opens the store.
 	URL string
-	// Kind is that of the resource, and Address is where it is.
+	// Kind and Address are those of the resource.
 	Kind, Address string
 }
 
@@ -51,8 +51,8 @@ var started struct {
 	stop    []func()
 }
 
-// systems starts the server of a kind, unless it runs, and returns the system on it; of a
-// database one for each recipe.
+// systems returns the systems of a kind: for a database one for each recipe, otherwise one.
+// It starts their server if it does not run yet.
 func systems(t *testing.T, kind string) []system {
 	t.Helper()
 	started.Lock()

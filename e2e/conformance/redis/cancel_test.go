@@ -22,8 +22,8 @@ func cancelled(err error) bool {
 	return errors.Is(err, context.Canceled) && !(ok && timeout.Timeout())
 }
 
-// settled uses a client of redisstore's own until it has its second connection. The client opens that
-// connection, for a sole caller, after it has been idle for a while.
+// settled uses a client of package redisstore until the client has its second connection. After several
+// requests of a sole caller the client opens that connection in the background.
 func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 	t.Helper()
 	const shared, alone, ours = 1, 1, 1 // ours sends INFO

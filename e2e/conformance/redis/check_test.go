@@ -26,7 +26,7 @@ func TestCheckGoredis(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { // a run ends it too, if it comes to that
+			t.Cleanup(func() { // for a test that fails before the run closes the target
 				if err := target.Close(); err != nil {
 					t.Error(err)
 				}

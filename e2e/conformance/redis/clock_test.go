@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestClockSetForwardEndsTheGrant: the lease expires at the server, the holder is notified, and the next
-// grant has a larger token.
+// TestClockSetForwardEndsTheGrant: the server's clock is set forward past the end of a lease. The holder
+// is notified, and the next grant has a larger token.
 func TestClockSetForwardEndsTheGrant(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)
@@ -60,7 +60,7 @@ func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	if err := r.SetClock(-long); err != nil {
 		t.Fatal(err)
 	}
-	do(t, r, "DEL", key) // as a release does
+	do(t, r, "DEL", key) // a release deletes the key, too
 	g := must(t, open(t, "redis://"+r.Address()), request("x", driver.Exclusive, long))
 	if first, err := strconv.ParseUint(token, 10, 64); err != nil || g.Token <= first {
 		t.Errorf("token %d after %s", g.Token, token)

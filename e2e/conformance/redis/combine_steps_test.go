@@ -10,15 +10,17 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// raised is what a request that a batch does not decide may leave: a higher counter of tokens.
+// raised raises a counter of tokens. A batch may do that for a request that it leaves to the plain
+// script.
 const raised = `
 local now = clock[1] * 1000000 + clock[2]
 local last = tonumber(server.call('GET', KEYS[1]) or '0')
 server.call('SET', KEYS[1], string.format('%.0f', math.max(now, last + 1)))
 return ''`
 
-// TestBatchesDoWhatPlainCallsDo makes the same random steps in two worlds. In one of them requests are
-// combined. Replies, states, tokens and expiry are the same after each step.
+// TestBatchesDoWhatPlainCallsDo makes the same random steps on two sets of names. For one set the steps
+// are combined into batches, for the other each is a plain call. Replies, states, tokens and expiry are
+// the same after each step.
 func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 	r := start(t)
 	ctx := t.Context()
@@ -86,7 +88,7 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 		}
 	}
 	ids, letters := 0, map[string]int{}
-	var spoiled [names]bool // by a step that is undone before the next one
+	var spoiled [names]bool // these names have a bad counter or key, which the next round removes
 	for range 3000 {
 		switch random.IntN(50) {
 		case 0:
@@ -147,7 +149,7 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 				switch {
 				case what == 0:
 					s := s
-					s.args = append(slices.Clone(s.args), "1", "0", "0") // it queues
+					s.args = append(slices.Clone(s.args), "1", "0", "0") // the request makes a queue entry
 					replies[w] = plain(w, s)
 				case what == 1 && len(held[name]) > 0:
 					g := held[name][0]
@@ -170,7 +172,7 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 			if n := len(held[name]); n > 0 && random.IntN(3) > 0 {
 				i := random.IntN(n)
 				steps = append(steps, step{name: name, args: []any{fmt.Sprintf(" %s %s ", held[name][i].id, held[name][i].token)}})
-				if random.IntN(4) > 0 { // otherwise it is released twice
+				if random.IntN(4) > 0 { // otherwise a later step releases it again
 					held[name] = slices.Delete(held[name], i, i+1)
 				}
 				continue

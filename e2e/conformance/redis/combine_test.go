@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// numbered returns names.
+// numbered returns n different names.
 func numbered(prefix string, n int) []string {
 	names := make([]string, n)
 	for i := range names {
@@ -27,10 +27,11 @@ func numbered(prefix string, n int) []string {
 	return names
 }
 
-// app is the user of restrict, for a URL.
+// app is the part of a URL with the name and the password of the user that restrict creates.
 const app = "app:app-secret@"
 
-// singles is how many requests a client sends by themselves before others form a batch.
+// singles is the number of requests that a client sends alone before it combines further ones into
+// batches.
 const singles = 4
 
 // blocked returns how many requests of this process wait for the answer to a batch, and how many for a
@@ -82,14 +83,14 @@ type combined struct {
 	errs     []error
 }
 
-// link is a connection whose answers a test holds back.
+// link has a connection to a server. A test can hold back the answers on it.
 type link struct {
-	s, direct     driver.Store // behind it, and beside it
+	s, direct     driver.Store // s uses the connection, direct another one
 	hold, release func()
 }
 
-// submit makes a request for each name at once, and holds their answers back. It returns when all but
-// the first few, which go by themselves, wait for batches.
+// submit requests all names at the same time, and holds the answers back. It returns when the client has
+// sent the first requests alone, and all others wait for batches.
 func (l *link) submit(t *testing.T, names []string) *combined {
 	t.Helper()
 	for {
@@ -130,7 +131,7 @@ func (c *combined) wait(i int) (driver.Grant, error) {
 	return c.grants[i], c.errs[i]
 }
 
-// resolved removes what requests without an answer have left, and requires that each name is free.
+// resolved undoes all requests, and requires that each name is free.
 func (c *combined) resolved(s driver.Store, r *servers.Redis) {
 	c.t.Helper()
 	for _, q := range c.requests {
@@ -141,7 +142,8 @@ func (c *combined) resolved(s driver.Store, r *servers.Redis) {
 	}
 }
 
-// gated returns a server, and a store behind a gate that has used its connections.
+// gated returns a server, and a link to it through a gate. The store of the link has used its
+// connections.
 func gated(t *testing.T, user string) (*servers.Redis, *link) {
 	t.Helper()
 	r := start(t)
@@ -169,8 +171,9 @@ func loaded(t *testing.T, r *servers.Redis) bool {
 	return len(found) == 1 && fmt.Sprint(found[0]) == "1"
 }
 
-// TestSerialRequestsAreNotCombined: one caller after another sends each request by itself. Callers at
-// the same time share calls, and each has a token of its own.
+// TestSerialRequestsAreNotCombined: when callers follow one another, the client sends each request
+// alone. When callers come at the same time, the client combines their requests, and each grant has a
+// token of its own.
 func TestSerialRequestsAreNotCombined(t *testing.T) {
 	r, l := gated(t, "")
 	pairs(t, l.s, 100)
@@ -197,9 +200,9 @@ func TestSerialRequestsAreNotCombined(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestInBatchIsAlone: a name has a key of another type, and another is held. The user has
-// no right to the key of a third, for which the server refuses the whole call. All other requests are
-// granted.
+// TestRefusedRequestInBatchIsAlone: in a batch one name is held, and the key of another has a wrong
+// type. For a third name the user may lack the right to the key, and the server then refuses the whole
+// call. All other requests are granted.
 func TestRefusedRequestInBatchIsAlone(t *testing.T) {
 	for _, forbidden := range []bool{false, true} {
 		r, l := gated(t, app)
@@ -361,7 +364,7 @@ func TestCloseEndsBatches(t *testing.T) {
 	c := l.submit(t, numbered("n", 80))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_ = l.s.Close(ctx) // it goes on in the background
+	_ = l.s.Close(ctx) // Close continues in the background
 	for i := range c.requests {
 		if grant, err := c.wait(i); err == nil {
 			t.Errorf("granted by a silent server: %+v", grant)

@@ -17,12 +17,12 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// ttl is long enough for a renewal that is late on a busy machine.
+// ttl is so long that a lease survives a renewal that is late on a busy machine.
 const ttl = 700 * time.Millisecond
 
-// suite runs the suite over a client library. It pauses and continues all servers together. Then whole,
-// if it is not nil, waits until they serve again. A proxy, if there is one, delays and loses answers.
-// Each change is applied to the harness.
+// suite runs the suite over a client library. The harness pauses all servers, and continues them. The
+// function whole, if any, then waits until the servers serve again. The proxy, if any, delays and loses
+// answers. Each of changes may change the harness.
 func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole func(context.Context) error, open func(namespace string) (driver.Store, error), changes ...func(*drivertest.Harness)) {
 	h := drivertest.Harness{
 		TTL: ttl,
@@ -53,7 +53,7 @@ func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole fun
 			}
 		},
 		Leftovers: func(t testing.TB) []string { return append(leftovers(t, all...), refreshes()...) },
-		EntryLife: 2500 * time.Millisecond, // three intervals of a waiter near the head, and more
+		EntryLife: 2500 * time.Millisecond, // more than three refresh intervals of a waiter near the head
 	}
 	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
 	if through != nil {
@@ -110,7 +110,7 @@ func overRueidis(url string, o ...redisstore.Option) func(string) (driver.Store,
 	}
 }
 
-// overGoredis gives each store a client of its own, which the store's end closes.
+// overGoredis gives each store a go-redis client of its own. Closing the store closes the client.
 func overGoredis(client func() goredis.UniversalClient, o ...redisstore.Option) func(string) (driver.Store, error) {
 	return func(namespace string) (driver.Store, error) {
 		c := client()

@@ -123,7 +123,7 @@ func TestLocksWorkWhileSlotMoves(t *testing.T) {
 			if r := renewed(t, a, g); r.Err != nil {
 				t.Fatal(r.Err)
 			}
-			move(counter) // the counter and the name are on two nodes
+			move(counter) // now the counter and the name are on two nodes
 			if r := renewed(t, a, g); r.Err != nil {
 				t.Fatal(r.Err)
 			}
@@ -179,7 +179,7 @@ func TestClusterFailoverKeepsLock(t *testing.T) {
 				}
 				caughtUp(t, primary, 1)
 				primary.Kill()
-				t.Cleanup(func() { // so that the other library finds it
+				t.Cleanup(func() { // the test over the other library needs this node
 					if err := primary.Restart(context.Background()); err != nil {
 						t.Error(err)
 					}
@@ -192,7 +192,7 @@ func TestClusterFailoverKeepsLock(t *testing.T) {
 	}
 }
 
-// sentinels starts a primary with two replicas and the sentinels that watch them.
+// sentinels starts a primary with two replicas, and sentinels that watch them.
 func sentinels(t *testing.T) (s *servers.RedisSentinel, url string, addresses []string) {
 	t.Helper()
 	installed(t)

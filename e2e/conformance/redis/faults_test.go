@@ -65,7 +65,7 @@ func queue(t *testing.T, s driver.Store, r driver.Request) *waiter {
 	case <-queued:
 	case <-w.done:
 		select {
-		case <-queued: // the request had waited for a moment
+		case <-queued: // the request waited, and is granted already
 		default:
 			t.Fatalf("the request did not wait: %+v, %v", w.g, w.err)
 		}
@@ -345,7 +345,7 @@ func TestTokensRiseAfterClockSetBack(t *testing.T) {
 	if again := must(t, s, request("x", driver.Exclusive, long)); again.Token <= ahead.Token || again.Token <= g.Token {
 		t.Errorf("token %d after %d", again.Token, ahead.Token)
 	}
-	// The same for a waiter.
+	// The token of a waiter rises, too.
 	do(t, r, "FLUSHALL")
 	other := open(t, "redis://"+r.Address())
 	first := must(t, other, request("x", driver.Exclusive, long))
@@ -370,7 +370,7 @@ func TestWaiterGrantedAfterSubscriptionKilled(t *testing.T) {
 			if a.Classify(err) != driver.CodeUnknown {
 				t.Fatal(err)
 			}
-			undone(t, a, driver.Request{ID: g.ID, Name: "x"}) // the server ended its connection, too
+			undone(t, a, driver.Request{ID: g.ID, Name: "x"}) // the kill has ended this connection, too
 		}
 		if err := b.Release(t.Context(), w.granted(), 0); err != nil {
 			t.Fatal(err)
@@ -502,8 +502,8 @@ func TestDeadHeadDoesNotBlockNextWaiter(t *testing.T) {
 	w.granted()
 }
 
-// TestWaiterGrantedAfterHolderExpired: a waiter is granted after the holder's lease expired, which sends
-// no message.
+// TestWaiterGrantedAfterHolderExpired: the holder's lease expires, and the server sends no message. The
+// waiter is granted.
 func TestWaiterGrantedAfterHolderExpired(t *testing.T) {
 	url := "redis://" + common(t).Address()
 	s, other := open(t, url), open(t, url)

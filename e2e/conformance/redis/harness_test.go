@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// stops end the servers that all tests share, the last first.
+// stops has the functions that end the shared servers. TestMain calls the last one first.
 var stops []func()
 
 func TestMain(m *testing.M) {
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		runLockers()
 		return
 	}
-	logging.Disable() // of go-redis: these tests break connections
+	logging.Disable() // go-redis would log each connection that these tests break
 	code := m.Run()
 	for i := len(stops) - 1; i >= 0; i-- {
 		stops[i]()

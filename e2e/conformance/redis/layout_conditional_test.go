@@ -117,7 +117,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 				}
 				do(t, r, "DEL", "one")
 			}
-			pair(false) // the store learns what the server has
+			pair(false) // the first requests find the commands that the server has
 			one := must(t, of.s, request("x", driver.Exclusive, long))
 			set := executed(t, r, "set")
 			if a := of.s.Renew(t.Context(), []driver.Grant{one})[0]; a.Err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestLayoutHoldersNoticeEarlyEnds deletes every key while grants stand: their holders are
-// notified, a renewal and a release are refused, and the name is free. The next token of this
-// client is larger, except where it is the counter of RFencedLock.
+// TestLayoutHoldersNoticeEarlyEnds deletes every key while grants stand. Their holders are notified, a
+// renewal and a release are refused, and the name is free. The client's next token is larger, except for
+// RFencedLock, whose counter was deleted, too.
 func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 	for _, l := range redisstore.Layouts() {
 		t.Run(string(l), func(t *testing.T) {
@@ -53,7 +53,8 @@ func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 	}
 }
 
-// TestLayoutRefusesAnotherType: a key of the name with another type stays unchanged.
+// TestLayoutRefusesAnotherType: the key of a name has a type that the layout does not use. The key stays
+// unchanged.
 func TestLayoutRefusesAnotherType(t *testing.T) {
 	r := start(t)
 	do(t, r, "SADD", "set", "member")
@@ -76,8 +77,8 @@ func TestLayoutRefusesAnotherType(t *testing.T) {
 	}
 }
 
-// TestPlainLockWithoutTTLLasts: another client has set a key without a time to live. Its lock is
-// never taken for one that has expired: waiters of holdfast are granted when it is deleted.
+// TestPlainLockWithoutTTLLasts: another client has set a key without a time to live. For holdfast that
+// lock never expires. Its waiters are granted when the key is deleted.
 func TestPlainLockWithoutTTLLasts(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain))

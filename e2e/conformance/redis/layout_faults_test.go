@@ -128,7 +128,7 @@ func TestLayoutFullServerRefusesNewLocks(t *testing.T) {
 		}
 		do(t, r, "CONFIG", "SET", "maxmemory", "1")
 		defer do(t, r, "CONFIG", "SET", "maxmemory", "0")
-		for i := range grants { // short after long, and long after short
+		for i := range grants { // the short lease first, then the long one
 			g := grants[len(grants)-1-i]
 			if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
 				t.Errorf("a full server does not renew: %v", a.Err)
@@ -196,7 +196,7 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 			do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
 			s := open(t, "redis://app:app-secret@"+r.Address(), withLayout(l)...)
 			mine := must(t, s, request("mine", limit, long))
-			beside := func() (g *driver.Grant) { // another holder, where there can be one
+			beside := func() (g *driver.Grant) { // another holder, if the layout has shared locks or permits
 				if limit == driver.Exclusive {
 					return nil
 				}
@@ -205,7 +205,7 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 			}()
 			busy := must(t, admin, request("busy", driver.Exclusive, long))
 			var w *waiter
-			if l != redisstore.RedissonSpin { // no release notifies it
+			if l != redisstore.RedissonSpin { // releases of this layout notify no waiter
 				w = queue(t, admin, request("busy", driver.Exclusive, long))
 			}
 			expired := must(t, admin, request("expired", driver.Exclusive, long))
@@ -284,9 +284,9 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 	})
 }
 
-// TestFairLayoutRefusedRemovalKeepsTimes: a client lacks a right that the removal of a queue entry needs.
-// It meets the entry of a dead waiter, and its own waiter cancels. Each entry that is left has its time,
-// so it expires. When the client has the right, a rollback leaves neither entry nor time.
+// TestFairLayoutRefusedRemovalKeepsTimes: a client lacks a right that it needs to remove queue entries.
+// It finds the entry of a dead waiter, and its own waiter is cancelled. Each entry that stays keeps its
+// time, so it expires. When the client has the right, a rollback removes both entries and their times.
 func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
 	r := start(t)
 	const queued, times = "redisson_lock_queue:{x}", "redisson_lock_timeout:{x}"

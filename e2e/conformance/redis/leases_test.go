@@ -12,7 +12,8 @@ import (
 )
 
 // TestValidityRunsFromTheSend delays every answer. The validity of a grant begins no later than the send
-// of its request: for a grant at once, after a wait, in a release, and after a renewal.
+// of its request. That holds for an immediate grant, after a wait, for a grant in a release, and after a
+// renewal.
 func TestValidityRunsFromTheSend(t *testing.T) {
 	const delay = 200 * time.Millisecond
 	r := start(t)
@@ -59,7 +60,7 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 }
 
 // TestRenewalKeepsKeyForOtherGrants: the renewal of a short lease keeps the key alive for the longer
-// leases of other holders. So do a queue entry and a release.
+// leases of other holders. A queue entry and a release keep it alive, too.
 func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
@@ -108,7 +109,7 @@ func TestWaitedGrantHasItsWholeTTL(t *testing.T) {
 }
 
 // TestReleaseGrantsToAllSharers: a release grants to every reader at the head of the queue in the same
-// call. So do an undo and a break.
+// call. An undo and a break grant to them, too.
 func TestReleaseGrantsToAllSharers(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// scripted returns a store over p, and a function that returns the script of that name and
+// scripted returns a store over p, and a function that finds a script by its name and returns it with
 // the arguments of its last call.
 func scripted(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *redisstore.Script, args []string)) {
 	t.Helper()
@@ -56,7 +56,7 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	<-done
 	script, args := used("acquire")
 	args = append(args[:5], "1", "0", "0")
-	args[3] = "9007199254740991" // however slow this is, the requests are not too late
+	args[3] = "9007199254740991" // so the requests are not too late on a slow machine
 	key := redisstore.Key("", "x")
 	for i := range waiters {
 		args[0] = fmt.Sprintf("1 - o w%d", i)

@@ -18,8 +18,8 @@ var (
 )
 
 // TestEveryHolderNoticesFlush: a client holds ten thousand locks over a slow link. Every holder is
-// notified of a flush, and one call of the script checks many grants. A holder is notified by the next
-// check of its grant: see noticeTimeout, which is the sum of the interval and the timeout of the checks.
+// notified of a flush at the next check of its grant, and one call of the script checks many grants.
+// noticeTimeout is the sum of the interval and the timeout of the checks.
 func TestEveryHolderNoticesFlush(t *testing.T) {
 	locks, delay := *manyLocks, *manyDelay
 	r := start(t)
@@ -59,8 +59,8 @@ func TestEveryHolderNoticesFlush(t *testing.T) {
 	t.Errorf("%d grants were checked by %d commands until each holder was notified of a flush, want 2 for each: the first check", locks, least)
 }
 
-// takeAll makes a request for a name of its own for each element, all at once, and requires that it is
-// granted.
+// takeAll fills requests with requests for different names, sends all at the same time, and requires
+// that each is granted.
 func takeAll(t *testing.T, s driver.Store, requests []driver.Request) {
 	t.Helper()
 	var all sync.WaitGroup

@@ -13,8 +13,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// observed replaces the clock, the expiry of keys and messages for a script. So two scripts see the same
-// time, and the test can compare their effects.
+// observed makes a script use a clock, an expiry of keys and messages that the test controls. Two
+// scripts then see the same time, and the test can compare their effects.
 const observed = `
 local server = redis
 local clock = server.call('HMGET', 'clock', 's', 'us')
@@ -56,7 +56,7 @@ end
 return answer`
 
 // TestPlainStepsDoWhatCommonDoes makes the same random steps on two names. For one of them the scripts
-// never take the short way. Replies, states, tokens, expiry and messages are the same after each step.
+// never take the short path. Replies, states, tokens, expiry and messages are the same after each step.
 func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 	r := start(t)
 	ctx := t.Context()
@@ -70,7 +70,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		return string(b)
 	}
 	const near = "CONFIRM, CLOSE = 700000, 15000000, 20000, 2500000, "
-	// Few enough are near the head that entries of 14 clients come near it.
+	// With only 8 entries near the head, entries of 14 clients come near it during the test.
 	plain, shared := strings.Replace(text("plain"), near+"32\n", near+"8\n", 1), text("common")
 	if !strings.Contains(plain, near+"8\n") {
 		t.Fatal("plain.lua has another number of entries near the head")
@@ -123,7 +123,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		}
 		return strings.Fields(replies[0])
 	}
-	// client makes one request after the other.
+	// client sends one request after another.
 	type client struct {
 		id, seq, token, slot string
 		limit                int
@@ -196,7 +196,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			}
 		}
 		i := random.IntN(len(all))
-		if random.IntN(2) == 0 { // often the holder or the first entry continues
+		if random.IntN(2) == 0 { // in half of the steps the holder or the first waiter acts
 			i = slices.IndexFunc(all[:], func(k *client) bool { return k.token != "" })
 			if i < 0 {
 				i = max(0, next())
@@ -249,7 +249,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			both("release and withdrawal", "release", false, mark, k.slot, "0", fmt.Sprint(clock+int64(random.IntN(2000))))
 			fresh(i)
 		case k.token != "" && (!calm && what < 14 || alone && what < 38):
-			// The request of the swap is of a client without an entry, if there is one.
+			// The swap requests the name for a client without a queue entry, if there is one.
 			n := slices.IndexFunc(all[:], func(o *client) bool { return o.token == "" && (o.seq == "" || o.seq == "0") })
 			if n < 0 {
 				break

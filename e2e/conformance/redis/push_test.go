@@ -15,15 +15,15 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// provisional returns a request that may start before it confirms its grant.
+// provisional returns a request whose caller may start before the client confirms the grant.
 func provisional(name string) driver.Request {
 	r := request(name, driver.Exclusive, long)
 	r.Provisional = true
 	return r
 }
 
-// handed passes a name between two stores until f accepts a grant. On a slow machine a refresh may
-// confirm a grant before its message arrives.
+// handed passes a name between two stores until f accepts a grant. On a slow machine the waiter's
+// refresh may confirm a grant before its message arrives.
 func handed(t *testing.T, name string, a, b *redisstore.Store, f func(s *redisstore.Store, r driver.Request, g driver.Grant) bool) {
 	t.Helper()
 	g := must(t, a, provisional(name))
@@ -41,7 +41,8 @@ func handed(t *testing.T, name string, a, b *redisstore.Store, f func(s *redisst
 	}
 }
 
-// started returns the first grant with which a waiter starts before it confirms it.
+// started passes a name between two stores until a waiter is granted it and may start before the
+// confirmation.
 func started(t *testing.T, name string, a, b *redisstore.Store) (s *redisstore.Store, r driver.Request, g driver.Grant) {
 	t.Helper()
 	handed(t, name, a, b, func(by *redisstore.Store, of driver.Request, got driver.Grant) bool {
@@ -56,15 +57,15 @@ func counterOf(name string) string {
 	return key[:strings.IndexByte(key, '}')+1]
 }
 
-// TestShortHoldNeedsNoConfirmation: a contended hold costs two calls, the queue entry and the release.
-// Its token is recorded, so that no later grant repeats it.
+// TestShortHoldNeedsNoConfirmation: a contended lock costs two calls, for the queue entry and for the
+// release. The server records its token, so no later grant has the same one.
 func TestShortHoldNeedsNoConfirmation(t *testing.T) {
 	r := start(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	before := 0
 	handed(t, "short", a, b, func(_ *redisstore.Store, _ driver.Request, g driver.Grant) bool {
 		now := calls(t, r, "evalsha")
-		sent := now - before // since the last grant: the queue entry of this one and the release of the last
+		sent := now - before // calls since the last grant, normally a queue entry and a release
 		before = now
 		if !g.Provisional || sent != 2 {
 			return false
@@ -79,8 +80,8 @@ func TestShortHoldNeedsNoConfirmation(t *testing.T) {
 	})
 }
 
-// TestStartedGrantIsConfirmed: the first renewal sets the requested TTL. After it a break is known to the
-// holder's renewals, as for each other grant.
+// TestStartedGrantIsConfirmed: the first renewal of a grant sets the requested TTL. The holder of a
+// confirmed grant is notified of a break, and its next renewal returns that cause.
 func TestStartedGrantIsConfirmed(t *testing.T) {
 	r := common(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -126,8 +127,9 @@ func TestStartedClientDies(t *testing.T) {
 	release(t, c, next)
 }
 
-// TestStartRefusesTokenThatIsNotAbove: the server has lost its counter, and its clock is behind what a
-// waiter has seen. The waiter does not start with the lower token; its confirmation raises it.
+// TestStartRefusesTokenThatIsNotAbove: the server has lost its counter, and its clock gives a lower
+// token than the waiter has seen. The waiter does not start with the lower token, but confirms its
+// grant, which raises the token.
 func TestStartRefusesTokenThatIsNotAbove(t *testing.T) {
 	r := start(t)
 	url := "redis://" + r.Address()
@@ -138,7 +140,7 @@ func TestStartRefusesTokenThatIsNotAbove(t *testing.T) {
 		do(t, r, "SET", counterOf(name), ahead)
 		seen := must(t, c, provisional(name))
 		release(t, c, seen)
-		do(t, r, "DEL", counterOf(name)) // as after a flush
+		do(t, r, "DEL", counterOf(name)) // a flush deletes it, too
 		s, _, g := started(t, name, a, b)
 		w := queue(t, c, provisional(name))
 		release(t, s, g)
@@ -162,9 +164,9 @@ func tagOf(t *testing.T, r *servers.Redis, name string) (channel, tag string) {
 	return strings.TrimPrefix(channel, "p:"), tag
 }
 
-// TestForgedMessageStartsNothing: another client of the server publishes messages to a waiter, with
-// another tag or with that of a call that was sent too long ago. The waiter refreshes its entry, and
-// waits on.
+// TestForgedMessageStartsNothing: another client of the server publishes messages to a waiter. They have
+// a wrong tag, or the tag of a call that was sent too long ago. The waiter refreshes its entry, and
+// keeps waiting.
 func TestForgedMessageStartsNothing(t *testing.T) {
 	r := common(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -195,8 +197,8 @@ func TestForgedMessageStartsNothing(t *testing.T) {
 	}
 }
 
-// TestReleaseWithoutMessage: a client may not publish, or may not raise the counter. Its release
-// succeeds, and the waiter confirms its grant before it starts.
+// TestReleaseWithoutMessage: the client of a holder lacks the right to publish, or to raise the counter.
+// Its release succeeds, and the waiter confirms its grant before it starts.
 func TestReleaseWithoutMessage(t *testing.T) {
 	r := start(t)
 	for name, change := range map[string]string{"no publish": "-publish", "no counter": "-set"} {
@@ -340,8 +342,8 @@ func (s *refusing) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 	return s.Store.Renew(ctx, grants)
 }
 
-// TestRefusedConfirmationEndsTheContext: the grant of a holder that has started is gone, or was broken,
-// when its confirmation arrives. Its context ends with that cause.
+// TestRefusedConfirmationEndsTheContext: a holder starts, and its grant is deleted or broken before the
+// confirmation arrives. The lock's context ends with that cause.
 func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 	r := start(t)
 	admin := open(t, "redis://"+r.Address())
@@ -354,7 +356,8 @@ func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The message of the lock before may be late. Then the lock is confirmed before it starts.
+		// The message with the grant may arrive late. The client then confirms the grant before the
+		// holder starts.
 		for ended := false; !ended; {
 			name := string(cause)
 			first := must(t, admin, request(name, driver.Exclusive, long))
@@ -386,7 +389,7 @@ func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 			if !errors.As(context.Cause(k.Context()), &lost) || lost.Cause != cause && lost.Cause != holdfast.CauseExpired {
 				t.Errorf("%v, want the cause %q", context.Cause(k.Context()), cause)
 			}
-			ended = lost == nil || lost.Cause != holdfast.CauseExpired // as on a machine that is too busy
+			ended = lost == nil || lost.Cause != holdfast.CauseExpired // on a busy machine the lease may expire first
 			_ = k.Unlock()
 		}
 		if err := l.Close(t.Context()); err != nil {
@@ -395,7 +398,8 @@ func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 	}
 }
 
-// TestLongHoldIsConfirmed: a Locker's hold that is longer than the short lease is confirmed, and stays.
+// TestLongHoldIsConfirmed: a Locker holds a lock for longer than the short lease. It confirms the grant,
+// and keeps the lock.
 func TestLongHoldIsConfirmed(t *testing.T) {
 	r := common(t)
 	url := "redis://" + r.Address()

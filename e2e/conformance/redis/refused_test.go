@@ -69,7 +69,7 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 			type state struct {
 				name    string
 				holders []driver.Grant
-				own     *driver.Grant // the client's
+				own     *driver.Grant // the grant of the restricted client
 				waiter  *waiter
 			}
 			var states []*state
@@ -204,9 +204,9 @@ func TestRefusedInsideScriptIsRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestChangesNothing: a lease has expired, and its waiter is disconnected. The request of
-// a client without a right would first grant to the waiter. The server refuses it, and the name stays
-// unchanged.
+// TestRefusedRequestChangesNothing: a lease has expired, and the first waiter is disconnected. The
+// request of another client would first grant the name to that waiter, but the client lacks a right. The
+// server refuses it, and the name stays unchanged.
 func TestRefusedRequestChangesNothing(t *testing.T) {
 	r := start(t)
 	admin, gate := open(t, "redis://"+r.Address()), newGate(t, r.Address())

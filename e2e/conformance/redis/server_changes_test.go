@@ -165,7 +165,7 @@ func TestLeaseOutlastsFailoverToClockAhead(t *testing.T) {
 }
 
 // TestHeldLeaseGetsTimeOfClockAhead: a replica's clock is set ahead while a lock is held. The store
-// makes the lease longer at once, and not with the holder's next renewal, of which there is none here.
+// lengthens the lease at once, without a renewal by the holder.
 func TestHeldLeaseGetsTimeOfClockAhead(t *testing.T) {
 	for layout, limit := range map[string]int{"": driver.Unlimited, "?layout=plain": driver.Exclusive} {
 		t.Run(layout, func(t *testing.T) {

@@ -64,7 +64,7 @@ func spreadCommands(ctx context.Context, c net.Conn, down *atomic.Bool, rs []*se
 		ends = append(ends, context.AfterFunc(ctx, func() { _ = s.Close() }))
 		to[i], from[i] = s, bufio.NewReader(s)
 	}
-	due := make(chan int, 1<<16) // the servers whose answers are next, -1 for an error of the proxy
+	due := make(chan int, 1<<16) // the server of each answer, in order; -1 for an error of the proxy
 	var answering sync.WaitGroup
 	defer answering.Wait()
 	defer close(due)
@@ -162,9 +162,9 @@ func copyValue(w io.Writer, r *bufio.Reader) error {
 }
 
 // TestNamesOnSeveralServersAreNotCombined: a proxy sends each script to the server of its first key,
-// without an error for the other keys. Requests of one client at once exclude those of another, and
-// the check of many grants at once reports no loss. That holds too if the proxy could not reach one of the
-// servers at the first request.
+// without an error for the other keys. One client sends several requests at the same time: they exclude
+// the requests of another client, and the check of many grants finds no loss. That holds too if the
+// proxy could not reach one of the servers at the first request.
 func TestNamesOnSeveralServersAreNotCombined(t *testing.T) {
 	for _, unreachable := range []bool{false, true} {
 		t.Run(fmt.Sprint("unreachable-", unreachable), func(t *testing.T) { testSpread(t, unreachable) })

@@ -19,9 +19,9 @@ import (
 // intercepting is a client that counts the scripts it sends, and that loses or delays swaps.
 type intercepting struct {
 	redisstore.Client
-	calls sync.Map // by the script's name, *atomic.Int32
-	// lose, if set, is called for each swap. The answer of a lost swap does not arrive; sent is whether the
-	// server gets it.
+	calls sync.Map // the number of calls of each script: its name to *atomic.Int32
+	// lose, if set, is called for each swap. It returns whether the answer is lost, and whether the
+	// server gets a swap whose answer is lost.
 	lose func() (lost, sent bool)
 
 	mu   sync.Mutex
@@ -72,7 +72,7 @@ func intercepted(t *testing.T, url string) (*redisstore.Store, *intercepting) {
 	return s, c
 }
 
-// swap is a Swap on a goroutine of its own.
+// swap runs Swap on a goroutine of its own.
 type swap struct {
 	*waiter
 	released error
@@ -104,7 +104,7 @@ func swapIn(t *testing.T, s *redisstore.Store, old driver.Grant, r driver.Reques
 	return w
 }
 
-// swapped is swapIn of a grant that stands.
+// swapped calls swapIn, and requires that the release has succeeded.
 func swapped(t *testing.T, s *redisstore.Store, old driver.Grant, r driver.Request) *swap {
 	t.Helper()
 	w := swapIn(t, s, old, r)
@@ -123,8 +123,8 @@ func empty(t *testing.T, s driver.Store, name string) {
 	}
 }
 
-// TestSwapIsOneCall: a contended pair costs one call, and each hold has a new token. Requests with a tag
-// and with reserved tokens take the same way.
+// TestSwapIsOneCall: a contended release and the next request cost one call together, and each grant has
+// a new token. Requests with a tag and with reserved tokens cost no more.
 func TestSwapIsOneCall(t *testing.T) {
 	s, c := intercepted(t, "redis://"+common(t).Address())
 	for _, tokens := range []int{1, 64} {
@@ -153,8 +153,8 @@ func TestSwapIsOneCall(t *testing.T) {
 	}
 }
 
-// TestSwapStartsTheWaiter: a swap grants to the waiter of another client as a release does: that waiter may
-// start with the message.
+// TestSwapStartsTheWaiter: a swap grants to the waiter of another client, like a release. That waiter
+// may start with the message, before it confirms its grant.
 func TestSwapStartsTheWaiter(t *testing.T) {
 	r := common(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -178,9 +178,9 @@ func TestSwapStartsTheWaiter(t *testing.T) {
 	}
 }
 
-// TestSwapWithoutAnswer: the answer to a swap is lost, or the swap itself arrives late, at a name with and
-// without another waiter. Both outcomes are unknown. After the undo and the repeated release nothing of
-// them stands, and a swap that arrives then changes nothing.
+// TestSwapWithoutAnswer: the answer to a swap is lost, or the swap itself arrives late, with and without
+// another waiter for the name. Both outcomes are unknown. The client then undoes the request and repeats
+// the release, and nothing of them is left. A swap that arrives after that changes nothing.
 func TestSwapWithoutAnswer(t *testing.T) {
 	url := "redis://" + start(t).Address()
 	s, c := intercepted(t, url)
@@ -201,7 +201,7 @@ func TestSwapWithoutAnswer(t *testing.T) {
 				t.Fatalf("%s: the release: %t, %v; the request: %v; want unknown outcomes", name, q.reported, q.released, q.err)
 			}
 			if sent {
-				// It arrives twice: the second time it finds its own grant or queue entry.
+				// The swap arrives again, and finds its own grant or queue entry.
 				if answer, err := c.last(); err != nil || answer[0] != "g" && answer[0] != "q" {
 					t.Errorf("%s: the second swap: %q, %v", name, answer, err)
 				}
@@ -229,8 +229,8 @@ func TestSwapWithoutAnswer(t *testing.T) {
 	}
 }
 
-// TestSwapThatIsTooLateReleasesNothing: a swap arrives after the time that it names. The server refuses both
-// halves.
+// TestSwapThatIsTooLateReleasesNothing: a swap arrives after its own deadline. The server refuses the
+// release and the request.
 func TestSwapThatIsTooLateReleasesNothing(t *testing.T) {
 	r := start(t)
 	p := &plain{r: r}
@@ -256,8 +256,8 @@ func TestSwapThatIsTooLateReleasesNothing(t *testing.T) {
 	empty(t, s, "n")
 }
 
-// TestHalvesOfASwapAreIndependent: the grant was broken or released, and the request is granted, or waits behind
-// the next holder, which keeps its grant.
+// TestHalvesOfASwapAreIndependent: the grant that a swap releases has already been broken or released.
+// The request of the swap is granted, or waits behind the next holder, which keeps its grant.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	r := common(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -272,7 +272,7 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 		}
 		var g driver.Grant
 		if holds {
-			// It waits first, so that the name is in the state of a contended one.
+			// The next holder waits first, so that the name is in the state of a contended one.
 			first := must(t, other, request(name, driver.Exclusive, long))
 			w := queue(t, other, request(name, driver.Exclusive, long))
 			release(t, other, first)
@@ -299,8 +299,8 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	}
 }
 
-// TestSwapMayChangeLimitAndTTL: a shared grant or a permit is swapped for another limit and TTL. The request waits for
-// the grants that stand beside the old one.
+// TestSwapMayChangeLimitAndTTL: a client swaps a grant for one with another limit and TTL. An exclusive
+// request waits until the other holders of the name have released it.
 func TestSwapMayChangeLimitAndTTL(t *testing.T) {
 	r := common(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -337,9 +337,10 @@ func TestSwapMayChangeLimitAndTTL(t *testing.T) {
 	}
 }
 
-// TestRefusedSwapReleasesNothing removes each documented right from a client, or lets its server be full, and
-// swaps a grant, with and without a waiter of another client. A refused swap has neither released the
-// grant nor made a queue entry. A release that it reports was made.
+// TestRefusedSwapReleasesNothing removes each documented right from a client, or fills the memory of its
+// server. The client then swaps a grant, with and without a waiter of another client. A refused swap has
+// neither released the grant nor made a queue entry. If a swap reports the release, the release was
+// made.
 func TestRefusedSwapReleasesNothing(t *testing.T) {
 	r := start(t)
 	admin := open(t, "redis://"+r.Address())
@@ -411,8 +412,8 @@ func TestRefusedSwapReleasesNothing(t *testing.T) {
 	}
 }
 
-// TestSwapLoadsMissingScript: the server has lost its scripts, as after a restart. A swap sends the
-// script again.
+// TestSwapLoadsMissingScript: the server has lost its scripts, as after a restart. The client sends the
+// script again with the swap.
 func TestSwapLoadsMissingScript(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
@@ -504,9 +505,9 @@ func TestSwapOfEndedGrantWhileSlotMoves(t *testing.T) {
 	release(t, s, stays)
 }
 
-// TestLockersSwapWithLostAnswers: goroutines of two processes contend for one name, with and without
-// handoffs, while answers to swaps are lost again and again. No two hold it together, tokens rise, each goroutine
-// is served, and nothing is left.
+// TestLockersSwapWithLostAnswers: goroutines of two Lockers contend for one name, with and without
+// handoffs, while some answers to swaps are lost. No two hold the name together, tokens rise, and
+// nothing is left.
 func TestLockersSwapWithLostAnswers(t *testing.T) {
 	url := "redis://" + start(t).Address()
 	other := open(t, url)

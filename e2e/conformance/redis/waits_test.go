@@ -191,8 +191,8 @@ func TestTombstoneKeyExpiresSoon(t *testing.T) {
 	}
 }
 
-// plain is a client that sends one command after another. It holds back one request that the test
-// selects: the store gets an error, and the request may arrive later.
+// plain is a client that sends one command after another. It can keep one request back: the store gets
+// an error, and the test may send that request later.
 type plain struct {
 	r    *servers.Redis
 	hold func(s *redisstore.Script, args []string) bool // reports whether to hold back this request
@@ -256,8 +256,8 @@ func (p *plain) Subscribe(ctx context.Context, _ string, ready func(), _ func(st
 	return ctx.Err()
 }
 
-// lateRequest returns a grant to a waiter of s, and the command of an earlier request of the same
-// waiter. The store has sent that request, had no answer, and the server does not have it yet.
+// lateRequest returns a store, the grant of its waiter, and the command of an earlier request of the
+// same waiter. The store had no answer to that request, and the server does not have it yet.
 func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *redisstore.Store, g driver.Grant, command []string) {
 	t.Helper()
 	p := &plain{r: r}

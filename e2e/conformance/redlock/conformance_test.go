@@ -12,13 +12,14 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// ttl leaves room for a renewal that is late on a busy machine.
+// ttl is so long that a lease survives a renewal that is late on a busy machine.
 const ttl = 700 * time.Millisecond
 
 // suiteTTL is the longest TTL that the suite requests.
 const suiteTTL = time.Minute
 
-// suite runs the conformance suite on a fleet. The first failing servers fail again and again.
+// suite runs the conformance suite on a fleet. The given number of servers, the first ones
+// of the fleet, fail during the whole suite.
 func (f *fleet) suite(t *testing.T, failing int) {
 	working := f.all[failing:]
 	h := drivertest.Harness{

@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// skew is the tolerance of most fleets here: a small one, so that leases expire soon after
-// their TTL, and large enough for a machine that stands still for a while.
+// skew is the tolerance of most fleets in these tests. It is small, so that leases expire
+// soon after their TTL. It is large enough for a machine that stands still for a while.
 const skew = 250 * time.Millisecond
 
 // fleet is a number of servers, each behind a proxy.
@@ -110,7 +110,7 @@ func (f *fleet) fakeClock(i int) {
 	}
 }
 
-// client is a store, and the stores below it, which end with it.
+// client is a store of a fleet with the stores of its servers. Close closes all of them.
 type client struct {
 	*redlock.Store
 	below []*redisstore.Store
@@ -169,7 +169,7 @@ func (f *fleet) direct(t testing.TB) (stores []*redisstore.Store) {
 	return stores
 }
 
-// over returns a store of the fleet over stores of its servers.
+// over returns a store of the fleet. It uses the given stores of the servers.
 func (f *fleet) over(t testing.TB, stores []*redisstore.Store) *redlock.Store {
 	t.Helper()
 	s, err := f.config.New(stores...)
@@ -180,7 +180,7 @@ func (f *fleet) over(t testing.TB, stores []*redisstore.Store) *redlock.Store {
 	return s
 }
 
-// do sends a command to a server itself.
+// do sends a command to a server, without the proxy.
 func (f *fleet) do(i int, args ...string) any {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -192,7 +192,7 @@ func (f *fleet) do(i int, args ...string) any {
 	return answer
 }
 
-// state is what the server has noted of itself.
+// state returns the server's record about itself.
 func (f *fleet) state(i int) map[string]string {
 	fields, _ := f.do(i, "HGETALL", "holdfast:redlock").([]any)
 	m := map[string]string{}
@@ -210,7 +210,7 @@ func (f *fleet) votes(i int) bool {
 	return run != "" && f.state(i)["run"] == run
 }
 
-// leftovers lists the keys of locks and queues. Tombstones expire.
+// leftovers lists the keys of locks and queues. It omits tombstones, which expire.
 func (f *fleet) leftovers(testing.TB) (left []string) {
 	for i := range f.all {
 		keys, _ := f.do(i, "KEYS", "holdfast:redlock:*").([]any)
@@ -224,7 +224,7 @@ func (f *fleet) leftovers(testing.TB) (left []string) {
 	return left
 }
 
-// until waits for a condition that no event announces.
+// until waits until ok returns true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -243,8 +243,8 @@ func request(name string, ttl time.Duration) driver.Request {
 	return requests.New(name, driver.Exclusive, ttl)
 }
 
-// acquire repeats the request until the request is granted, or answered with busy; a machine that stands
-// still makes a server look silent for a while.
+// acquire repeats a request until it is granted or the name is busy. While the machine stands still, a
+// server may seem silent, and the request fails.
 func acquire(t testing.TB, s driver.Store, name string, ttl time.Duration) (driver.Grant, error) {
 	t.Helper()
 	var g driver.Grant

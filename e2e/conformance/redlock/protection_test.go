@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// TestForgottenVote replays the classic failure: A holds the name on three of five servers,
-// one of them restarts without its data within the TTL, and B sends a request.
+// TestForgottenVote replays the classic failure. A holds the name on three of five servers.
+// One of them restarts without its data within the TTL, and B sends a request.
 func TestForgottenVote(t *testing.T) {
 	const name = "forgotten"
 	prepare := func(t *testing.T) (*fleet, driver.Grant) {
@@ -74,8 +74,9 @@ func TestForgottenVote(t *testing.T) {
 	})
 }
 
-// TestReloadWithoutSaving: DEBUG RELOAD NOSAVE makes two of three servers forget a vote, and keeps their
-// replication IDs, so they vote for another client. The holder is notified, and its token is the smaller.
+// TestReloadWithoutSaving: DEBUG RELOAD NOSAVE makes two of three servers forget a vote and keep their
+// replication IDs. They then vote for another client. The first holder is notified, and its token is
+// smaller than the next one.
 func TestReloadWithoutSaving(t *testing.T) {
 	f := start(t, 3, redlock.Config{}, "--enable-debug-command", "local")
 	for i := range f.all {
@@ -111,8 +112,8 @@ func TestReloadWithoutSaving(t *testing.T) {
 }
 
 // TestTokensRiseAcrossRestarts restarts all servers without their data, one after another.
-// The counters are an hour ahead of the clocks, so that only restored counters make tokens
-// rise.
+// The counters are an hour ahead of the clocks. So tokens rise only if the servers'
+// counters are restored.
 func TestTokensRiseAcrossRestarts(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: 300 * time.Millisecond})
 	s := f.open(t)
@@ -150,8 +151,8 @@ func TestTokensRiseAcrossRestarts(t *testing.T) {
 	}
 }
 
-// TestNewFleetWaits requires that servers without a trace of a fleet vote only after the
-// longest TTL, and at once where the fleet is declared new.
+// TestNewFleetWaits: servers have no trace of a fleet, and the fleet is not declared new.
+// They vote only after the longest TTL.
 func TestNewFleetWaits(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
 	s := f.open(t)
@@ -166,8 +167,8 @@ func TestNewFleetWaits(t *testing.T) {
 	}
 }
 
-// TestClockOutOfLine sets one server's clock hours ahead: it has no vote, and none for the
-// longest TTL after its clock is right again.
+// TestClockOutOfLine sets one server's clock hours ahead. The server has no vote. It votes
+// again some time after its clock is right.
 func TestClockOutOfLine(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
 	f.fakeClock(0)
@@ -194,9 +195,9 @@ func TestClockOutOfLine(t *testing.T) {
 	})
 }
 
-// TestCountersBesideAWrongClock restarts a server without its data while the clock of another
-// is hours ahead: that one has no vote, but has kept its counters, so that a majority can
-// restore those of the restarted server.
+// TestCountersBesideAWrongClock restarts a server without its data while the clock of
+// another server is hours ahead. The server with the wrong clock has no vote, but has kept
+// its counters. So a majority can restore the counters of the restarted server.
 func TestCountersBesideAWrongClock(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
 	f.fakeClock(0)
@@ -217,8 +218,8 @@ func TestCountersBesideAWrongClock(t *testing.T) {
 	}
 }
 
-// TestMajorityDown requires a clear error within the wait while most servers are paused, and
-// that nothing is left when they continue.
+// TestMajorityDown: while most servers are paused, Lock returns ErrUnavailable. When the
+// servers continue, nothing is left.
 func TestMajorityDown(t *testing.T) {
 	f := start(t, 5, redlock.Config{})
 	l, err := holdfast.New(f.make(t, f.config), holdfast.Defaults(holdfast.TTL(3*time.Second)))
@@ -251,8 +252,8 @@ func TestMajorityDown(t *testing.T) {
 	}
 }
 
-// TestHeldLockIsHealed requires that a renewal writes a held lock to a server that was down
-// when it was granted.
+// TestHeldLockIsHealed: a server is down while a lock is granted. When the server is back,
+// a renewal writes the lock to it.
 func TestHeldLockIsHealed(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: 2 * time.Second})
 	f.all[0].Kill()
@@ -273,7 +274,7 @@ func TestHeldLockIsHealed(t *testing.T) {
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
-// TestLostVotesAreNoticed ends the votes of a held lock early, at two of three servers: its
+// TestLostVotesAreNoticed ends the votes of a held lock early at two of three servers. The
 // holder is notified.
 func TestLostVotesAreNoticed(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
@@ -292,8 +293,8 @@ func TestLostVotesAreNoticed(t *testing.T) {
 			}
 			return err == nil
 		})
-		// A look between the two deletions restores the first vote, and the lock stands. Then the
-		// test deletes both again.
+		// A check of the grant between the two deletions restores the first vote, and the lock
+		// stands. Then the test deletes both again.
 		until(t, "the holder is notified", func() bool {
 			end(0)
 			end(1)
@@ -313,8 +314,8 @@ func TestLostVotesAreNoticed(t *testing.T) {
 	})
 }
 
-// TestHealsAfterAnUnansweredRequest requires that a renewal writes a held lock to a server
-// that did not answer the request for its vote.
+// TestHealsAfterAnUnansweredRequest: one server does not answer the request for a vote, and
+// the lock is granted. A renewal writes the lock to that server.
 func TestHealsAfterAnUnansweredRequest(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: time.Hour})
 	s := f.open(t)
@@ -336,8 +337,8 @@ func TestHealsAfterAnUnansweredRequest(t *testing.T) {
 	})
 }
 
-// TestRenewalBesideARelease renews a lock while it is released, on servers one of which has
-// to get its vote again: nothing of the lock stays.
+// TestRenewalBesideARelease: one of three servers has lost its vote for a lock. The client
+// renews and releases the lock at the same time. Nothing of the lock is left.
 func TestRenewalBesideARelease(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: time.Hour})
 	s := f.open(t)
@@ -355,8 +356,9 @@ func TestRenewalBesideARelease(t *testing.T) {
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
-// TestBrokenLockIsNotHealed breaks a lock whose votes were about to expire when they were
-// read, while its holder reaches no server. A renewal does not bring the lock back later.
+// TestBrokenLockIsNotHealed: a lock's holder reaches no server, and its votes expire soon.
+// An operator breaks the lock. When the holder reaches the servers again, its renewal is
+// refused.
 func TestBrokenLockIsNotHealed(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: time.Hour, Skew: 50 * time.Millisecond})
 	s := f.open(t)
@@ -390,8 +392,8 @@ func TestBrokenLockIsNotHealed(t *testing.T) {
 	})
 }
 
-// TestClientWhoseClockStoodStill sets the clocks of all servers ahead, as a client sees that
-// whose own clock stood still: it withholds none of them.
+// TestClientWhoseClockStoodStill sets the clocks of all servers ahead. A client whose own
+// clock stood still sees the same. It withholds the vote of no server.
 func TestClientWhoseClockStoodStill(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
 	for i := range f.all {
@@ -419,8 +421,9 @@ func TestClientWhoseClockStoodStill(t *testing.T) {
 	}
 }
 
-// TestRestartWhileAdmitted restarts a server of a new fleet between the look at it and its
-// admission, without its data: it may have voted for another client, so it has to wait.
+// TestRestartWhileAdmitted: a client reads the state of a server of a new fleet. The server
+// restarts without its data before the client admits it. It may have voted for another
+// client, so it has to wait.
 func TestRestartWhileAdmitted(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour, Fresh: true})
 	below := f.direct(t)
@@ -441,8 +444,8 @@ func TestRestartWhileAdmitted(t *testing.T) {
 	}
 }
 
-// restarting restarts its server, which loses its data, before the first request that admits
-// it.
+// restarting is a client of one server. Before the first request that admits the server, it
+// restarts the server without its data.
 type restarting struct {
 	redisstore.Client
 	server *servers.Redis
@@ -463,8 +466,8 @@ func (c *restarting) Eval(ctx context.Context, s *redisstore.Script, keys, args 
 	return c.Client.Eval(ctx, s, keys, args)
 }
 
-// TestRoundTrips counts the writes of acquisitions at one server: one where the servers
-// agree on the counter, two where it is ahead.
+// TestRoundTrips counts the writes of an acquisition at one server: one write if the
+// servers' counters agree, and at most two if the server's counter is ahead.
 func TestRoundTrips(t *testing.T) {
 	f := start(t, 3, redlock.Config{})
 	s := f.open(t)
@@ -497,9 +500,9 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// TestSplitBesideASilentServer splits the votes of the servers that answer, while one is
-// silent: the request continues with their answers, before the silence has lasted for as
-// long as a request may take.
+// TestSplitBesideASilentServer: one of three servers is silent, and the other two vote for
+// different clients. The request goes on with their answers. It does not wait for the
+// silent server until its timeout.
 func TestSplitBesideASilentServer(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: suiteTTL})
 	s := f.open(t)

@@ -49,7 +49,7 @@ func TestSharedWithRedsync(t *testing.T) {
 	t.Run("exact sums", func(t *testing.T) {
 		const workers, each = 4, 15
 		sums := map[string]*atomic.Int64{"a": {}, "b": {}}
-		// Two that hold the name at once lose one of their steps.
+		// If two holders run this at the same time, one of the steps is lost.
 		step := func(name string) {
 			n := sums[name].Load()
 			runtime.Gosched()

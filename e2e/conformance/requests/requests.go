@@ -1,4 +1,5 @@
-// Package requests makes requests whose notifications a test can await.
+// Package requests makes requests. A test can wait for the notifications that the store
+// sends to them.
 package requests
 
 import (

@@ -30,10 +30,10 @@ type term struct {
 	token uint64
 	p     *process
 	begin time.Duration
-	// live is the last time at which its context had certainly not ended.
+	// live is the last time at which the leader's context had certainly not ended.
 	live time.Duration
 	over bool
-	// outage: the server was away during the term.
+	// outage reports whether the server was away during the term.
 	outage bool
 }
 
@@ -69,7 +69,7 @@ func (e *election) take(r report) {
 	}
 }
 
-// until records reports until done.
+// until takes reports until done returns true.
 func (e *election) until(what string, done func() bool) {
 	e.t.Helper()
 	for end := time.After(testTimeout); !done(); {
@@ -87,7 +87,7 @@ func (e *election) newLeader(than *term) {
 	e.until("new leader", func() bool { return e.leads != nil && e.leads != than })
 }
 
-// fill starts replicas until there are enough, and waits for those that are starting.
+// fill starts n replicas, and waits until all candidates are ready.
 func (e *election) fill(n int) {
 	e.t.Helper()
 	for range n {
@@ -97,8 +97,8 @@ func (e *election) fill(n int) {
 }
 
 // testElection changes the leader by SIGTERM, SIGKILL, SIGSTOP and outages of the server.
-// The contexts of two leaders never live at the same time, beyond what the store
-// declares, and tokens rise.
+// The contexts of two leaders do not live at the same time; after an outage they may, for
+// as long as the store declares. Tokens rise.
 func testElection(t *testing.T, s store, srv server, url string) {
 	observer := open(t, url)
 	g, err := observer.Guarantees(t.Context())
@@ -188,7 +188,7 @@ func (e *election) judge(g holdfast.Guarantees) {
 	}
 }
 
-// figures reports the time until a successor leads.
+// figures logs the time until a successor leads, and appends it to the file of -figures.
 func (e *election) figures(s store, g holdfast.Guarantees, steps []time.Duration, counts map[string]int) {
 	if len(steps) == 0 {
 		return
@@ -211,15 +211,15 @@ func (e *election) figures(s store, g holdfast.Guarantees, steps []time.Duration
 	}
 }
 
-// observation is what Leaders has yielded.
+// observation has the last token that Leaders has yielded.
 type observation struct {
 	mu      sync.Mutex
 	last    uint64
 	changed chan struct{}
 }
 
-// observe follows the leaders. It requires that tokens never fall, and that an outage ends
-// nothing.
+// observe follows the leaders. It requires that tokens never fall, and that Leaders
+// continues after an outage.
 func observe(t *testing.T, l *holdfast.Locker) *observation {
 	o := &observation{changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -252,7 +252,7 @@ func observe(t *testing.T, l *holdfast.Locker) *observation {
 	return o
 }
 
-// await waits until the leader is observed.
+// await waits until Leaders has yielded the given leader.
 func (o *observation) await(t *testing.T, leader func() uint64) {
 	t.Helper()
 	for end := time.After(testTimeout); ; {

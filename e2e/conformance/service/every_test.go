@@ -18,13 +18,13 @@ const (
 	killEvery = 20
 )
 
-// TestEveryServesEachTickOnce runs a schedule on 20 replicas with clocks that differ by most
-// of the period. It kills one every 20 ticks, while it serves a tick. No tick is begun
-// twice. One replica serves or reports each tick.
+// TestEveryServesEachTickOnce runs a schedule on 20 replicas whose clocks differ by most of
+// the period. Every 20 ticks it kills the replica that serves a tick. No tick is begun
+// twice. A replica serves each tick, or reports it as missed.
 func TestEveryServesEachTickOnce(t *testing.T) {
 	for _, s := range stores {
 		// On other stores the mark of a served tick ends with its replica. Two of three
-		// databases are left out, because they run the same recipe.
+		// databases are left out, because all three run the same recipe.
 		if !slices.Contains([]string{"redis", "etcd", "postgres-optimistic"}, s.name) {
 			continue
 		}
@@ -56,7 +56,7 @@ func testEvery(t *testing.T, s store, url string) {
 	lines := make(chan report, 10000)
 	running := map[*process]bool{}
 	start := func(i int) {
-		// Half a period in each direction is the maximum.
+		// Clocks may differ from the right time by half a period at most.
 		ahead := period * time.Duration(i%9-4) / 10
 		w := worker{Role: "every", URL: url, Name: "schedule", TTL: s.ttl, Period: period, Ahead: ahead, Drain: 50 * time.Millisecond}
 		running[w.start(t, lines)] = false
@@ -136,7 +136,7 @@ func testEvery(t *testing.T, s store, url string) {
 			stop = nil
 		}
 	}
-	// The last ticks are watched for eight periods.
+	// Wait for the reports of the last ticks.
 	watched := time.After(10 * period)
 	await("time", func() bool {
 		select {

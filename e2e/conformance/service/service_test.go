@@ -32,8 +32,8 @@ func TestServiceOnEveryStore(t *testing.T) {
 	}
 }
 
-// testClose: a service closes with the context that SIGTERM has ended. The next holder does
-// not wait for the TTL.
+// testClose: SIGTERM ends the service's context, and the service passes that context to
+// Close. The next holder does not wait for the TTL.
 func testClose(t *testing.T, url string) {
 	w := worker{Role: "close", URL: url, Name: "close", TTL: 2 * time.Minute}
 	p := w.start(t, nil)
@@ -55,7 +55,7 @@ func testClose(t *testing.T, url string) {
 	}
 }
 
-// testCloseDuringAnOutage: Close returns while the server is away, and reports that.
+// testCloseDuringAnOutage: the server is away. Close returns, and its error reports that.
 func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 	w := worker{Role: "close", URL: url, Name: "close-outage", TTL: 2 * time.Minute}
 	p := w.start(t, nil)
@@ -85,7 +85,7 @@ func testDrain(t *testing.T, s store, url string, srv server) {
 	t.Error("the lock expires while its holder drains")
 }
 
-// drains returns false if the lock has expired.
+// drains runs the test of draining once. It returns false if the lock has expired.
 func drains(t *testing.T, url string, srv server, w worker) bool {
 	if srv != nil {
 		w.Name += "-outage"
@@ -136,7 +136,7 @@ func drains(t *testing.T, url string, srv server, w worker) bool {
 	case drained.Kind == "lost" && srv == nil && strings.Contains(drained.Err, "("+string(holdfast.CauseExpired)+")"):
 		return false
 	case drained.Kind == "lost":
-		// Only where the store declares that a restart of the server ends a grant.
+		// A grant may end only if the store declares that a restart of the server ends it.
 		if srv == nil || !strings.Contains(strings.Join(g.EarlyEnd, " "), "server") {
 			t.Errorf("lost while it drained: %s", drained.Err)
 		}

@@ -129,8 +129,7 @@ func prepare(t *testing.T, raw string) string {
 	return raw
 }
 
-// testTimeout limits the wait for an event that must come. A passing test does not depend on
-// it.
+// testTimeout limits the wait for an event that must come. Only failing tests reach it.
 const testTimeout = 2 * time.Minute
 
 // process is a replica.
@@ -143,7 +142,8 @@ type process struct {
 	err   error
 }
 
-// start starts a replica. Its reports go to lines, or to a channel of its own.
+// start starts a replica. Its reports go to lines, or to a channel of the process if lines
+// is nil.
 func (w worker) start(t *testing.T, lines chan report) *process {
 	t.Helper()
 	task, err := json.Marshal(w)
@@ -192,7 +192,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// wait waits for the end of the replica, which must be without an error.
+// wait waits until the replica has ended, and requires that it ended without an error.
 func (p *process) wait(t *testing.T) {
 	t.Helper()
 	select {

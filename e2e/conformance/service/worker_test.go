@@ -102,8 +102,8 @@ func text(err error) string {
 	return err.Error()
 }
 
-// run is the service of docs/service.md: the signal's context goes to the work and, although
-// it has ended, to Close.
+// run runs the service of docs/service.md. It passes the signal's context to the work, and
+// to Close, although the context has ended by then.
 func (w *worker) run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -135,7 +135,7 @@ func (w *worker) run() error {
 	return err
 }
 
-// close leaves the release of its lock to Close.
+// close takes a lock and does not release it: Close does.
 func (w *worker) close(ctx context.Context, locker *holdfast.Locker) error {
 	k, err := locker.Lock(ctx, w.Name, holdfast.TTL(w.TTL))
 	for errors.Is(err, holdfast.ErrUnavailable) {
@@ -149,7 +149,7 @@ func (w *worker) close(ctx context.Context, locker *holdfast.Locker) error {
 	return nil
 }
 
-// drain continues with its work after SIGTERM.
+// drain continues its work after SIGTERM.
 func (w *worker) drain(ctx context.Context, locker *holdfast.Locker) error {
 	work := func(ctx context.Context) error {
 		say(report{Kind: "holds", Token: holdfast.Token(ctx, w.Name)})
@@ -178,7 +178,7 @@ func (w *worker) drain(ctx context.Context, locker *holdfast.Locker) error {
 	return err
 }
 
-// lead is a candidate. A leader records for how long its context lives.
+// lead runs a candidate. A leader reports until when its context was live.
 func (w *worker) lead(ctx context.Context, locker *holdfast.Locker) error {
 	say(report{Kind: "candidate"})
 	return locker.Lead(ctx, w.Name, func(ctx context.Context) error {

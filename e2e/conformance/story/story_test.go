@@ -29,12 +29,12 @@ var update = flag.Bool("update", false, "write docs/lab again")
 // docs is the directory of the drawings.
 const docs = "../../../docs/lab"
 
-// TestStories plays every story on its server: the wrong lock fails, and holdfast survives.
-// The drawings are those in docs/lab.
+// TestStories plays every story on its server. The wrong lock fails, and holdfast does not.
+// The drawings equal those in docs/lab.
 func TestStories(t *testing.T) {
 	all := story.Stories()
 	results := make([]*story.Result, len(all))
-	// Stories with a server that starts slowly share it, one after the other.
+	// Stories on a server that starts slowly run one after another on one server.
 	groups := map[string][]int{}
 	for i, y := range all {
 		key := y.Server
@@ -111,8 +111,8 @@ func page(t *testing.T, all []story.Story) {
 	}
 }
 
-// TestStoriesNameTheirMistakes compares the names with those of package lab: the command has
-// one list for both.
+// TestStoriesNameTheirMistakes compares the names of stories with those of package lab,
+// because the command has one list for both.
 func TestStoriesNameTheirMistakes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, y := range story.Stories() {

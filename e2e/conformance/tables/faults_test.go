@@ -10,8 +10,8 @@ import (
 
 const checkPage = "../../../docs/check.md"
 
-// faultInSource finds the kinds of faults in package check: those of StoreFault, written as a
-// field or as the argument of a function that makes one, and the constants.
+// faultInSource finds the kinds of faults in the source of package check. They are fields
+// of a StoreFault, arguments of a function that makes one, and constants.
 var faultInSource = regexp.MustCompile(`(?m)(?:\bKind:\s+|\bfault\(|\bset\(|^\tfault\w+\s+= )"([a-z-]+)"`)
 
 var quoted = regexp.MustCompile("`([a-z-]+)`")

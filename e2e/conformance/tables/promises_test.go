@@ -29,7 +29,7 @@ func TestEveryPromiseNamesItsTest(t *testing.T) {
 	}
 }
 
-// entry is one line of the page: for these stores, this promise is kept by these tests.
+// entry is one row of the page: the tests show that the stores keep the promise.
 type entry struct {
 	line    int
 	stores  []string
@@ -54,12 +54,11 @@ func entries(text string) (all []entry) {
 	return all
 }
 
-// suiteRow is the promise of a store to keep to the contract. Its tests are those that
-// run the suite.
+// suiteRow is the promise to keep the contract of package driver. Its tests run the suite.
 const suiteRow = "the contract of package driver"
 
-// promises returns the lines of a store's table. Each way in which a lock may end early is a line of its
-// own.
+// promises returns the promises of a store's table. Each way in which a lock may end early has a row of
+// its own.
 func promises(g driver.Guarantees) []string {
 	all := []string{suiteRow}
 	for _, r := range g.Rows() {
@@ -76,7 +75,7 @@ func promises(g driver.Guarantees) []string {
 
 const everyStore = "Every store"
 
-// subject is a store, or another part of holdfast, with what it promises.
+// subject is a store or another part of holdfast, with its promises.
 type subject struct {
 	kind     string
 	promises []string
@@ -89,7 +88,7 @@ func subjects(stores []driver.Guarantees) (all []subject) {
 	return all
 }
 
-// guards lists the promises of every guard: the contract of fence.Guard.
+// guards lists the promises of the contract of fence.Guard, which every guard keeps.
 var guards = []string{
 	"a smaller token than the largest seen is refused with both tokens, and its write has no effect",
 	"the comparison and the write are one step for all clients: of concurrent writes, the content is that of the largest token",
@@ -104,8 +103,8 @@ var guards = []string{
 
 var guardType = regexp.MustCompile(`(?m)^var _ (?:fence\.)?Guard\[.*\] = (?:\(\*)?(?:fence\.)?(\w+)|^func \(\w+ (\w+)\) Guard\(db \*sql\.DB.* Guard\[Func\]`)
 
-// others returns the promises of guards, versioned values, Once and sequences. The types of guards are
-// those of the source.
+// others returns the promises of guards, versioned values, Once and sequences. It finds the types of
+// guards in the source.
 func others(t *testing.T) []subject {
 	t.Helper()
 	guard := subject{kind: "guards", promises: guards}
@@ -154,7 +153,7 @@ func others(t *testing.T) []subject {
 	}
 }
 
-// judge returns the faults of the page. Each names the change to make.
+// judge returns the faults of the page. Each fault names the change to make.
 func judge(text string, declared []subject, exists func(test string) bool) (faults []string) {
 	all := entries(text)
 	about := func(e entry, store string) bool {
@@ -222,9 +221,9 @@ var (
 // inBubble is a test of the suite that skips unless the harness has Bubble.
 const inBubble = "suite TokensOfAWrongClock"
 
-// tests returns whether a test exists. A package is a directory of the repository, or
-// of e2e/conformance; the package holdfast is the root. Without a harness in them that can run it,
-// inBubble counts as missing.
+// tests returns a function that reports whether a test exists. The name of a package is its directory in
+// the repository, in e2e or in e2e/conformance; the package holdfast is the root. If no harness can run
+// inBubble, the function reports that inBubble is missing.
 func tests(t *testing.T) func(test string) bool {
 	t.Helper()
 	suite, err := os.ReadFile(filepath.Join(repository, "driver/drivertest/drivertest.go"))

@@ -64,8 +64,8 @@ func TestGuarantees(t *testing.T) {
 	}
 }
 
-// isVariant reports whether g is a layout of the store of base, with all of its notes. Then
-// the page shows only the rows that differ.
+// isVariant reports whether g is a layout of the same store as base and has all notes of
+// base. The page then shows only the rows in which g differs.
 func isVariant(base, g driver.Guarantees) bool {
 	layout := strings.HasPrefix(g.Kind, "redis-") || strings.HasPrefix(g.Kind, "zookeeper ")
 	return layout && !slices.ContainsFunc(base.Notes, func(note string) bool { return !slices.Contains(g.Notes, note) })

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestPageShowsFiles: the code on docs/adding-a-store.md equals that of the files.
+// TestPageShowsFiles: each fragment of code in docs/adding-a-store.md is in one of the
+// files.
 func TestPageShowsFiles(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/adding-a-store.md")
 	if err != nil {
