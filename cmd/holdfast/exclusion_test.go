@@ -12,26 +12,16 @@ import (
 	"time"
 )
 
-<<<<<<< HEAD:cmd/holdfast/exclusion_test.go
-// critical adds one to a number in a file, without protection of its own. Its mkdir fails if two
-// runs overlap.
-=======
 // critical is a script that increments a counter without protection of its own. Its mkdir fails
 // if two runs overlap.
->>>>>>> r6:cmd/holdfast/hammer_test.go
 const critical = `mkdir inside || { echo overlap >>overlaps; exit 9; }
 read n <count
 echo $((n + 1)) >count
 echo $HOLDFAST_TOKEN >>tokens
 rmdir inside || exit 8`
 
-<<<<<<< HEAD:cmd/holdfast/exclusion_test.go
-// TestManyRunsExclude: 16 processes make 2,000 runs of an unprotected addition. They make fewer
-// with -short, and with the race detector, which slows the start of a process.
-=======
 // TestManyRunsExclude starts 16 processes that together run the script critical 2,000 times.
 // It makes fewer runs with -short and under the race detector, where processes start slowly.
->>>>>>> r6:cmd/holdfast/hammer_test.go
 func TestManyRunsExclude(t *testing.T) {
 	workers, runs := 16, 125
 	if testing.Short() || raceEnabled {
@@ -77,12 +67,8 @@ func TestManyRunsExclude(t *testing.T) {
 	}
 }
 
-<<<<<<< HEAD:cmd/holdfast/exclusion_test.go
-// BenchmarkRun measures a process of holdfast run, and one of flock(1), which does much less.
-=======
 // BenchmarkRun measures a whole process of holdfast run. For comparison it measures flock(1),
 // which does much less.
->>>>>>> r6:cmd/holdfast/hammer_test.go
 func BenchmarkRun(b *testing.B) {
 	flock, err := exec.LookPath("flock")
 	if err != nil {
