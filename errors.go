@@ -59,8 +59,8 @@ var (
 // Cause is why a lock was lost.
 type Cause = driver.Cause
 
-// The causes of a loss. After each of them another process may hold the name, so the
-// caller stops the work and does not count on what it wrote without a fencing token.
+// The causes of a loss. After each of them another process may hold the name. So the caller
+// stops the work, and does not count on what it wrote without a fencing token.
 const (
 	// CauseExpired: the lease could not be renewed in time. The store or the network was
 	// away for most of the TTL, or the process was paused or too busy to renew. If the

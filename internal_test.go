@@ -181,7 +181,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 }
 
 // TestRequestContext: a deadline, the caller, or the answer ends the context of a request to a
-// server, although its timer starts only when something waits for that end.
+// server. The timer of the context starts only when something waits for that end.
 func TestRequestContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := New(memstore.New())

@@ -30,7 +30,7 @@ type lease struct {
 	// standing is the grant as it was granted or renewed last. It does not change
 	// once the lease is being released, or has ended.
 	standing *standing
-	// holder has the lease now.
+	// holder is the present holder.
 	holder *holder
 	// loss is why the lease was lost, nil if it was not.
 	loss *LostError

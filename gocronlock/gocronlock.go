@@ -95,9 +95,9 @@ func (e *Elector) IsLeader(context.Context) error {
 	return nil
 }
 
-// Close steps down, and returns when the leadership is released. Shut the scheduler down
-// before, so that no job continues. The error is that of the election, nil if it continued
-// until Close.
+// Close steps down, and returns when the leadership is released. Shut the scheduler down before
+// Close, so that no job continues. The error is that of the election, nil if it continued until
+// Close.
 func (e *Elector) Close() error {
 	e.end()
 	<-e.done

@@ -7,10 +7,10 @@
 //		})
 //	}
 //
-// The suite tests the contract of package driver directly, with several independent clients,
-// and again through several Lockers, so that no local queue hides the store's behaviour.
-// It checks what the store's Guarantees declare. What they do not declare must return an
-// error of code CodeUnsupported.
+// The suite tests the contract of package driver directly, with several independent clients. It
+// tests it again through several Lockers, so that no local queue hides the store's behaviour.
+// It checks what the store's Guarantees declare. What they do not declare must return an error
+// of code CodeUnsupported.
 package drivertest
 
 import (

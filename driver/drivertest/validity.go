@@ -391,8 +391,8 @@ func (e *env) grantedAfterWait(s, other driver.Store, r driver.Request) driver.G
 	return w.granted()
 }
 
-// standsUntilItsEnd requires that a grant that is no longer renewed keeps its name for its TTL,
-// and that an exclusive waiter gets the name after that.
+// standsUntilItsEnd requires that a grant without further renewals keeps its name for its TTL.
+// An exclusive waiter must get the name after that.
 func (e *env) standsUntilItsEnd(s driver.Store, g driver.Grant) {
 	e.Helper()
 	w := e.wait(s, e.request(g.Name, driver.Exclusive, long))
