@@ -204,7 +204,7 @@ func TestRequestContext(t *testing.T) {
 			{"deadline of a detached request", true, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
 			{"answer", false, func(b *bounded, _ context.CancelCauseFunc) { b.end() }, context.Canceled},
 		} {
-			for _, waits := range []bool{false, true} { // from the beginning
+			for _, waits := range []bool{false, true} { // whether something waits from the beginning
 				ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), valueKey{}, "value"))
 				var b bounded
 				began := time.Now()

@@ -52,7 +52,7 @@ type waiter struct {
 	holders    []driver.Holder
 	lastErr    error // of the last failed request made while it waited
 	prev, next *waiter
-	queued     bool // linked in
+	queued     bool // linked in the queue
 
 	ready chan struct{} // closed when the waiter is served or failed
 	// holder is set if the waiter was served, err if it failed. Written once, before ready is

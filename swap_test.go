@@ -116,7 +116,7 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	for _, test := range []struct {
 		what string
 		swap func(s *swapping, ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error)
-		want error // of Unlock
+		want error // the error of Unlock
 	}{
 		{"released, and not granted", func(s *swapping, ctx context.Context, old driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
 			released(s.Release(ctx, old, 0))

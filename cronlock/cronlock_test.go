@@ -47,7 +47,7 @@ func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 				runs++
 			}))
 			running.Go(func() {
-				time.Sleep(time.Duration(i) * 7 * time.Minute) // its clock is behind
+				time.Sleep(time.Duration(i) * 7 * time.Minute) // the clock of the replica is behind
 				for range 24 {
 					job.Run() // as cron does
 					time.Sleep(time.Hour)

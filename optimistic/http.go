@@ -75,7 +75,7 @@ func (h HTTP) Put(ctx context.Context, key string, data []byte, version string) 
 	switch resp.StatusCode {
 	case http.StatusOK, http.StatusCreated, http.StatusNoContent:
 		next, err := etag(resp)
-		if err != nil { // written, but the next Put needs a Get
+		if err != nil { // the value was written, but the next Put needs a Get
 			return "", driver.Errorf(driver.CodeUnknown, "the object was written: %w", err)
 		}
 		return next, nil

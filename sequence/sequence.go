@@ -79,7 +79,7 @@ type Sequence struct {
 
 	mu    sync.Mutex
 	size  int64     // of the next block
-	since time.Time // since when current is
+	since time.Time // when current became the current block
 	ahead *fetch    // nil: none was begun
 }
 
@@ -87,7 +87,7 @@ type Sequence struct {
 type block struct {
 	last    atomic.Int64
 	end     int64
-	fetchAt int64 // the id with which the next block is fetched
+	fetchAt int64 // the draw of this id begins to fetch the next block
 }
 
 // fetch is a reservation. The other fields are set when done is closed.

@@ -226,7 +226,7 @@ type env struct {
 	mu     sync.Mutex
 	stores []driver.Store
 	other  driver.Store // see observer
-	held   []held       // released at the end of a try of pushed
+	held   []held       // pushed releases them at the end of a try
 }
 
 // held is a grant and its client.

@@ -279,7 +279,7 @@ func swapAnswerLost(e *env) {
 		err = driver.Errorf(driver.CodeUnknown, "Swap did not release")
 	}
 	switch {
-	case err == nil && w.err == nil: // another answer was lost
+	case err == nil && w.err == nil: // the harness lost another answer
 		e.release(s, w.g)
 		return
 	case err != nil && s.Classify(err) != driver.CodeUnknown:

@@ -29,7 +29,7 @@ func answerLost(e *env) {
 	}
 	try := func(limit int, wait bool, after int) {
 		s, other, name := e.open(), e.open(), e.name()
-		e.free(s, name) // connected
+		e.free(s, name) // connects the client
 		r := e.request(name, limit, long)
 		r.Wait = wait
 		g, err := lose(s, r, after)
