@@ -16,7 +16,7 @@ type EventKind string
 const (
 	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
-	// EventQueued: the store answered that the name is held. Holders are those that the store
+	// EventQueued: the store answered that the name is held. Holders are the holders that it
 	// named. A [driver.Swapper]'s next request is held back for at most driver.HandoffTime. In
 	// that time the event may report a waiter behind a lock of the same Locker, without an
 	// answer for that waiter.

@@ -36,7 +36,7 @@ type lease struct {
 	loss *LostError
 	// timer ends lingering.
 	timer *time.Timer
-	// due is when the schedule looks at the lease next. index is its place in the
+	// due is when the schedule handles the lease next. index is its place in the
 	// schedule's heap, counted from 1; 0 means that it is not there.
 	due   time.Duration // since the making of the Locker
 	index int32

@@ -19,7 +19,7 @@ type Lock struct {
 	end     context.CancelCauseFunc
 	limit   *time.Timer // MaxHold, or nil
 	minHold time.Duration
-	// drainFor is for how long after the end of the caller's context it is renewed.
+	// drainFor is how long the Locker renews the lock after the end of the caller's context.
 	drainFor time.Duration
 	// under are the other Locks of a LockAll, whose names come before this one's.
 	under []*Lock

@@ -57,7 +57,7 @@ import (
 // tokens Token to Token+Tokens-1 for the grant, in the step that made it; hold i of the
 // grant gets Token+i, there are at most Tokens holds, and every later grant of the name
 // has larger tokens. A token that no hold gets is never used. The order between
-// processes: spare and handoffUntil bound the holds that overtake a waiter of another
+// processes: spare and handoffUntil limit the holds that overtake a waiter of another
 // process; each of them begins within driver.HandoffTime of the grant.
 //
 // A request reserves tokens only if goroutines of this process contend for the name:

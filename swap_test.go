@@ -109,7 +109,7 @@ func TestLongHoldDelaysNoRequest(t *testing.T) {
 	})
 }
 
-// TestHalvesOfASwapAreIndependent: each half of a swap fails by itself, or the answer of both is
+// TestHalvesOfASwapAreIndependent: one half of a swap fails alone, or the answer to both halves is
 // lost. Unlock reports the release alone, and the waiter gets a new, larger token.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	lost := driver.Errorf(driver.CodeUnknown, "the answer was lost")

@@ -86,7 +86,7 @@ func CheckValue(key string, data []byte) error {
 	return nil
 }
 
-// Conflict returns the error of a Put whose version is not that of the key.
+// Conflict returns the error of a Put whose version differs from the version of the key.
 func Conflict(key string) error {
 	return Errorf(CodeConflict, "the value of %q has another version", key)
 }

@@ -76,10 +76,10 @@ func (f *Files) Write(ctx context.Context, resource string, token uint64, data [
 	})
 }
 
-// WriteFunc replaces the file with the output of write. If a larger token has been
-// seen, the error is a [*StaleError] and the file stays unchanged. Readers see the old file or the new one, never a mixture. When
-// WriteFunc has returned nil, the new content survives a loss of power. The new
-// file keeps the permissions of the old one, not its owner or other names.
+// WriteFunc replaces the file with the output of write. If a larger token has been seen, the
+// error is a [*StaleError] and the file stays unchanged. Readers see the old file or the new
+// one, never a mixture. When WriteFunc has returned nil, the new content survives a loss of
+// power. The new file keeps the permissions of the old one, not its owner or other names.
 //
 // Write runs before WriteFunc takes the lock and checks the token, so its output
 // may be discarded. It must not depend on the content of the file: see

@@ -164,7 +164,7 @@ func (s SQL) raise(ctx context.Context, tx *sql.Tx, table string, resource []byt
 		if err != nil {
 			return 0, err
 		}
-		// FOR UPDATE reads the current row, not the one of the transaction's
+		// FOR UPDATE reads the current row, not the row of the transaction's
 		// snapshot.
 		err = tx.QueryRowContext(ctx, `SELECT token FROM `+table+` WHERE resource = ? FOR UPDATE`, resource).Scan(&newest)
 	case PostgreSQL:

@@ -4,7 +4,7 @@
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(locker, time.Minute)))
 //
 // [holdfast.Locker.Every] is stronger than both: it serves each time of a schedule at
-// most once, and reports the ones that no replica has served.
+// most once, and reports the times that no replica has served.
 package gocronlock
 
 import (

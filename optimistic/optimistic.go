@@ -18,7 +18,7 @@ import (
 // A key is valid UTF-8, 1 to 512 bytes, no NUL. Data has at most 512 KiB.
 type Values = driver.Values
 
-// The errors of this package. Others are those of package holdfast: ErrInvalid,
+// The errors of this package. It also returns these errors of package holdfast: ErrInvalid,
 // ErrUnavailable, ErrRefused, ErrUnsupported, ErrClosed.
 var (
 	// ErrConflict: the value has another version. Nothing was written.

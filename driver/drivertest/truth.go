@@ -35,8 +35,8 @@ func answerLost(e *env) {
 		g, err := lose(s, r, after)
 		what := "released"
 		if err == nil {
-			// The store has found the outcome by itself, or has used fewer answers. In that
-			// case the answer to the release may be lost.
+			// The store has found the outcome without the lost answer, or has sent fewer
+			// answers. In that case the answer to the release may be lost.
 			if released := s.Release(e.Context(), g, 0); released != nil {
 				e.undone(s, r)
 				what = "undone after a release (" + released.Error() + ")"
