@@ -125,7 +125,7 @@ func (h *holder) join(ctx context.Context, s *settings) *Lock {
 type acquisition struct {
 	l   *Locker
 	ctx context.Context // the caller's
-	// waiting ends the wait: ctx, or one that WaitContext ends as well.
+	// waiting is the context of the wait: ctx, or a context that WaitContext also ends.
 	waiting context.Context
 	name    string
 	set     *settings

@@ -103,8 +103,8 @@ type task struct {
 }
 
 const (
-	// expiredAfter is the number of TTLs after which a lease or queue entry that no client
-	// renews has expired, even if a request was still on its way to the store.
+	// expiredAfter is the number of TTLs after which a lease or queue entry without renewal has
+	// expired. It leaves time for a request that was still on its way to the store.
 	expiredAfter = 4
 	// closeTimeout is the least time for which Close waits for a store.
 	closeTimeout = 30 * time.Second

@@ -129,7 +129,7 @@ func (k *Lock) draining() *drainContext {
 	if d := k.drain.Load(); d != nil {
 		return d
 	}
-	// The context derives from that of the outer lock. So it has ended when the method that
+	// The context derives from the outer lock's context. So it has ended when the method that
 	// ends the outer lock returns.
 	parent := context.WithoutCancel(k.parent)
 	if outer, _ := k.parent.Value(lockKey{}).(*Lock); outer != nil {
@@ -212,7 +212,7 @@ var answered = func() *timed {
 	return &timed{ctx, stop}
 }()
 
-// bound makes b the context of a request that may take d.
+// bound makes b the context of a request with the timeout d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
 	b.Context, b.detached, b.limit = parent, detached, d
 	if g := l.guarantees.Load(); g == nil || g.Scope == driver.ScopeNetwork {
@@ -255,7 +255,7 @@ func (b *bounded) end() {
 	}
 }
 
-// Caller returns the context whose end, beside the deadline, ends b; see [bound.Context].
+// Caller returns the context whose end also ends b, like the deadline; see [bound.Context].
 func (b *bounded) Caller() context.Context {
 	if b.detached {
 		return context.Background()

@@ -69,7 +69,7 @@ func (l *Locker) LockAll(ctx context.Context, names []string, o ...LockOption) (
 			return
 		}
 		for _, k := range slices.Backward(under) {
-			k.discard() // all or none, also if a hook has ended this goroutine
+			k.discard() // LockAll gets all locks or none, also if a hook has ended this goroutine
 		}
 	}()
 	inner := ctx

@@ -3,12 +3,12 @@
 //
 // # What a lock is
 //
-// A lock is a lease: a store grants a name to one holder, keeps the grant for a time
-// (the TTL), and the holder renews it as long as it lives. If the holder crashes, the
-// lease expires, and the store grants the name to the next waiter. Waiters are served
-// in order, and a release wakes one of them. A goroutine that unlocks hands a lock off
-// to the next waiter of its own process for a few milliseconds first, where the store
-// can give each of them a fencing token of its own; see [LocalHandoff].
+// A lock is a lease: a store grants a name to one holder, and keeps the grant for a time, the
+// TTL. The holder renews it as long as it lives. If the holder crashes, the lease expires, and
+// the store grants the name to the next waiter. Waiters are served in order, and a release
+// wakes one of them. For a few milliseconds after a grant, a goroutine that unlocks hands the
+// lock off to the next waiter of its own process. It does so where the store can give each of
+// them a fencing token of its own; see [LocalHandoff].
 //
 // A lock is advisory: it protects no resource that does not check it. A process
 // can be paused for longer than its lease and then continue, and no lock can prevent
@@ -100,8 +100,8 @@
 // Cancel the context that the work derives from, let the work end, and call
 // [Locker.Close]. A lock is held, and renewed, until the work has returned: at most for
 // [Drain]. [DrainContext] is for a last write, and [WaitContext] stops the waiting alone.
-// Close ends every lock that is still held, releases it, and waits
-// until the store has confirmed that, so that the next process can start at once:
+// Close ends every lock that is still held, and releases it. It waits until the store has
+// confirmed that, so that the next process can start at once:
 //
 //	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 //	defer stop()

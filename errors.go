@@ -59,8 +59,8 @@ var (
 // Cause is why a lock was lost.
 type Cause = driver.Cause
 
-// The causes of a loss. After each of them another process may hold the name, so the
-// caller stops the work and does not count on what it wrote without a fencing token.
+// The causes of a loss. After each of them another process may hold the name. So the caller
+// stops the work, and does not count on what it wrote without a fencing token.
 const (
 	// CauseExpired: the lease could not be renewed in time. The store or the network was
 	// away for most of the TTL, or the process was paused or too busy to renew. If the
@@ -90,7 +90,7 @@ const (
 // held, it matches what ended the context, and not ErrBusy.
 type BusyError struct {
 	Name, Store string
-	// Holders are those that the store named, possibly none.
+	// Holders are the holders that the store named, possibly none.
 	Holders []Holder
 	// Err is what ended the wait, nil if the caller did not wait.
 	Err error
@@ -151,7 +151,7 @@ func (e *LostError) Error() string {
 // Is reports whether target is ErrLost.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns the error of the work and that of the store.
+// Unwrap returns the work's error and the store's error.
 func (e *LostError) Unwrap() []error {
 	var errs []error
 	for _, err := range []error{e.Work, e.Err} {

@@ -148,7 +148,7 @@ type tick struct {
 	slot string
 	// skew limits how late a replica may serve it, and by how much clocks may differ.
 	skew, ttl time.Duration
-	// until is when watching ends; check is when the replica looks at the tick next.
+	// until is when watching ends; check is when the replica checks the tick next.
 	until, check time.Time
 }
 
@@ -183,7 +183,7 @@ func (e *every) prepare(o []LockOption) error {
 
 func (e *every) lockName(kind, slot string) string { return e.name + ":" + kind + "-" + slot }
 
-// run waits for ticks and for the times to look at earlier ones.
+// run waits for ticks, and for the times at which it checks earlier ticks.
 func (e *every) run(yield func(Tick, error) bool) {
 	for next := e.schedule.Next(e.now().UTC()); ; {
 		wake := next
@@ -393,7 +393,7 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 // whatever its clock shows.
 func (t *tick) settled() time.Time { return t.until.Add(t.skew + t.ttl) }
 
-// watch looks at the ticks whose time has come. It reports whether to continue.
+// watch checks the watched ticks that are due. It reports whether to continue.
 func (e *every) watch(yield func(Tick, error) bool) bool {
 	now := e.now()
 	type report struct {

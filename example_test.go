@@ -301,7 +301,7 @@ func ExampleToken() {
 	locker := open()
 	defer locker.Close(context.Background())
 
-	var guard fence.Memory // at the resource; fence has others for SQL and files
+	var guard fence.Memory // the guard at the resource; fence has others for SQL and files
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := locker.Do(r.Context(), "invoice/9", func(ctx context.Context) error {
 			return guard.Write(ctx, "invoice/9", holdfast.Token(ctx, "invoice/9"), func(context.Context) error {

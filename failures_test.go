@@ -368,7 +368,7 @@ func (s *uselessGrant) Acquire(ctx context.Context, r driver.Request) (driver.Gr
 		return driver.Grant{}, ctx.Err()
 	}
 	g, err := s.Store.Acquire(ctx, r)
-	g.SentAt = driver.Instant{} // or TTL 0, or Lost before the return
+	g.SentAt = driver.Instant{} // a TTL of 0, or a call of Lost before the return, has the same effect
 	return g, err
 }
 

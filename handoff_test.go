@@ -145,7 +145,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 			}
 			return next
 		}
-		grant := func() holdfast.Holder { // as the store has it
+		grant := func() holdfast.Holder { // the grant as the store keeps it
 			st, err := other.Inspect(bg, "a")
 			if err != nil || len(st.Holders) != 1 {
 				t.Fatal(st, err)

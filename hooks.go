@@ -16,14 +16,14 @@ type EventKind string
 const (
 	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
-	// EventQueued: the store answered that the name is held. Holders are those that the store
-	// named. While a [driver.Swapper]'s next request is held back, for at most
-	// driver.HandoffTime, it may report a waiter behind a lock of the same Locker without an
+	// EventQueued: the store answered that the name is held. Holders are the holders that it
+	// named. A [driver.Swapper]'s next request is held back for at most driver.HandoffTime. In
+	// that time the event may report a waiter behind a lock of the same Locker, without an
 	// answer for that waiter.
 	EventQueued EventKind = "queued"
-	// EventAcquired: granted, after Took.
+	// EventAcquired: the store granted the lock, after Took.
 	EventAcquired EventKind = "acquired"
-	// EventFailed: not acquired because of Err, after Took.
+	// EventFailed: the acquisition failed because of Err, after Took.
 	EventFailed EventKind = "failed"
 	// EventRenewed and EventRenewFailed: the store answered a renewal. The Locker repeats a
 	// failed one as long as the lock is valid.
@@ -33,8 +33,8 @@ const (
 	EventHoldLimit EventKind = "hold limit"
 	// EventLost: the lock's context has ended with Err, a *LostError.
 	EventLost EventKind = "lost"
-	// EventReleased: released at the store, or handed off, held for Took. It comes without
-	// EventAcquired for a grant that arrived after its waiter had left.
+	// EventReleased: the lock was released at the store, or handed off. It was held for Took.
+	// The event comes without EventAcquired for a grant that arrived after its waiter had left.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was refused or not confirmed in time, because of Err.
 	// It continues in the background, until EventReleased or until the lease must have

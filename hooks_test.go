@@ -146,7 +146,7 @@ func TestPanicsAndBlockedHooksDoNotAffectALock(t *testing.T) {
 		block := make(chan struct{})
 		l, other := newLocker(t, s, holdfast.WithHooks(naughty{block}), holdfast.WithHooks(&recorder{})), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(3*time.Second))
-		time.Sleep(time.Minute) // renewals continue behind the hook that hangs
+		time.Sleep(time.Minute) // renewals continue although a hook hangs
 		if k.Context().Err() != nil {
 			t.Fatal(context.Cause(k.Context()))
 		}

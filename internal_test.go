@@ -181,7 +181,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 }
 
 // TestRequestContext: a deadline, the caller, or the answer ends the context of a request to a
-// server, although its timer starts only when something waits for that end.
+// server. The timer of the context starts only when something waits for that end.
 func TestRequestContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := New(memstore.New())
@@ -204,7 +204,7 @@ func TestRequestContext(t *testing.T) {
 			{"deadline of a detached request", true, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
 			{"answer", false, func(b *bounded, _ context.CancelCauseFunc) { b.end() }, context.Canceled},
 		} {
-			for _, waits := range []bool{false, true} { // from the beginning
+			for _, waits := range []bool{false, true} { // whether something waits from the beginning
 				ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), valueKey{}, "value"))
 				var b bounded
 				began := time.Now()

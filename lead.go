@@ -15,16 +15,15 @@ import (
 // candidates of all processes queue, as those of Lock do, and f runs at most once at a
 // time.
 //
-// The context of f ends when the leadership does: by a loss, by MaxHold, which limits a
-// term, or with ctx. Like every lock's context it ends before another candidate can
-// lead, with the exceptions that the store's Guarantees name, and [Token] returns the
-// token of the term. If f returns because its leadership was lost or its term was over,
-// Lead is a candidate again, at the end of the queue; its error is ignored. If the store
-// is unavailable or refuses, Lead tries again with backoff, up to 2 s between attempts;
-// hooks report each failure.
+// The context of f ends when the leadership does: by a loss, by MaxHold, which limits a term,
+// or with ctx. Like every lock's context it ends before another candidate can lead, with the
+// exceptions that the store's Guarantees name. [Token] returns the token of the term. If f
+// returns because its leadership was lost or its term was over, Lead is a candidate again, at
+// the end of the queue. It then ignores the error of f. If the store is unavailable or refuses,
+// Lead tries again with backoff, up to 2 s between attempts; hooks report each failure.
 //
-// At SIGTERM end ctx. The lock is held until f has returned, or for [Drain] at most, and
-// then the next candidate leads at once, with no TTL to wait for.
+// At SIGTERM end ctx. The lock is held until f has returned, or for [Drain] at most. Then the
+// next candidate leads at once, with no TTL to wait for.
 //
 // Lead returns the error of f, or nil, as soon as f returns while it leads: f resigns by
 // returning. Otherwise Lead returns when ctx has ended, with an error that matches

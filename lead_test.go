@@ -47,7 +47,7 @@ func TestLeadCampaignsAgain(t *testing.T) {
 				if err := <-done; !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
-				time.Sleep(2 * time.Hour) // the loop has passed the last end
+				time.Sleep(2 * time.Hour) // by now each end above has had its effect
 				unlock(t, mustLock(t, l, "leader"))
 			})
 		})
@@ -67,7 +67,7 @@ func TestLeaderStepsDownAtOnce(t *testing.T) {
 			first <- newLocker(t, s).Lead(ctx, "leader", func(ctx context.Context) error {
 				close(leading)
 				<-ctx.Done()
-				time.Sleep(10 * time.Second) // the drain
+				time.Sleep(10 * time.Second) // the function drains
 				stepped = time.Now()
 				return nil
 			}, holdfast.TTL(time.Second))

@@ -30,13 +30,13 @@ type lease struct {
 	// standing is the grant as it was granted or renewed last. It does not change
 	// once the lease is being released, or has ended.
 	standing *standing
-	// holder has the lease now.
+	// holder is the present holder.
 	holder *holder
 	// loss is why the lease was lost, nil if it was not.
 	loss *LostError
 	// timer ends lingering.
 	timer *time.Timer
-	// due is when the schedule looks at the lease next. index is its place in the
+	// due is when the schedule handles the lease next. index is its place in the
 	// schedule's heap, counted from 1; 0 means that it is not there.
 	due   time.Duration // since the making of the Locker
 	index int32

@@ -19,7 +19,7 @@ type Lock struct {
 	end     context.CancelCauseFunc
 	limit   *time.Timer // MaxHold, or nil
 	minHold time.Duration
-	// drainFor is for how long after the end of the caller's context it is renewed.
+	// drainFor is how long the Locker renews the lock after the end of the caller's context.
 	drainFor time.Duration
 	// under are the other Locks of a LockAll, whose names come before this one's.
 	under []*Lock
@@ -179,11 +179,11 @@ func (k *Lock) drains(now time.Duration) bool {
 	return now-k.drainFrom < k.drainFor
 }
 
-// Unlock releases the lock. It takes no context, because a deferred call often runs
-// when the caller's context has ended. It blocks for the request timeout or Remaining,
-// whichever is less. A release that is not confirmed by then continues in the background until
-// it is, or until the lease must have expired, and Close waits for it. The error then matches
-// ErrUnavailable, or ErrRefused if the store refused the release.
+// Unlock releases the lock. It takes no context, because a deferred call often runs when the
+// caller's context has ended. It blocks for the request timeout or Remaining, whichever is
+// less. A release that is not confirmed by then continues in the background, and Close waits
+// for it. It ends when the store confirms it, or when the lease must have expired. The error
+// then matches ErrUnavailable, or ErrRefused if the store refused the release.
 //
 // Unlock returns a *LostError if the lock was lost before. Calling it again does
 // nothing and returns the same.

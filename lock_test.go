@@ -163,7 +163,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 
-		k = mustLock(t, l, "a") // gone without a notification: the next renewal finds out
+		k = mustLock(t, l, "a") // the grant ended without a notification: the next renewal detects that
 		s.Script().Forget("a")
 		began := time.Now()
 		<-k.Context().Done()
@@ -172,7 +172,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 			t.Errorf("found out after %s", got)
 		}
 
-		k = mustLock(t, l, "a") // gone without a notification: the release finds out
+		k = mustLock(t, l, "a") // the grant ended without a notification: the release detects that
 		s.Script().Forget("a")
 		err := k.Unlock()
 		var lost *holdfast.LostError
@@ -225,7 +225,7 @@ func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 			_ = l.Do(bg, "a", func(context.Context) error { runtime.Goexit(); return nil })
 		}()
 		<-done
-		unlock(t, mustLock(t, l, "a")) // free after both
+		unlock(t, mustLock(t, l, "a")) // the name is free after both
 
 		k := mustLock(t, l, "a")
 		ran, err := newLocker(t, s.Client()).TryDo(bg, "a", func(context.Context) error { t.Error("ran"); return nil })

@@ -282,8 +282,8 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 // second, and the store another one to be closed. So a Close with the context that
 // SIGTERM has ended leaves no lock behind, unless the store is away.
 //
-// Close waits for a store that does not confirm a release or a roll back for four TTLs of
-// the lock, and at least 30 s. It then returns an error that matches ErrUnavailable. The
+// Close waits four TTLs of the lock, and at least 30 s, for a store that does not confirm a
+// release or a roll back. It then returns an error that matches ErrUnavailable. The
 // work continues in the background, and Close can be called again to wait for it. A store
 // that Open opened is closed at the end in any case, which ends that work, too.
 func (l *Locker) Close(ctx context.Context) error {

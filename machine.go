@@ -8,11 +8,10 @@ import (
 
 // # The state machine of a lease
 //
-// A lease is what the store keeps for one granted request. Everything that can
-// happen to it is an event. [leaseState.next] is a pure function: from the state,
-// the event and the facts that the event is judged by (the time above all) it
-// returns the new state and the effects. It reads no clock, takes no mutex and
-// makes no calls. docs/lease.md shows all its transitions; a test generates that
+// A lease is what the store keeps for one granted request. Everything that can happen to it is
+// an event. [leaseState.next] is a pure function of the state, the event and the facts about
+// it, above all the time. It returns the new state and the effects. It reads no clock, takes no
+// mutex and makes no calls. docs/lease.md shows all its transitions; a test generates that
 // page.
 //
 // The Locker applies an event in two parts:
@@ -42,11 +41,11 @@ import (
 //     unlocked ends the context and left decides what follows.
 //   - A lease that the store may still keep is released exactly once: by the
 //     last Unlock, at the end of its MinHold, by Close, or by a rollback.
-//   - The contexts end after the mutex has been released. A goroutine that reads the
-//     state of a Lock between the two finds the loss in the lease and ends the
-//     context itself (Lock.check), so that no caller sees an expired lease as valid.
-//   - Validity counts from the send of the last acknowledged request. No event
-//     prolongs it but granted and renewed.
+//   - The contexts end after the mutex has been released. In between, a goroutine that reads
+//     the state of a Lock finds the loss in the lease and ends the context itself (Lock.check).
+//     So no caller sees an expired lease as valid.
+//   - Validity counts from the send of the last acknowledged request. Only granted and renewed
+//     prolong it.
 //   - Only the present holder's Locks act on a lease: limitReached and a join of
 //     an earlier holder's Lock are ignored.
 //
@@ -58,7 +57,7 @@ import (
 // tokens Token to Token+Tokens-1 for the grant, in the step that made it; hold i of the
 // grant gets Token+i, there are at most Tokens holds, and every later grant of the name
 // has larger tokens. A token that no hold gets is never used. The order between
-// processes: spare and handoffUntil bound the holds that overtake a waiter of another
+// processes: spare and handoffUntil limit the holds that overtake a waiter of another
 // process; each of them begins within driver.HandoffTime of the grant.
 //
 // A request reserves tokens only if goroutines of this process contend for the name:
@@ -79,7 +78,7 @@ import (
 // request and a short TTL. Its renewal is due after confirmAfter, and the renewed event
 // sets the requested TTL. A release before needs no confirmation.
 
-// phase is a stage in the life of a lease.
+// phase is a stage of a lease.
 type phase uint8
 
 const (
@@ -87,15 +86,15 @@ const (
 	requested phase = iota
 	// revoked: the store ended the grant before its answer arrived.
 	revoked
-	// held: granted and valid, for a holder.
+	// held: the store has granted the lease, it is valid, and it has a holder.
 	held
-	// lingering: unlocked; the Locker renews it until the end of its MinHold.
+	// lingering: the lease is unlocked, and the Locker renews it until the end of its MinHold.
 	lingering
-	// lost: ended without a release while Locks on it were not unlocked.
+	// lost: the lease ended without a release while Locks on it were not unlocked.
 	lost
-	// releasing: the first attempt to release it is in flight.
+	// releasing: the first attempt to release the lease is in flight.
 	releasing
-	// ended: the core will not use it again. The background may still release it or
+	// ended: the core will not use the lease again. The background may still release it or
 	// roll it back.
 	ended
 )
@@ -130,7 +129,7 @@ const (
 	ticked
 	// resumed: the machine was suspended.
 	resumed
-	// renewed: the store has renewed it, with sent, ttl and valid.
+	// renewed: the store has renewed the lease, with sent, ttl and valid.
 	renewed
 	// renewalFailed: a renewal failed; the next follows after keep.
 	renewalFailed
@@ -160,7 +159,7 @@ type event struct {
 	valid time.Duration // granted, renewed: for how long after sent; a handoff: for the next holder
 	keep  time.Duration // see the kinds
 	cause driver.Cause  // revoke
-	// provisional, of granted: the grant is to be confirmed by a renewal.
+	// provisional is set for granted: a renewal has to confirm the grant.
 	provisional bool
 	// spare is, for granted, the number of handoffs that the lease allows. within is the time
 	// for them after the grant; 0 means no such limit.
@@ -232,7 +231,7 @@ type effects struct {
 	within time.Duration
 	// cause is why the event ended the lease, where that is a loss.
 	cause driver.Cause
-	// final, of unlocked: it was the last Lock, and no left follows.
+	// final is set for unlocked: the Lock was the last one, and no left follows.
 	final bool
 }
 

@@ -421,7 +421,7 @@ func (m *model) check(t *rapid.T) {
 			t.Fatalf("a context lives in phase %s", m.s.phase)
 		}
 		if !k.left {
-			over = true // its Unlock is still to come
+			over = true // Unlock of that Lock is still to come
 		}
 	}
 	if m.granted && len(m.locks) > 0 && !over && !m.linger {

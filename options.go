@@ -66,7 +66,7 @@ func WaitContext(ctx context.Context) LockOption {
 
 // Drain sets for how long the lock is renewed after the end of the caller's context. In that
 // time the work can come to an orderly end, and the store grants the name to no other holder.
-// Unlock ends it at once. The schedule finds the end of the context at the next renewal, so d
+// Unlock ends the lock at once. The schedule finds the end of the context at the next renewal, so d
 // can become longer by a third of the TTL; then the lease expires after its TTL. Default 1 min,
 // from 0 to 24 h. 0 ends the renewal with the context.
 //
@@ -179,11 +179,12 @@ const MaxHandoff = 1 << 16
 // times in a row before waiters of other processes are served. 0 turns it off, at most
 // 65,536.
 //
-// Default: where the store reserves tokens (see driver.Guarantees), 64 times, and only within 5
-// ms of the store's grant. Short holds then cost no request, and waiters of other processes
+// Default: where the store reserves tokens (see driver.Guarantees), 64 times, and only within
+// 5 ms of the store's grant. Short holds then cost no request, and waiters of other processes
 // lose little. Each hold has a new, larger token. With this option there is no limit of time
 // there. Elsewhere the default is off, and a handoff keeps the token: a write that a goroutine
-// sends after its Unlock is not refused in favour of the next goroutine's.
+// sends after its Unlock is not refused in favour of the next goroutine's. On etcd an Unlock
+// and the request of the next local waiter are one call.
 func LocalHandoff(max int) Option {
 	return func(c *config) { c.handoff, c.hasHandoff = max, true }
 }

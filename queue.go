@@ -52,7 +52,7 @@ type waiter struct {
 	holders    []driver.Holder
 	lastErr    error // of the last failed request made while it waited
 	prev, next *waiter
-	queued     bool // linked in
+	queued     bool // linked in the queue
 
 	ready chan struct{} // closed when the waiter is served or failed
 	// holder is set if the waiter was served, err if it failed. Written once, before ready is
@@ -216,9 +216,9 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 	return q, nil
 }
 
-// overdue returns the time until the next check of a waiter, 0 for no further check, or the
-// reason why the waiter has to leave now. The request under way may be for another waiter,
-// which has more time.
+// overdue returns the time until the next check of a waiter, or 0 for no further check. If the
+// waiter has to leave now, it returns the reason. The request under way may be for another
+// waiter, which has more time.
 func (l *Locker) overdue(q *queue, w *waiter, began time.Duration) (next time.Duration, ended error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -78,7 +78,7 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 				return nil
 			}
 			err := l.store.Release(ctx, g, max(time.Until(until), 0))
-			code := driver.CodeNotHeld // also after an earlier attempt that was applied and whose answer was lost
+			code := driver.CodeNotHeld // a confirmed release ends the task, too
 			if err != nil {
 				code = l.store.Classify(err)
 			}

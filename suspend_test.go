@@ -39,7 +39,8 @@ func (s onSuspendClock) Renew(ctx context.Context, gs []driver.Grant) []driver.R
 	return a
 }
 
-// The schedule's own reading uses the same clock, so it detects the suspend.
+// TestLeasesAreRenewedAtOnceAfterASuspend: the schedule reads the same clock, so it detects the
+// suspend, and renews all leases.
 func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &suspendClock{}
@@ -54,7 +55,7 @@ func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 		l.mu.Unlock()
 		time.Sleep(500 * time.Millisecond)
 		began := time.Now()
-		c.slept.Add(int64(20 * time.Second)) // validity left: 6.5 s; the store answers
+		c.slept.Add(int64(20 * time.Second)) // 6.5 s of the validity are left, and the store answers
 		select {
 		case at := <-st.renewed:
 			t.Logf("renewed %s after the resume", at.Sub(began))

@@ -34,7 +34,7 @@ import (
 //     Unlock calls Release itself.
 //   - Nothing cancels the request before the release has its outcome, so that a waiter
 //     that gives up leaves no unconfirmed release. The request timeout limits both.
-//   - The grant of the new lease has a new, larger token, and its entry goes to the tail of the
+//   - The grant of the new lease has a new, larger token. Its entry goes to the tail of the
 //     queue, so the order between processes stays.
 
 // swap is a release that goes to the store together with the next request of the queue.

@@ -109,14 +109,14 @@ func TestLongHoldDelaysNoRequest(t *testing.T) {
 	})
 }
 
-// TestHalvesOfASwapAreIndependent: each half of a swap fails by itself, or the answer of both is
+// TestHalvesOfASwapAreIndependent: one half of a swap fails alone, or the answer to both halves is
 // lost. Unlock reports the release alone, and the waiter gets a new, larger token.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	lost := driver.Errorf(driver.CodeUnknown, "the answer was lost")
 	for _, test := range []struct {
 		what string
 		swap func(s *swapping, ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error)
-		want error // of Unlock
+		want error // the error of Unlock
 	}{
 		{"released, and not granted", func(s *swapping, ctx context.Context, old driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
 			released(s.Release(ctx, old, 0))

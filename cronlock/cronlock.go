@@ -9,8 +9,8 @@
 // shorter than the time between two runs. The replicas that find the lock held skip the run.
 //
 // cron does not pass the scheduled time to a wrapper, so this is weaker than
-// [holdfast.Locker.Every], which serves each time at most once and reports the ones that
-// no replica has served. Every takes the schedules of cron's parser as they are:
+// [holdfast.Locker.Every]. Every serves each time at most once, and reports the times that no
+// replica has served. It takes the schedules of cron's parser as they are:
 //
 //	schedule, err := cron.ParseStandard("0 3 * * *")
 //	...

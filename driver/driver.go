@@ -69,9 +69,9 @@ type Store interface {
 	// Without r.Wait it returns at once: a grant, or an error of code CodeBusy (preferably
 	// a *BusyError with the holders), after which nothing of the request is at the store.
 	//
-	// With r.Wait it makes a queue entry, calls r.From.Queued, and returns when it is
-	// granted, when its context ends, or when it can no longer keep the entry. The core
-	// sets Wait only if Guarantees.Wake is push. Whatever keeps the entry alive
+	// With r.Wait it makes a queue entry and calls r.From.Queued. It returns when it is
+	// granted, when its context ends, or when it can no longer keep the entry. The core sets
+	// Wait only if Guarantees.Wake is push. Whatever keeps the entry alive
 	// (heartbeats, refreshes, reconnection) happens inside this call. After the end of its
 	// context a wait returns CodeWithdrawn if it has removed its entry, else CodeUnknown.
 	// If it can no longer keep its entry it returns CodeUnavailable if it has removed the
@@ -82,10 +82,11 @@ type Store interface {
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Undo removes a queue entry or a grant of r.ID. It returns nil when nothing of that ID
-	// stands or can still appear, so it takes effect after every request of that ID that is
-	// still on its way. The core calls it after Acquire has returned, and repeats it until
-	// it returns nil. The core stops earlier when a leftover must have expired
-	// Undo is safe for a request that never arrived. Only r.ID and r.Name are needed.
+	// stands or can still appear. So it takes effect after every request of that ID that is
+	// still on its way. The core calls it after Acquire has returned, and repeats it until it
+	// returns nil. The core stops earlier when a leftover must have expired
+	// (Guarantees.LeftoversExpire). Undo is safe for a request that never arrived. Only r.ID
+	// and r.Name are needed.
 	Undo(ctx context.Context, r Request) error
 
 	// Renew renews grants for their TTL, in as few round trips as the store allows, and

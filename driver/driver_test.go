@@ -80,7 +80,7 @@ func TestNamesAreChecked(t *testing.T) {
 
 func TestRegisterRefusesDuplicates(t *testing.T) {
 	open := func(context.Context, *url.URL, string) (driver.Store, error) { return nil, errors.New("opened") }
-	scheme := fmt.Sprintf("test-%d", time.Now().UnixNano()) // it stays registered for the rest of the process
+	scheme := fmt.Sprintf("test-%d", time.Now().UnixNano()) // the scheme stays registered for the rest of the process
 	driver.Register(scheme, open)
 	if !slices.Contains(driver.Schemes(), scheme) || !slices.IsSorted(driver.Schemes()) {
 		t.Error(driver.Schemes())

@@ -130,9 +130,9 @@ type Guarantees struct {
 	Shared, Semaphore, Mixed, Slots bool
 	// Tokens is where tokens come from and what they survive.
 	Tokens string
-	// Reserves: an exclusive grant can have several tokens; see Request.Tokens. The core
-	// then hands such a grant off to waiters of its process, each with a token of its own,
-	// at most HandoffMax times and within HandoffTime of the grant.
+	// Reserves: an exclusive grant can have several tokens; see Request.Tokens. The core then
+	// hands such a grant off to waiters of its process, each with a token of its own. It does
+	// so at most HandoffMax times, and within HandoffTime of the grant.
 	Reserves bool
 	// EarlyEnd lists what can end a grant before its TTL, beside a Break. After such an end,
 	// Notice limits how long the holder's context still continues.

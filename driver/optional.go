@@ -28,10 +28,10 @@ type Breaker interface {
 
 // Watcher is implemented by stores that can report changes as they happen.
 type Watcher interface {
-	// Watch calls changed, at least once at the start and again after each change
-	// of the name's holders or waiters (of any name if name is empty), until ctx
-	// ends, and then returns the context's error. Changes may coalesce, and a call may
-	// come without a change. changed does not block.
+	// Watch calls changed at least once at the start, and again after each change of the name's
+	// holders or waiters. If name is empty, it does so for a change of any name. When ctx ends,
+	// Watch returns the context's error. Changes may coalesce, and a call may come without a
+	// change. changed does not block.
 	Watch(ctx context.Context, name string, changed func()) error
 }
 
@@ -86,7 +86,7 @@ func CheckValue(key string, data []byte) error {
 	return nil
 }
 
-// Conflict returns the error of a Put whose version is not that of the key.
+// Conflict returns the error of a Put whose version differs from the version of the key.
 func Conflict(key string) error {
 	return Errorf(CodeConflict, "the value of %q has another version", key)
 }

@@ -43,7 +43,7 @@ type Column struct {
 	Table, Key, Column string
 }
 
-// Check returns a [*StaleError] if token is smaller than that of the row whose key is key.
+// Check returns a [*StaleError] if token is smaller than the token of the row with that key.
 // Otherwise it writes token to the row, which stays locked until tx ends. Token has the
 // limits of [Guard]. After any error roll tx back.
 //

@@ -73,12 +73,11 @@
 //
 // # Reads belong behind the guard too
 //
-// A guard orders writes. Take a holder that reads, computes, and then writes.
-// Between its read and its first write the guard may still accept a late write of
-// the previous holder, because the previous token is still the largest one seen.
-// So pass the token to the guard before reading: read inside the write function
-// or the transaction, or raise the token first with Raise. After that the guard refuses
-// the previous holder.
+// A guard orders writes. Take a holder that reads, computes, and then writes. Between its read
+// and its first write the guard may still accept a late write of the previous holder: the
+// previous token is still the largest one seen. So pass the token to the guard before reading:
+// read inside the write function or the transaction, or raise the token first with Raise. After
+// that the guard refuses the previous holder.
 //
 // # Failed writes
 //

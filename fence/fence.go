@@ -182,9 +182,9 @@ func checkResource(s string) error {
 // error wraps both the context's error and its cause: the cause of a lock's
 // context is the reason of the loss.
 //
-// Guards check the context again just before they write. The context of a paused
-// process may have ended long ago, and the check is cheap compared with a write
-// that the resource would probably refuse.
+// Guards check the context again just before they write. The context of a paused process may
+// have ended long ago. The check is cheap compared with a write that the resource would
+// probably refuse.
 func ended(ctx context.Context, resource string) error {
 	err := ctx.Err()
 	if err == nil {

@@ -27,10 +27,10 @@ import (
 //
 // # Why it is atomic
 //
-// Beside the file PATH there is PATH.fence, which holds the largest token seen
-// and whose flock serializes the writers. A write puts the new content into a
-// temporary file and syncs it before it takes the lock, so a writer that is paused
-// at this point does not block the others. Under the lock the write then
+// Beside the file PATH there is PATH.fence, which holds the largest token seen and whose flock
+// serializes the writers. A write puts the new content into a temporary file and syncs it
+// before it takes the lock. So a writer that is paused at this point does not block the others.
+// Under the lock the write then
 //
 //  1. reads the recorded token and refuses a smaller one;
 //  2. records a larger one, and syncs it;
@@ -76,10 +76,10 @@ func (f *Files) Write(ctx context.Context, resource string, token uint64, data [
 	})
 }
 
-// WriteFunc replaces the file with the output of write. If a larger token has been
-// seen, the error is a [*StaleError] and the file stays unchanged. Readers see the old file or the new one, never a mixture. When
-// WriteFunc has returned nil, the new content survives a loss of power. The new
-// file keeps the permissions of the old one, not its owner or other names.
+// WriteFunc replaces the file with the output of write. If a larger token has been seen, the
+// error is a [*StaleError] and the file stays unchanged. Readers see the old file or the new
+// one, never a mixture. When WriteFunc has returned nil, the new content survives a loss of
+// power. The new file keeps the permissions of the old one, not its owner or other names.
 //
 // Write runs before WriteFunc takes the lock and checks the token, so its output
 // may be discarded. It must not depend on the content of the file: see
@@ -178,9 +178,9 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// formatCopy returns "holdfast-fence 1 TOKEN CRC\n" with the token in 19 decimal
-// digits, as many as the largest one has, and the CRC-32C of the preceding bytes
-// in 8 hexadecimal digits. A record that has seen no token has token 0.
+// formatCopy returns "holdfast-fence 1 TOKEN CRC\n". TOKEN has 19 decimal digits, as many as
+// the largest token has. CRC is the CRC-32C of the preceding bytes, in 8 hexadecimal digits. A
+// record that has seen no token has token 0.
 func formatCopy(token uint64) []byte {
 	b := fmt.Appendf(make([]byte, 0, copyLen), "%s%019d ", copyMagic, token)
 	return fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))

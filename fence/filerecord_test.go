@@ -40,10 +40,10 @@ func TestCopyRoundTrip(t *testing.T) {
 // there afterwards.
 func TestRaiseSurvivesPowerLoss(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var disk, cache copies // what is durable, and what processes see
+		var disk, cache copies // the durable copies, and the copies that processes see
 		disk[0].ok, disk[1].ok = true, true
 		cache = disk
-		vouched := uint64(0) // the largest token of a write that went ahead
+		vouched := uint64(0) // the largest token of a raise that finished
 		for range rapid.IntRange(1, 12).Draw(t, "raises") {
 			token := vouched + rapid.Uint64Range(0, 3).Draw(t, "by")
 			if token == 0 || token < cache.newest() {

@@ -102,9 +102,8 @@ const (
 	problemLimit = 64 << 10
 )
 
-// Handler runs next within guard, so that a request with a token smaller than
-// the largest one seen for its resource never reaches next, and no newer one
-// overtakes a request that runs.
+// Handler runs next within guard. A request with a token smaller than the largest one seen for
+// its resource never reaches next. No newer request overtakes one that runs.
 //
 //	mux.Handle("PUT /invoices/{id}", fence.Handler(guard, resource, save))
 //
@@ -123,11 +122,10 @@ const (
 //	503  the guard failed or was not reached in time; the reason is written to
 //	     the server's ErrorLog and not sent to the client
 //
-// Handler keeps the response of next in memory and sends it after the guard has
-// returned, so that it reports no success before, for example, a transaction is
-// committed. So next cannot stream, flush or hijack the connection. A status of
-// 400 or more is a failed write: Handler sends it unchanged, and a guard of
-// [SQL.Guard] rolls back.
+// Handler keeps the response of next in memory and sends it after the guard has returned. So it
+// reports no success before, for example, a transaction is committed. For that reason next
+// cannot stream, flush or hijack the connection. A status of 400 or more is a failed write:
+// Handler sends it unchanged, and a guard of [SQL.Guard] rolls back.
 //
 // One slow request makes the other requests of its resource wait. Limit its time
 // with the server's ReadTimeout or an http.TimeoutHandler around Handler.

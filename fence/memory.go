@@ -17,7 +17,8 @@ type Memory struct {
 	resources map[string]*turn
 }
 
-// turn is the state of one resource. Only the goroutine in its critical section uses newest.
+// turn is the state of one resource. The goroutine in its critical section may read and write
+// newest.
 type turn struct {
 	in     chan struct{} // contains one element while a goroutine is in the critical section
 	users  int           // goroutines in the critical section or waiting for it, under Memory.mu

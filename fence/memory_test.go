@@ -195,7 +195,7 @@ func TestMemoryTokensOfWritesNeverFall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		holders := rapid.SliceOfN(rapid.SliceOfN(rapid.Uint64Range(1, 1000), 1, 30), 2, 12).Draw(t, "holders")
 		var guard fence.Memory
-		written := make([][]uint64, 2) // by resource; only the guard protects it
+		written := make([][]uint64, 2) // the tokens of each resource; only the guard protects them
 		var wg sync.WaitGroup
 		for _, tokens := range holders {
 			wg.Go(func() {

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Objects guards objects that are written whole and only at a version: those of an object
+// Objects guards objects that are written whole and only at a version: objects of an object
 // store with conditional writes, such as S3, or the values of any holdfast store.
 //
 //	guard := fence.Objects{Values: optimistic.HTTP{URL: "https://bucket.s3.amazonaws.com/state"}}

@@ -69,12 +69,11 @@ const DefaultTable = "holdfast_fence"
 // be older than the lock. Do not run statements that commit implicitly (DDL in
 // MySQL) after it. Every isolation level is safe.
 //
-// Under REPEATABLE READ and SERIALIZABLE, PostgreSQL may end a transaction that
-// had to wait with SQLSTATE 40001 instead of ErrStale, MySQL may choose one of
-// several first writers of a resource as the victim of a deadlock (1213), and
-// SQLite returns SQLITE_BUSY when another writer was faster. Check wraps such an
-// error together with [ErrUnavailable]. Nothing was written, and the caller can
-// retry the whole transaction.
+// Under REPEATABLE READ and SERIALIZABLE, Check may return another error than ErrStale.
+// PostgreSQL may end a transaction that had to wait with SQLSTATE 40001. MySQL may choose one
+// of several first writers of a resource as the victim of a deadlock (1213). SQLite returns
+// SQLITE_BUSY when another writer was faster. Check wraps such an error together with
+// [ErrUnavailable]. Nothing was written, and the caller can retry the whole transaction.
 type SQL struct {
 	// Dialect is required.
 	Dialect Dialect
@@ -156,16 +155,16 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 func (s SQL) raise(ctx context.Context, tx *sql.Tx, table string, resource []byte, token int64) (newest int64, err error) {
 	switch s.Dialect {
 	case MySQL:
-		// checks makes every call a change. A Galera cluster does not certify a row
-		// that was only locked, so two nodes could commit an equal and a larger
-		// token in the wrong order.
+		// checks makes every call a change. A Galera cluster does not certify a row that was
+		// only locked. So two nodes could commit an equal and a larger token in the wrong
+		// order.
 		_, err = tx.ExecContext(ctx, `INSERT INTO `+table+` (resource, token) VALUES (?, ?)
 			ON DUPLICATE KEY UPDATE token = GREATEST(token, ?), checks = checks + 1`,
 			resource, token, token)
 		if err != nil {
 			return 0, err
 		}
-		// FOR UPDATE reads the current row, not the one of the transaction's
+		// FOR UPDATE reads the current row, not the row of the transaction's
 		// snapshot.
 		err = tx.QueryRowContext(ctx, `SELECT token FROM `+table+` WHERE resource = ? FOR UPDATE`, resource).Scan(&newest)
 	case PostgreSQL:

@@ -6,10 +6,10 @@ import (
 	"fmt"
 )
 
-// Guard returns a [Guard] whose Write begins a transaction on db, calls
-// [SQL.Check], calls the write with a context that carries the transaction for
-// [Tx], and commits. It rolls back when the write fails or panics, or when ctx has
-// ended before the commit. Opts may be nil.
+// Guard returns a [Guard] whose Write begins a transaction on db and calls [SQL.Check]. Write
+// then calls the write with a context that carries the transaction for [Tx], and commits. It
+// rolls back when the write fails or panics, or when ctx has ended before the commit. Opts may
+// be nil.
 //
 //	guard := fence.SQL{Dialect: fence.PostgreSQL}.Guard(db, nil)
 //	err := guard.Write(ctx, "invoices", token, func(ctx context.Context) error {

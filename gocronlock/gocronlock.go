@@ -4,7 +4,7 @@
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(locker, time.Minute)))
 //
 // [holdfast.Locker.Every] is stronger than both: it serves each time of a schedule at
-// most once, and reports the ones that no replica has served.
+// most once, and reports the times that no replica has served.
 package gocronlock
 
 import (
@@ -95,9 +95,9 @@ func (e *Elector) IsLeader(context.Context) error {
 	return nil
 }
 
-// Close steps down, and returns when the leadership is released. Shut the scheduler down
-// before, so that no job continues. The error is that of the election, nil if it continued
-// until Close.
+// Close steps down, and returns when the leadership is released. Shut the scheduler down before
+// Close, so that no job continues. The error is that of the election, nil if it continued until
+// Close.
 func (e *Elector) Close() error {
 	e.end()
 	<-e.done

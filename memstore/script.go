@@ -85,7 +85,7 @@ func (sc *script) forget(id string) {
 
 // Script simulates failures of the store, for tests of the caller's own code. It affects all clients of
 // the store. Its methods take effect at once, or at the next matching call; they are safe for concurrent
-// use. Names are those of the client's namespace; "" matches every name if the method's comment states that.
+// use. Names are names of the client's namespace; "" matches every name if the method's comment states that.
 type Script struct{ s *Store }
 
 // Script returns the store's script.

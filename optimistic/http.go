@@ -26,7 +26,7 @@ import (
 // has its old version again. Updates of the value are still correct, because they depend
 // only on the content. A guard needs more, and fence.Objects adds it.
 type HTTP struct {
-	// URL is that of the objects' parent; a key is escaped and appended after a slash.
+	// URL is the URL of the objects' parent. HTTP escapes a key and appends it after a slash.
 	// Required, http or https.
 	URL string
 	// Client sends the requests. It signs them, if the server requires that, by its
@@ -75,7 +75,7 @@ func (h HTTP) Put(ctx context.Context, key string, data []byte, version string) 
 	switch resp.StatusCode {
 	case http.StatusOK, http.StatusCreated, http.StatusNoContent:
 		next, err := etag(resp)
-		if err != nil { // written, but the next Put needs a Get
+		if err != nil { // the value was written, but the next Put needs a Get
 			return "", driver.Errorf(driver.CodeUnknown, "the object was written: %w", err)
 		}
 		return next, nil

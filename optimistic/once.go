@@ -16,10 +16,9 @@ import (
 //
 // Once holds the lock named key while it looks for the mark, runs f and writes the mark. So of
 // several callers one runs f, and the others wait and then find the mark. Lock options are
-// those of
-// holdfast.Locker.Do; do not give Shared or Limit, which would let several callers run f. A
-// lock is advisory: f can run a second time if its holder is paused for longer than the
-// TTL. Let f pass its token to a guard (package fence) where that would do harm.
+// those of holdfast.Locker.Do; do not give Shared or Limit, which would let several callers
+// run f. A lock is advisory: f can run a second time if its holder is paused for longer than
+// the TTL. Let f pass its token to a guard (package fence) where that would do harm.
 //
 //	ran, err := optimistic.Once(ctx, locker, store, "invoices/2026-11", sendInvoices)
 //

@@ -63,7 +63,7 @@ func TestOnceMarksOnlySuccess(t *testing.T) {
 		_, _ = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error { panic("boom") })
 	}()
 	ran, err = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error {
-		_ = store.Script().Lose("k", holdfast.CauseTaken) // like an operator
+		_ = store.Script().Lose("k", holdfast.CauseTaken) // as if an operator broke the lock
 		return nil
 	})
 	if !ran || !errors.Is(err, holdfast.ErrLost) {

@@ -13,12 +13,12 @@ import (
 )
 
 // Values keep data under keys, with versions. Every store of holdfast implements it. For a
-// store of your own, implement these two methods.
+// store of your own, implement its two methods, Get and Put.
 //
 // A key is valid UTF-8, 1 to 512 bytes, no NUL. Data has at most 512 KiB.
 type Values = driver.Values
 
-// The errors of this package. Others are those of package holdfast: ErrInvalid,
+// The errors of this package. It also returns these errors of package holdfast: ErrInvalid,
 // ErrUnavailable, ErrRefused, ErrUnsupported, ErrClosed.
 var (
 	// ErrConflict: the value has another version. Nothing was written.

@@ -42,23 +42,22 @@
 //
 // # What counts as held
 //
-// holdfast.locks.held counts the grants that callers of this process hold. A grant
-// counts from its acquisition until it is released, is lost, or its release is not
-// confirmed (then the store may keep it for some time). Later events, such as a
-// retried release or the Unlock of a lost lock, do not change the count. LockAll
+// holdfast.locks.held counts the grants that callers of this process hold. A grant counts from
+// its acquisition until it is released or lost, or its release is not confirmed. In the last
+// case the store may keep it for some time. Later events, such as a retried release or the
+// Unlock of a lost lock, do not change the count. LockAll
 // holds one grant per name. A grant that the store keeps for its MinHold after the
 // release does not count; a grant that the Locker keeps for its MinHold counts.
 //
-// The count is exact if all events arrive. Holdfast drops background events other
-// than losses when more than 4096 wait for a slow hook, so other hooks of the same
-// Locker must be fast.
+// The count is exact if all events arrive. Holdfast drops background events other than losses
+// when more than 4096 wait for a slow hook. So other hooks of the same Locker must be fast.
 //
 // # Traces
 //
 // The span "holdfast.acquire" covers an acquisition, from the request to the grant
-// or the failure. It is the parent of the spans of the store's client library. Its
-// attributes are the name, the store, its kind, the mode, the limit and, at the
-// end, the outcome, the time waited in seconds and the token. The event
+// or the failure. It is the parent of the spans of the store's client library. Its attributes
+// are the name, the store, its kind, the mode and the limit. At the end the span gets the
+// outcome, the time waited in seconds and the token. The event
 // "holdfast.queued" reports that the name was held, and its holder. A failure sets
 // the status to Error, except for a busy lock, which is a normal result: then the
 // span's attributes name the holder. Holdfast reports queueing in the background,

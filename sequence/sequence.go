@@ -9,10 +9,10 @@
 // # What is guaranteed
 //
 // No id is drawn twice, by any number of processes, whatever crashes. The end of the last
-// reserved block is one number at the store, which only rises, and a block is used only
-// after the write that reserved it was confirmed: see package optimistic. The ids that one
-// goroutine draws rise. Those of different processes interleave in blocks: a larger id is
-// not a later one.
+// reserved block is one number at the store, which only rises. A process uses a block only
+// after the store has confirmed the write that reserved it: see package optimistic. The ids
+// that one goroutine draws rise. Those of different processes interleave in blocks: a larger id
+// is not a later one.
 //
 // There are gaps. A process that ends, or a reservation whose answer was lost, leaves the rest
 // of its blocks unused. Ids may be drawn twice from a store that loses confirmed writes, as
@@ -21,9 +21,9 @@
 //
 // # Cost
 //
-// An id costs an atomic addition. When half of a block is used, the next one is reserved in
-// the background, so that no caller waits for the store unless a block is used up sooner
-// than a reservation takes. The size of the blocks adapts to the rate: see [Blocks].
+// An id costs an atomic addition. When half of a block is used, the next one is reserved in the
+// background. So a caller waits for the store only if a block is used up sooner than a
+// reservation takes. The size of the blocks adapts to the rate: see [Blocks].
 package sequence
 
 import (
@@ -79,7 +79,7 @@ type Sequence struct {
 
 	mu    sync.Mutex
 	size  int64     // of the next block
-	since time.Time // since when current is
+	since time.Time // when current became the current block
 	ahead *fetch    // nil: none was begun
 }
 
@@ -87,7 +87,7 @@ type Sequence struct {
 type block struct {
 	last    atomic.Int64
 	end     int64
-	fetchAt int64 // the id with which the next block is fetched
+	fetchAt int64 // the draw of this id begins to fetch the next block
 }
 
 // fetch is a reservation. The other fields are set when done is closed.

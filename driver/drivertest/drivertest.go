@@ -7,10 +7,10 @@
 //		})
 //	}
 //
-// The suite tests the contract of package driver directly, with several independent clients,
-// and again through several Lockers, so that no local queue hides the store's behaviour.
-// It checks what the store's Guarantees declare. What they do not declare must return an
-// error of code CodeUnsupported.
+// The suite tests the contract of package driver directly, with several independent clients. It
+// tests it again through several Lockers, so that no local queue hides the store's behaviour.
+// It checks what the store's Guarantees declare. What they do not declare must return an error
+// of code CodeUnsupported.
 package drivertest
 
 import (
@@ -226,7 +226,7 @@ type env struct {
 	mu     sync.Mutex
 	stores []driver.Store
 	other  driver.Store // see observer
-	held   []held       // released at the end of a try of pushed
+	held   []held       // pushed releases them at the end of a try
 }
 
 // held is a grant and its client.

@@ -11,7 +11,7 @@ import (
 func renew(e *env) {
 	e.leases()
 	a, b := e.open(), e.open()
-	e.free(b, e.name()) // connects
+	e.free(b, e.name()) // connects the client
 	inTime := e.longer(func(ttl time.Duration) bool {
 		name := e.name()
 		g := e.must(a, e.request(name, driver.Exclusive, ttl))
@@ -118,7 +118,7 @@ func expiresWithoutRenewal(e *env) {
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	e.release(b, next)
-	_ = a.Release(e.Context(), other, 0) // on a slow machine it may have expired
+	_ = a.Release(e.Context(), other, 0) // the grant may have expired on a slow machine
 }
 
 func releaseTwice(e *env) {

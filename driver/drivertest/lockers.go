@@ -283,8 +283,8 @@ func (e *env) lostBy(k *holdfast.Lock, want holdfast.Cause) {
 	}
 }
 
-// lockersDown requires that the context ends while the store is down, before the store may
-// grant the name again, and that everything works when the store is back.
+// lockersDown stops the store. It requires that the context ends before the store may grant the
+// name again, and that everything works when the store is back.
 func lockersDown(e *env) {
 	if e.h.Stop == nil {
 		e.Skip("the harness cannot stop the store")

@@ -92,7 +92,7 @@ var mistakes = map[string]mistake{
 		}},
 	"a swap grants its request before the waiters": {test: "SwapQueuesLast",
 		swap: func(_ *client, _ driver.Grant, r *driver.Request, _ func(error)) bool {
-			r.Name += "-elsewhere" // where no waiter is before it
+			r.Name += "-elsewhere" // no waiter of that name is before the request
 			return true
 		}},
 	"a swap of a young grant passes it on beside the waiters": {test: "SwapOfYoungGrant",
@@ -264,7 +264,7 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			c.cancelled(c, r.Name)
 		}
 	}
-	time.Sleep(time.Duration(c.delay.Load())) // the way of the answer
+	time.Sleep(time.Duration(c.delay.Load())) // the answer is delayed on its way
 	if err == nil {
 		c.real.Store(g.ID, g)
 		g.TTL = r.TTL

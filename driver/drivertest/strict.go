@@ -122,7 +122,7 @@ func downConfirmsNothing(e *env) {
 	e.h.Start(e.T)
 	e.undone(s, r)
 	if unknown {
-		e.undone(s, late) // it may arrive after the other requests
+		e.undone(s, late) // the late request may arrive after the others
 	}
 }
 

@@ -211,8 +211,8 @@ func swapToAnotherRequest(e *env) {
 	e.free(b, name)
 }
 
-// swapOfEndedGrant requires that the request of a Swap is granted although the old grant has ended,
-// and that a later grant is not released in its place.
+// swapOfEndedGrant requires that the request of a Swap is granted although the old grant has
+// ended. A Swap must not release a later grant instead of the ended one.
 func swapOfEndedGrant(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	e.swapper(a)
@@ -232,8 +232,8 @@ func swapOfEndedGrant(e *env) {
 	e.free(a, name)
 }
 
-// swapCancelledBefore requires that a Swap whose context has ended either makes the release or
-// leaves the grant standing, as it reports, and leaves nothing of its request.
+// swapCancelledBefore calls Swap with a context that has ended. The Swap must either make the
+// release or leave the grant standing, as it reports. It must leave nothing of its request.
 func swapCancelledBefore(e *env) {
 	s, name := e.open(), e.name()
 	sw := e.swapper(s)
@@ -263,7 +263,7 @@ func swapCancelledBefore(e *env) {
 }
 
 // swapAnswerLost requires that a Swap whose answer is lost reports an unknown outcome of both
-// halves, that an undo leaves nothing of the request, and that the release can be repeated.
+// halves. An undo must leave nothing of the request, and the release can be repeated.
 func swapAnswerLost(e *env) {
 	s, name := e.open(), e.name()
 	e.swapper(s)
@@ -279,7 +279,7 @@ func swapAnswerLost(e *env) {
 		err = driver.Errorf(driver.CodeUnknown, "Swap did not release")
 	}
 	switch {
-	case err == nil && w.err == nil: // another answer was lost
+	case err == nil && w.err == nil: // the harness lost another answer
 		e.release(s, w.g)
 		return
 	case err != nil && s.Classify(err) != driver.CodeUnknown:

@@ -29,14 +29,14 @@ func answerLost(e *env) {
 	}
 	try := func(limit int, wait bool, after int) {
 		s, other, name := e.open(), e.open(), e.name()
-		e.free(s, name) // connected
+		e.free(s, name) // connects the client
 		r := e.request(name, limit, long)
 		r.Wait = wait
 		g, err := lose(s, r, after)
 		what := "released"
 		if err == nil {
-			// The store has found the outcome by itself, or has used fewer answers. In that
-			// case the answer to the release may be lost.
+			// The store has found the outcome without the lost answer, or has sent fewer
+			// answers. In that case the answer to the release may be lost.
 			if released := s.Release(e.Context(), g, 0); released != nil {
 				e.undone(s, r)
 				what = "undone after a release (" + released.Error() + ")"

@@ -77,7 +77,7 @@ func validityNotFromTheAnswer(e *env) {
 		}
 	}
 	a, b, name := e.open(), e.open(), e.name()
-	e.free(a, name) // connected
+	e.free(a, name) // connects the client
 	e.free(b, name)
 	for _, limit := range e.limits() {
 		name = e.name() // a store may keep a semaphore's number of permits
@@ -179,7 +179,7 @@ func lockersDelayed(e *env) {
 	holder := e.locker(holdfast.LocalHandoff(1), holdfast.WithHooks(queued))
 	other := e.locker()
 	name := e.name()
-	for _, l := range []*holdfast.Locker{holder, other} { // connected
+	for _, l := range []*holdfast.Locker{holder, other} { // connects the clients
 		if err := l.Do(e.Context(), name, func(context.Context) error { return nil }, options...); err != nil {
 			e.Fatal(err)
 		}
@@ -291,7 +291,7 @@ func standsAfterDelays(e *env) {
 	ttl := 8 * e.h.TTL
 	type item struct {
 		what  string
-		begin func() // before the delay
+		begin func() // runs before the answers are delayed
 		grant func() (driver.Grant, bool)
 		g     driver.Grant
 		ok    bool
@@ -391,8 +391,8 @@ func (e *env) grantedAfterWait(s, other driver.Store, r driver.Request) driver.G
 	return w.granted()
 }
 
-// standsUntilItsEnd requires that a grant that is no longer renewed keeps its name for its TTL,
-// and that an exclusive waiter gets the name after that.
+// standsUntilItsEnd requires that a grant without further renewals keeps its name for its TTL.
+// An exclusive waiter must get the name after that.
 func (e *env) standsUntilItsEnd(s driver.Store, g driver.Grant) {
 	e.Helper()
 	w := e.wait(s, e.request(g.Name, driver.Exclusive, long))
@@ -438,7 +438,7 @@ func longerTTLStands(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
 	g := e.must(a, e.request(name, driver.Exclusive, 16*e.h.TTL))
-	e.free(b, e.name()) // connected
+	e.free(b, e.name()) // connects the client
 	e.h.Stop(e.T)
 	time.Sleep(3 * e.h.TTL)
 	e.h.Start(e.T)
@@ -455,5 +455,5 @@ func longerTTLStands(e *env) {
 	if err == nil {
 		e.release(b, next)
 	}
-	_ = a.Release(e.Context(), g, 0) // on a slow machine it may have expired
+	_ = a.Release(e.Context(), g, 0) // the grant may have expired on a slow machine
 }

@@ -235,7 +235,7 @@ func waitOutlivesEntry(e *env) {
 	}
 	time.Sleep(2*max(e.h.EntryLife, e.h.TTL) + e.h.TTL)
 	late := e.open()
-	e.busy(late, e.request(name, driver.Exclusive, long)) // it removes entries that have expired
+	e.busy(late, e.request(name, driver.Exclusive, long)) // the request removes entries that have expired
 	queue = append(queue, e.queue(late, e.request(name, driver.Exclusive, e.h.TTL)))
 	e.release(holder, g)
 	last := g.Token
@@ -261,6 +261,6 @@ func waitOutlivesEntry(e *env) {
 			e.Errorf("%q: waiter %d was granted token %d after %d, which a later waiter had", name, i+1, got.Token, last)
 		}
 		last = max(last, got.Token)
-		_ = w.s.Release(e.Context(), got, 0) // on a slow machine it may have expired
+		_ = w.s.Release(e.Context(), got, 0) // the grant may have expired on a slow machine
 	}
 }

@@ -1,4 +1,4 @@
-// Package bound describes the context of a request: one with a deadline whose timer
+// Package bound describes the context of a request: a context with a deadline whose timer
 // starts only when a store waits for its end.
 package bound
 
@@ -8,7 +8,7 @@ import "context"
 // starting a timer.
 type Context interface {
 	context.Context
-	// Caller returns the context whose end, beside the deadline, ends this one. It is
+	// Caller returns the context whose end also ends this one, like the deadline. It is
 	// context.Background if only the deadline does.
 	Caller() context.Context
 }

@@ -44,8 +44,8 @@ func With(old, new string) func(string) string {
 
 var mark = regexp.MustCompile(`(?m)^(\s*)(.*?)\s*(?://|--) mutation: ([a-z0-9-]+)$`)
 
-// Marks returns the names of all marks in the packages whose paths, from the root of the
-// repository, match under, and the files that they are in.
+// Marks returns the names of all marks, and the files that they are in. It reads the packages
+// whose paths, from the root of the repository, match under.
 func Marks(under ...string) (map[string]string, error) {
 	out, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/holdfast-go/holdfast").Output()
 	if err != nil {

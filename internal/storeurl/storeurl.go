@@ -167,8 +167,8 @@ func (p *Params) Rest() (url.Values, error) {
 	return p.values, nil
 }
 
-// near reports whether one of two words of four letters or more becomes the other when
-// one letter is added, removed or changed, or two neighbors change places.
+// near reports whether two words of four letters or more differ by one letter: added, removed
+// or changed. Two adjacent letters that changed places count, too.
 func near(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
