@@ -26,7 +26,7 @@ var guardScript = newScript("guard", guardSource)
 // bypass it.
 //
 // A Redis that loses its last writes in a crash or a failover loses tokens together
-// with the data that they guard, because both are in one hash slot.
+// with the data that they guard. Both are in one hash slot.
 type Guard struct{ s *Store }
 
 // Guard returns a guard over the client of this store. The guard works until the store

@@ -63,14 +63,14 @@ func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 // Redisson.
 func FairWait(d time.Duration) Option { return func(c *config) { c.fairWait = d } }
 
-// rules are the parts of a layout.
+// rules describe one layout.
 type rules struct {
-	// scripts are the files with its scripts.
+	// scripts are the names of its files in scripts/layout.
 	scripts []string
 	// channel is the prefix of the channel on which a release notifies waiters, "" if it does
 	// not.
 	channel string
-	// keys are the keys beside the name's.
+	// keys returns the keys that a name has beside its own key. It may be nil.
 	keys func(name string) []string
 	// kind is the type of a held name's key, for SCAN.
 	kind string

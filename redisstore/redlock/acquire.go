@@ -104,7 +104,8 @@ type candidate struct {
 	since   int64
 }
 
-// result is how a try ended without an error: granted, or busy.
+// result is the outcome of a try without an error: a grant, or the holders of a busy
+// name.
 type result struct {
 	grant   driver.Grant
 	holders []driver.Holder // not nil if busy

@@ -13,15 +13,15 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// voteState is what this client has found out about one server's vote for a ballot.
+// voteState is the state of one server's vote for a ballot, as far as this client has learned it.
 type voteState int
 
 const (
 	voteNone      voteState = iota // there is no vote, and none can appear
-	voteRequested                  // a request for it is in flight
+	voteRequested                  // a request for the vote is in flight
 	voteGiven                      // the vote stood at the server's last answer
-	voteUnsure                     // a request for it had no answer
-	voteEnding                     // a request that ends it is in flight
+	voteUnsure                     // a request for the vote had no answer
+	voteEnding                     // a request that ends the vote is in flight
 )
 
 // vote is one server's part in a ballot.
