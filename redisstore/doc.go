@@ -81,7 +81,7 @@
 //     keys. In a request by itself the name's key comes first, so all clients find the name on
 //     one server. In a batch another name's key comes first. So the first probe compares the run
 //     IDs of the servers that it reaches through 12 keys. If the IDs differ, or only some of the
-//     calls are answered, the client makes no batches, and checks each grant in a call of its
+//     calls are answered, the client makes no batches. It then checks each grant in a call of its
 //     own.
 //   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
 //     under way.
@@ -95,7 +95,7 @@
 // limits allow. It publishes to the clients of these entries only. Such a lease lasts 2.5 s
 // unless its client confirms it. The confirmation sets the requested deadline, and validity
 // counts from the sending of the confirmation. If the first entry belongs to the client
-// that releases, the answer to the release has the grant, and validity counts from the
+// that releases, the answer to the release has the grant. Validity then counts from the
 // sending of the release. That is one call for a release and a grant. The server serves
 // entries strictly in order, also those of several processes.
 //
@@ -115,10 +115,11 @@
 // # Release and request in one call
 //
 // [Store.Swap] releases a grant and makes the request of the next local waiter in one call of the
-// acquire script, which releases first. If no entry waits, the request is granted. Otherwise the first
-// entries are granted and notified as by a release, and the request becomes the last entry. So a
-// contended hold takes one call in place of two. Each hold has a new token, and the order between
-// processes stays. With [WaitReplicas], or in a layout, Swap makes two calls.
+// acquire script, which releases first. If no entry waits, the script grants the request. Otherwise
+// it grants to the first entries and notifies their clients, as a release does, and the request
+// becomes the last entry. So a grant of a contended name takes one call in place of two. Each grant
+// has a new token, and the order between processes stays. With [WaitReplicas], or in a layout, Swap
+// makes two calls.
 //
 //   - The script checks the time limit and the tombstone of the request before it releases. So a swap
 //     that is too late, or whose request was undone, changes neither half.
@@ -152,24 +153,26 @@
 //
 // # Start before the confirmation
 //
-// A request with [driver.Request.Provisional] may start its hold when the message arrives,
-// and confirms its grant later, by its first renewal. A hold that ends before needs no
-// confirmation, so a contended hold takes two calls, the queue entry and the release, or one swap. The
-// request is for one exclusive grant with one token, without [WaitReplicas].
+// A request with [driver.Request.Provisional] may use its grant when the message arrives.
+// It then confirms the grant later, by its first renewal. A grant that is released before
+// that needs no confirmation. So a grant of a contended name takes two calls, the queue
+// entry and the release, or one swap. The request is for one exclusive grant with one
+// token, without [WaitReplicas].
 //
 // Each call that makes or refreshes the queue entry carries a tag: a secret of the request
-// and the number of the call. The entry keeps the tag of the last call that was applied. The
-// release that promotes the entry raises the bucket's counter to the new token, writes the
-// grant with a deadline of 2.5 s, and publishes the token, those 2.5 s and the tag. The client
-// starts if all of this holds; otherwise it confirms the grant first, as without Provisional:
+// and the number of the call. The entry keeps the tag of the last call that was applied.
+// The release that promotes the entry raises the bucket's counter to the new token, and
+// writes the grant with a deadline of 2.5 s. Then it publishes the token, those 2.5 s and
+// the tag. The client starts to use the grant if all of the following is true. Otherwise it
+// confirms the grant first, as without Provisional:
 //
-//   - The tag is that of the last call that was answered with the queue entry. A message that
-//     comes before that answer waits for it.
+//   - The tag is that of the last call that was answered with the queue entry. If the
+//     message comes before that answer, the client keeps the message until the answer.
 //   - The token is above every token of the bucket that the client has seen.
 //   - The call with the tag was sent less than a third of the TTL ago, and less than a
 //     third of 2.5 s ago.
 //   - The last probe found the server safe, at most two seconds ago.
-//   - The call had the owner that is to be recorded now.
+//   - The owner of the request has not changed since that call.
 //
 // Validity counts from the send of the call with the tag, for the shorter of 2.5 s and the
 // TTL. Only a server that has the effect of the call can publish its tag. So the promotion,
@@ -187,14 +190,15 @@
 //     grant gone and changes nothing. If it is applied a minute later for the first time, the
 //     entry that it promotes is one that was refreshed since.
 //   - The message is lost: the next refresh confirms the grant.
-//   - The message arrives twice, or late: the client does not start. The request has its grant
-//     already, or its calls have other tags, or the call with the tag was sent too long ago.
+//   - The message arrives twice, or late: the client ignores it. The request has its grant
+//     already, or its calls have other tags, or the call with the tag was sent too long
+//     ago.
 //   - The message is forged: only a client that reads the keys of the locks can read the tag.
 //   - The grant is broken: the message of a break comes after that of the grant, on the same
 //     channel.
-//   - A former primary publishes it: it had applied the last call that was answered, so the
-//     client had no answer from another primary since. The promotion is then a grant that
-//     the failover loses, as if it had been answered; see Failover.
+//   - A former primary publishes the message: that server had applied the last call that
+//     was answered, so the client had no answer from another primary since. The promotion
+//     is then a grant that the failover loses, as if it had been answered; see Failover.
 //   - The client dies before the confirmation, or starts and then stops running: the lease ends
 //     after 2.5 s, and the server grants to the next entry. The client's validity has ended
 //     before.
@@ -204,14 +208,14 @@
 //     it leaves nothing. A release after it ends the grant. Both name the same token, which does
 //     not change.
 //   - The confirmation is refused because the grant has ended: the lock is lost.
-//   - A call that was sent before the message is applied after it: it confirms the grant. It
-//     keeps the token, since the client knew no higher one when it sent the call. After
-//     the release it finds no entry.
+//   - A call that was sent before the message is applied after it: the call confirms the
+//     grant. It keeps the token, since the client had seen no higher one when it sent the
+//     call. After the release it finds no entry.
 //   - The grant is never confirmed and the key expires: the counter has the token, so a later
 //     grant has a larger one.
 //
-// The cost: until the confirmation, in the first milliseconds of a hold, its validity is
-// about two seconds, and not the TTL. So the holder loses the lock after a shorter time
+// The cost: until the confirmation, in its first milliseconds, a grant is valid for about
+// two seconds, and not for the TTL. So the holder loses the lock after a shorter time
 // without the server. A smaller jump of the server's clock is then enough to end the grant
 // early. So is a smaller difference between that clock and the clock of a replica that is
 // promoted.

@@ -220,8 +220,8 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// thread returns the owner of a request: the client and a number, in the place of the thread of a
-// Java program. Each request has another number, so no two requests share a lock.
+// thread returns the owner of a request: the client's UUID and a number, where a Java program has
+// its thread. Each request has another number, so no two requests share a lock.
 func (p *peers) thread(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)

@@ -164,7 +164,7 @@ type tally struct {
 }
 
 // count counts the votes. If a quorum of servers has answered, it leaves out the others
-// that are slow, or were silent before. The mutex is held.
+// that are slow, or were silent before. The caller holds the mutex.
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
