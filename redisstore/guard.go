@@ -34,8 +34,8 @@ type Guard struct{ s *Store }
 func (s *Store) Guard() *Guard { return &Guard{s} }
 
 // Commands are the commands that a [Guard] runs on a key. Each has its name and its
-// arguments without the key, which the guard puts first: Commands{{"HSET", "status",
-// "done"}}.
+// arguments. The guard puts the key before the arguments:
+// Commands{{"HSET", "status", "done"}}.
 type Commands [][]string
 
 // maxWrites limits the arguments of all commands of one Write together, because they
