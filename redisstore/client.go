@@ -24,8 +24,8 @@ type Client interface {
 	// EvalAll runs a script once for each call, in as few round trips as it can.
 	EvalAll(ctx context.Context, s *Script, calls []Call) []Answer
 	// EvalAcked runs a script and, on the same connection, WAIT. It returns the number of
-	// replicas that have acknowledged what the script wrote. It skips WAIT if the answer does
-	// not start with the string only.
+	// replicas that have acknowledged what the script wrote. It skips WAIT if the answer does not
+	// start with the text in only.
 	EvalAcked(ctx context.Context, s *Script, keys, args []string, only string, replicas int, timeout time.Duration) (answer []string, acked int, err error)
 	// EachPrimary calls f for every server that accepts writes, one after another, until f
 	// returns an error.

@@ -29,8 +29,8 @@ type combiner struct {
 	off     bool
 	singles int      // requests under way by themselves
 	batches int      // batches under way, without stuck ones
-	senders int      // goroutines that send batches, with those of stuck ones
-	forming []*batch // not sent yet, the first one first
+	senders int      // goroutines that send batches, stuck ones included
+	forming []*batch // not sent yet, in the order of sending
 }
 
 const (
@@ -353,9 +353,9 @@ func (b *batch) read(answer []string, at int64) error {
 	return nil
 }
 
-// refusedTogether reports whether the server has refused a batch, before it ran it, because of
-// the keys of one request or because the keys are on different servers behind a proxy. In the
-// second case later requests go by themselves.
+// refusedTogether reports whether the server has refused a whole batch before it ran the script.
+// One reason is a key of one request. Another is a proxy that has the keys on different servers;
+// later requests then go by themselves.
 func (s *Store) refusedTogether(err error) bool {
 	e, ok := errors.AsType[ServerError](err)
 	if !ok {

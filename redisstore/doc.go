@@ -81,7 +81,7 @@
 //     keys. In a request by itself the name's key comes first, so all clients find the name on
 //     one server. In a batch another name's key comes first. So the first probe compares the run
 //     IDs of the servers that it reaches through 12 keys. If the IDs differ, or only some of the
-//     calls are answered, the client makes no batches, and checks each grant in a call of its
+//     calls are answered, the client makes no batches. It then checks each grant in a call of its
 //     own.
 //   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
 //     under way.
@@ -91,20 +91,21 @@
 // # Waiting
 //
 // A request that may not be granted yet makes a queue entry. When a script ends a grant, it
-// grants in the same step to the entries at the head, in order, as far as the rule allows.
-// It publishes to the clients of these entries only. Such a lease lasts 2.5 s unless its
-// client confirms it. The confirmation sets the requested deadline, and validity counts
-// from its sending. If the first entry belongs to the client that releases, the release
-// itself grants it, and validity counts from the sending of the release. That is one call
-// for a release and a grant. Entries are served strictly in order, also between processes.
+// grants in the same step to the entries at the head. It does so in order, as far as their
+// limits allow. It publishes to the clients of these entries only. Such a lease lasts 2.5 s
+// unless its client confirms it. The confirmation sets the requested deadline, and validity
+// counts from the sending of the confirmation. If the first entry belongs to the client
+// that releases, the answer to the release has the grant. Validity then counts from the
+// sending of the release. That is one call for a release and a grant. The server serves
+// entries strictly in order, also those of several processes.
 //
-// A message may be lost, so clients also refresh their entries. They refresh the first
-// 32 entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
-// entries do not keep the server busy. The client of an entry that comes near the head is
-// notified, so with fewer waiters a release sends one message. A refresh also looks for grants that
-// have expired, and grants to the head. So a lost message delays a waiter by one refresh. An entry that
-// has missed three refreshes is dead and is skipped. If the server loses its memory, waiters make new
-// entries, in any order.
+// A message may be lost, so clients also refresh their entries. They refresh the first 32
+// entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
+// entries do not keep the server busy. When an entry comes near the head, the script
+// notifies its client. So with fewer waiters a release sends one message. A refresh also
+// looks for grants that have expired, and grants to the head. So a lost message delays a
+// waiter by one refresh. An entry that has missed three refreshes is dead, and the scripts
+// skip it. If the server loses its data, waiters make new entries, in any order.
 //
 // In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
 // the other nodes about 1 us a message. But with it a script may publish only to channels of
@@ -114,10 +115,11 @@
 // # Release and request in one call
 //
 // [Store.Swap] releases a grant and makes the request of the next local waiter in one call of the
-// acquire script, which releases first. If no entry waits, the request is granted. Otherwise the first
-// entries are granted and notified as by a release, and the request becomes the last entry. So a
-// contended hold takes one call in place of two. Each hold has a new token, and the order between
-// processes stays. With [WaitReplicas], or in a layout, Swap makes two calls.
+// acquire script, which releases first. If no entry waits, the script grants the request. Otherwise
+// it grants to the first entries and notifies their clients, as a release does, and the request
+// becomes the last entry. So a grant of a contended name takes one call in place of two. Each grant
+// has a new token, and the order between processes stays. With [WaitReplicas], or in a layout, Swap
+// makes two calls.
 //
 //   - The script checks the time limit and the tombstone of the request before it releases. So a swap
 //     that is too late, or whose request was undone, changes neither half.
@@ -151,23 +153,26 @@
 //
 // # Start before the confirmation
 //
-// A request with [driver.Request.Provisional] may start its hold when the message arrives,
-// and confirms its grant later, by its first renewal. A hold that ends before needs no
-// confirmation, so a contended hold takes two calls, the queue entry and the release, or one swap. The
-// request is for one exclusive grant with one token, without [WaitReplicas].
+// A request with [driver.Request.Provisional] may use its grant when the message arrives.
+// It then confirms the grant later, by its first renewal. A grant that is released before
+// that needs no confirmation. So a grant of a contended name takes two calls, the queue
+// entry and the release, or one swap. The request is for one exclusive grant with one
+// token, without [WaitReplicas].
 //
 // Each call that makes or refreshes the queue entry carries a tag: a secret of the request
-// and the number of the call. The entry keeps the tag of the last call that was applied. The
-// release that promotes the entry raises the bucket's counter to the new token, writes the
-// grant with a deadline of 2.5 s, and publishes the token, those 2.5 s and the tag. The client
-// starts if all of this holds; otherwise it confirms the grant first, as without Provisional:
+// and the number of the call. The entry keeps the tag of the last call that was applied.
+// The release that promotes the entry raises the bucket's counter to the new token, and
+// writes the grant with a deadline of 2.5 s. Then it publishes the token, those 2.5 s and
+// the tag. The client starts to use the grant if all of the following is true. Otherwise it
+// confirms the grant first, as without Provisional:
 //
-//   - The tag is that of the last call that was answered with the queue entry. A message that
-//     comes before that answer waits for it.
+//   - The tag is that of the last call that was answered with the queue entry. If the
+//     message comes before that answer, the client keeps the message until the answer.
 //   - The token is above every token of the bucket that the client has seen.
-//   - That call was sent less than a third of the TTL ago, and of 2.5 s.
+//   - The call with the tag was sent less than a third of the TTL ago, and less than a
+//     third of 2.5 s ago.
 //   - The last probe found the server safe, at most two seconds ago.
-//   - The call had the owner that is to be recorded now.
+//   - The owner of the request has not changed since that call.
 //
 // Validity counts from the send of the call with the tag, for the shorter of 2.5 s and the
 // TTL. Only a server that has the effect of the call can publish its tag. So the promotion,
@@ -185,14 +190,15 @@
 //     grant gone and changes nothing. If it is applied a minute later for the first time, the
 //     entry that it promotes is one that was refreshed since.
 //   - The message is lost: the next refresh confirms the grant.
-//   - The message arrives twice, or late: the client does not start. The request has its grant
-//     already, or its calls have other tags, or the call with the tag was sent too long ago.
+//   - The message arrives twice, or late: the client ignores it. The request has its grant
+//     already, or its calls have other tags, or the call with the tag was sent too long
+//     ago.
 //   - The message is forged: only a client that reads the keys of the locks can read the tag.
 //   - The grant is broken: the message of a break comes after that of the grant, on the same
 //     channel.
-//   - A former primary publishes it: it had applied the last call that was answered, so the
-//     client had no answer from another primary since. The promotion is then a grant that
-//     the failover loses, as if it had been answered; see Failover.
+//   - A former primary publishes the message: that server had applied the last call that
+//     was answered, so the client had no answer from another primary since. The promotion
+//     is then a grant that the failover loses, as if it had been answered; see Failover.
 //   - The client dies before the confirmation, or starts and then stops running: the lease ends
 //     after 2.5 s, and the server grants to the next entry. The client's validity has ended
 //     before.
@@ -202,14 +208,14 @@
 //     it leaves nothing. A release after it ends the grant. Both name the same token, which does
 //     not change.
 //   - The confirmation is refused because the grant has ended: the lock is lost.
-//   - A call that was sent before the message is applied after it: it confirms the grant. It
-//     keeps the token, since the client knew no higher one when it sent the call. After
-//     the release it finds no entry.
+//   - A call that was sent before the message is applied after it: the call confirms the
+//     grant. It keeps the token, since the client had seen no higher one when it sent the
+//     call. After the release it finds no entry.
 //   - The grant is never confirmed and the key expires: the counter has the token, so a later
 //     grant has a larger one.
 //
-// The cost: until the confirmation, in the first milliseconds of a hold, its validity is
-// about two seconds, and not the TTL. So the holder loses the lock after a shorter time
+// The cost: until the confirmation, in its first milliseconds, a grant is valid for about
+// two seconds, and not for the TTL. So the holder loses the lock after a shorter time
 // without the server. A smaller jump of the server's clock is then enough to end the grant
 // early. So is a smaller difference between that clock and the clock of a replica that is
 // promoted.
@@ -224,25 +230,25 @@
 //
 // Requests without an answer. A request may arrive long after its client stopped waiting
 // for the answer. Each request that creates something carries a time after which the server
-// refuses it: ten seconds after its sending, by the client's estimate of the server's time. If the
-// estimate was wrong and the server refuses it as too late, the client sends it again. Undo
-// removes the entry or the grant of a request. If the request could still arrive, Undo
-// leaves its ID behind as withdrawn until that time. So a delayed request is too late, or is
-// withdrawn. Only requests without an entry create one. A refresh that comes late finds no
-// entry, and does nothing. When a first request had no answer and a second was granted, Release
-// withdraws the ID as well. After an undo that was not answered the ID is not used
-// again, since the undo may still arrive. The client library repeats no request. This package
-// repeats a request with the same ID, by which the scripts recognize it. A SentAt older than
-// that of the request that was applied would be safe; a newer one is never used.
+// refuses it. The client sets it to ten seconds after the sending, by its estimate of the
+// server's time. If the estimate was wrong and the server refuses the request as too late,
+// the client sends it again. Undo removes the entry or the grant of a request. If the
+// request could still arrive, Undo leaves a tombstone with its ID until that time. So the
+// server refuses a delayed request as too late or as withdrawn. Only requests without an
+// entry create one. A refresh that comes late finds no entry, and does nothing. When a
+// first request had no answer and a second was granted, Release leaves a tombstone as well.
+// After an undo without an answer the client does not use the ID again, since the undo may
+// still arrive. The client library repeats no request. This package repeats a request with
+// the same ID, by which the scripts recognize it. A SentAt older than that of the request
+// that was applied would be safe; the client never uses a newer one.
 //
 // Tokens. A token is the larger of two numbers: the server's microseconds, and one more
 // than the last token of the name's bucket. The counter has that token, and so has the key
-// while it exists. So tokens rise when the clock is set back. Clients also send the
-// highest token of the bucket that they have seen. So tokens rise for them even after a
-// flush, or a failover to a replica whose clock is behind. For a client that has seen no
-// token they rise if the clock is behind by less than the outage lasted. Lua's
-// numbers are exact up to 2^53 microseconds, in the year 2255; beyond that a
-// bucket is refused.
+// while it exists. So tokens rise when the clock is set back. Clients also send the highest
+// token of the bucket that they have seen. So tokens rise for them even after a flush, or a
+// failover to a replica whose clock is behind. For a client that has seen no token, they
+// rise if the clock is behind by less than the outage lasted. Lua's numbers are exact up to
+// 2^53 microseconds, in the year 2255. Beyond that the scripts refuse a bucket.
 //
 // Reserved tokens. A grant may have several tokens, for the holders to whom its process
 // hands it off. They are the microseconds of the server's clock since the last token of
@@ -262,14 +268,14 @@
 // If all replicas must acknowledge, a failover to any of them loses no lock. If fewer must,
 // a replica that has not acknowledged may be promoted.
 //
-// A promoted replica judges deadlines by its own clock. Where replicas acknowledge
-// grants, each client compares their clocks with their primary's, about once a second
-// while it waits or holds. It adds the largest difference to every TTL that it sends,
-// but not to the validity that it counts. So no lease expires before its
-// holder's validity, whichever is promoted. When the difference grows, the client renews the
-// leases that it holds at once. What remains: a clock that was set ahead
-// within the last seconds, and a replica whose clock cannot be read, which the
-// guarantees then report. A clock that is ahead by more than ten seconds is refused.
+// A promoted replica judges deadlines by its own clock. Where replicas acknowledge grants,
+// each client compares their clocks with their primary's, about once a second while it
+// waits or holds. It adds the largest difference to every TTL that it sends, but not to the
+// validity that it counts. So no lease expires before its holder's validity, whichever
+// replica is promoted. When the difference grows, the client renews the leases that it
+// holds at once. Two risks remain. A clock may be set ahead within the last seconds before
+// a failover. The clock of a replica may be unreadable, which the guarantees then report.
+// The client refuses a server if the clock of a replica is ahead by more than ten seconds.
 //
 // A primary that was cut off and has not noticed its successor continues to answer.
 // Make it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several
@@ -279,18 +285,18 @@
 // Cluster. All keys of a step are in one hash slot. While the slot moves, the server answers
 // TRYAGAIN to a step if only some of its keys have moved. So refreshes, renewals, releases
 // and undos use the name's key alone. A new grant also needs the counter. If the answer is
-// TRYAGAIN, the client reads the counter in one call, makes the grant in a second call, and
-// raises the counter before it returns the grant. Between these calls the name's own key has
-// the token. To repeat a token, the client would have to die there and the clock to be set
+// TRYAGAIN, the client reads the counter in one call, and makes the grant in a second call.
+// It raises the counter before it returns the grant. Between these calls the name's own key
+// has the token. A token could repeat only if the client died there and the clock was set
 // back.
 //
-// Memory. A server that is full refuses new requests before it has changed
-// anything; what is held can be renewed, confirmed and released. A server that
-// evicts keys instead is refused, see [Insist]. The setting may change, and a
-// promoted replica or a new node may have another: a request that finds the last probe
-// two seconds old makes a new one first. A client finds a new node within two seconds, or
-// when another node redirects it. Evicting servers grant nothing more from then on,
-// so a lock that they evict has no second holder.
+// Memory. A server that is full refuses new requests before it has changed anything. It
+// still renews, confirms and releases grants. The store refuses a server that evicts keys
+// instead, see [Insist]. The setting may change, and a promoted replica or a new node may
+// have another. So a request that finds the last probe two seconds old makes a new one
+// first. A client finds a new node within two seconds, or when another node redirects it.
+// Clients make no more grants on evicting servers from then on, so a lock that such a
+// server evicts has no second holder.
 //
 // Early ends. Every two seconds the client checks the grants that it has neither renewed
 // nor checked: one script call for a hundred grants (in a Cluster for those of one
@@ -298,37 +304,39 @@
 //
 // # Layouts of other clients
 //
-// [WithLayout] makes a store write its locks as another client library does. All above is
-// about the native layout. The types are in docs/redis-layouts.md; here is why they are safe.
+// [WithLayout] makes a store write its locks as another client library does. The sections
+// above are about the native layout. docs/redis-layouts.md describes the other layouts;
+// this section explains why they are safe.
 //
 // Each step is one script that makes the same transition as the other client's own. Before
 // it grants it checks what the other client would check, so the two exclude each other by
-// the server's order of scripts. The owner that it writes is unique to the request, so it
-// ends no lock but its own, and no other client takes it for a re-entry.
+// the server's order of scripts. The owner that it writes is unique to the request. So the
+// script ends no lock but its own, and no other client takes the owner for a re-entry.
 //
-// A request without an answer is handled as in the native layout: it carries the server's
-// time after which it is refused. Until then an undo and a release leave its ID behind, and a
-// break its owner. That is in a key beside the lock, which expires. The other clients do not
-// read it.
+// The scripts handle a request without an answer as in the native layout. It carries the
+// server's time after which the server refuses it. Until then an undo and a release leave
+// the request's ID behind, and a break leaves its owner. They are in a key beside the lock,
+// which expires. The other clients do not read that key.
 //
 // A script executes each command that the server may refuse before it changes the lock, and
 // then commands that the server has just accepted. So a missing right, a full server or a
 // hash slot that moves leaves a lock as it was.
 //
-// In the layout plain a release and a renewal are one command of the server's, where it has
-// it, which compares the whole value. The value is unique to the grant, so a late or repeated
-// command has no effect on another grant. Only the answer that the command was applied
-// counts; after any other answer the script decides.
+// In the layout plain, a release and a renewal are one command of the server, which
+// compares the whole value. Servers without such a command run a script. The value is
+// unique to the grant, so a late or repeated command has no effect on another grant. The
+// client relies only on the answer that the command was applied. After any other answer it
+// runs the script.
 //
-// Deadlines are the server's. Where Redisson writes the Java client's wall clock (queue
-// entries of a fair lock, permits), the scripts write the server's time in the same unit.
-// A Java client whose clock is ahead then ends them early: the guarantees state that, holders
-// notice within three seconds, and waiters queue again.
+// All deadlines are by the server's clock. Where Redisson writes the Java client's wall
+// clock (queue entries of a fair lock, permits), the scripts write the server's time in the
+// same unit. A Java client whose clock is ahead then ends them early. The guarantees state
+// that. Holders notice it within three seconds, and waiters queue again.
 //
 // What happens when
 //
 //   - a holder dies: its grant ends after its TTL. The client at the head of the queue has
-//     that time, and is granted within milliseconds of it.
+//     received that time, and gets its grant within milliseconds of it.
 //   - the server restarts without its data, or FLUSHALL is run: holders are notified
 //     within three seconds, waiters continue to wait.
 //   - the subscription's connection is lost: waiters refresh every 0.7 s until it

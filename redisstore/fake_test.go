@@ -330,7 +330,7 @@ func TestWaiterCallOutlastsReplicaTimeout(t *testing.T) {
 	}
 }
 
-// queuedHook is a requester that calls its hook once its request is queued.
+// queuedHook is a requester that calls the function in when once its request is queued.
 type queuedHook struct {
 	noRequester
 	when func()

@@ -26,7 +26,7 @@ var guardScript = newScript("guard", guardSource)
 // bypass it.
 //
 // A Redis that loses its last writes in a crash or a failover loses tokens together
-// with the data that they guard, because both are in one hash slot.
+// with the data that they guard. Both are in one hash slot.
 type Guard struct{ s *Store }
 
 // Guard returns a guard over the client of this store. The guard works until the store
@@ -34,8 +34,8 @@ type Guard struct{ s *Store }
 func (s *Store) Guard() *Guard { return &Guard{s} }
 
 // Commands are the commands that a [Guard] runs on a key. Each has its name and its
-// arguments without the key, which the guard puts first: Commands{{"HSET", "status",
-// "done"}}.
+// arguments. The guard puts the key before the arguments:
+// Commands{{"HSET", "status", "done"}}.
 type Commands [][]string
 
 // maxWrites limits the arguments of all commands of one Write together, because they

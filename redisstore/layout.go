@@ -63,14 +63,14 @@ func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 // Redisson.
 func FairWait(d time.Duration) Option { return func(c *config) { c.fairWait = d } }
 
-// rules are the parts of a layout.
+// rules describe one layout.
 type rules struct {
-	// scripts are the files with its scripts.
+	// scripts are the names of its files in scripts/layout.
 	scripts []string
 	// channel is the prefix of the channel on which a release notifies waiters, "" if it does
 	// not.
 	channel string
-	// keys are the keys beside the name's.
+	// keys returns the keys that a name has beside its own key. It may be nil.
 	keys func(name string) []string
 	// kind is the type of a held name's key, for SCAN.
 	kind string
@@ -220,8 +220,8 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// thread returns the owner of a request: the client and a number, in the place of the thread of a
-// Java program. Each request has another number, so no two requests share a lock.
+// thread returns the owner of a request: the client's UUID and a number, where a Java program has
+// its thread. Each request has another number, so no two requests share a lock.
 func (p *peers) thread(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)

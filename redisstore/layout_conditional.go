@@ -19,7 +19,7 @@ import (
 // other answer it runs the script, which also returns the cause. If the server does not have a
 // command, or the user has no right to it, the store uses the script until it is closed.
 type conditional struct {
-	deletes atomic.Int32 // how many commands of deletions were refused
+	deletes atomic.Int32 // the number of commands in deletions that the server has refused
 	noSet   atomic.Bool
 }
 

@@ -20,9 +20,9 @@ import (
 // writes it as they do, in one step. A grant ends by its lease at the server, or by a
 // script that names its owner, which no other request ever has.
 //
-// Requests without an answer. As in the native layout a request carries the server's
-// time after which it is refused, and an undo leaves its ID behind until then, in the key
-// beside the name's.
+// Requests without an answer. As in the native layout, a request carries the server's time
+// after which the server refuses it. An undo leaves the request's ID in the key beside the
+// name's until then.
 //
 // Waiting. A waiter sends a request, subscribes, and sends the request again. It repeats the
 // request when a message comes, when the holder's lease expires, and after a second. So a lost

@@ -14,7 +14,7 @@ import (
 
 const (
 	// freshFor is how long the result of a probe is valid. A request that finds it older than
-	// half of that starts a probe in the background, and one that finds it expired waits for a
+	// half of that starts a probe in the background. A request that finds it expired waits for a
 	// probe. So a server that begins to evict keys grants nothing more after freshFor.
 	freshFor = 2 * time.Second
 	// refreshInterval is the interval at which a client of a Cluster reads which nodes it has. It
@@ -383,8 +383,8 @@ func (s *Store) lengthen() {
 	s.Renew(ctx, short)
 }
 
-// lookAtClocks starts a probe in the background if the last one is old, or if the lease of a
-// held grant is too short for it.
+// lookAtClocks starts a probe in the background if the last one is old. It also does so if short
+// is set: a held grant was made or renewed with a smaller lead than the present one.
 func (s *Store) lookAtClocks(short bool) {
 	if s.cfg.replicas == 0 {
 		return

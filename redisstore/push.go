@@ -65,8 +65,8 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 	}
 }
 
-// receive handles a message. It is a letter and the ID of a request. After the letter g, the text
-// for entry.start may follow.
+// receive handles a message. The message is a letter and the ID of a request. With the letter g,
+// a space and the text for entry.start may follow the ID.
 func (s *Store) receive(message string) {
 	if len(message) < 2 {
 		return

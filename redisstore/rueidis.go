@@ -379,7 +379,8 @@ func EvalPipelined(calls []Call, pipeline func([]Call) []Answer, alone func(Call
 }
 
 // withoutScript returns the indices of the calls whose server does not have the script. places
-// has the index of the call of each answer; nil means that these indices are those of answers.
+// has the index of the call of each answer. If places is nil, each answer has the index of its
+// call.
 func withoutScript(answers []Answer, places []int) (refused []int) {
 	for i := range answers {
 		if e, ok := errors.AsType[ServerError](answers[i].Err); ok && strings.HasPrefix(string(e), "NOSCRIPT") {

@@ -9,7 +9,7 @@ import (
 )
 
 // spreadKeys is the number of keys whose servers the first probe compares. If a proxy spreads
-// keys evenly over two servers, one server has all of them with a probability of 1 to 2048.
+// keys evenly over two servers, one server has all of them with a probability of 1 in 2048.
 const spreadKeys = 12
 
 // compareServers finds out whether a proxy sends scripts to several servers, each to the server

@@ -104,7 +104,8 @@ type candidate struct {
 	since   int64
 }
 
-// result is how a try ended without an error: granted, or busy.
+// result is the outcome of a try without an error: a grant, or the holders of a busy
+// name.
 type result struct {
 	grant   driver.Grant
 	holders []driver.Holder // not nil if busy
@@ -163,7 +164,7 @@ type tally struct {
 }
 
 // count counts the votes. If a quorum of servers has answered, it leaves out the others
-// that are slow, or were silent before. The mutex is held.
+// that are slow, or were silent before. The caller holds the mutex.
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {

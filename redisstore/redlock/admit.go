@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// state is the state of a server, as the server reports it.
+// state is the answer of one server to state.lua.
 type state struct {
-	run    string // the replication ID of a primary
+	run    string // the server's replication ID, "" if it is no primary
 	fields map[string]string
 	at     int64 // when the client requested it, by the fleet's time
 	err    error

@@ -13,21 +13,21 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// voteState is what this client has found out about one server's vote for a ballot.
+// voteState is the state of one server's vote for a ballot, as far as this client has learned it.
 type voteState int
 
 const (
 	voteNone      voteState = iota // there is no vote, and none can appear
-	voteRequested                  // a request for it is in flight
+	voteRequested                  // a request for the vote is in flight
 	voteGiven                      // the vote stood at the server's last answer
-	voteUnsure                     // a request for it had no answer
-	voteEnding                     // a request that ends it is in flight
+	voteUnsure                     // a request for the vote had no answer
+	voteEnding                     // a request that ends the vote is in flight
 )
 
 // vote is one server's part in a ballot.
 type vote struct {
 	state   voteState
-	counter uint64 // of tokens, before the vote
+	counter uint64 // the server's counter of tokens, before the vote
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
 	slow    bool   // after a quorum of other answers the ballot continues without this one
@@ -49,7 +49,7 @@ type ballot struct {
 	id     string // the request's ID, a dot, and a number
 	key    string
 	bucket int
-	entry  string // in the queues, "" if none
+	entry  string // the queue entry, "" if none
 	since  int64  // when the request began to wait, by the fleet's time
 	ttl    time.Duration
 	stands time.Duration // how long a vote stands
@@ -77,8 +77,8 @@ func (s *Store) standing(ttl time.Duration) time.Duration {
 	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.Skew
 }
 
-// timeout returns the timeout of one request to a server. It need not be short: a quorum that has answered
-// does not wait for the other servers.
+// timeout returns the timeout of one request to a server. It need not be short: a client that has the
+// answers of a quorum does not wait for the other servers.
 func timeout(ttl time.Duration) time.Duration {
 	return min(max(ttl/4, time.Second), 2*time.Second)
 }
@@ -132,7 +132,7 @@ func (b *ballot) propose(now int64) uint64 {
 	return max(b.s.tokens.of(b.bucket)+1, uint64(max(now, 1)))
 }
 
-// requestVote requests the vote of a server, in the background. The mutex is held.
+// requestVote requests the vote of a server, in the background. The caller holds the mutex.
 func (b *ballot) requestVote(n *node, owner string) {
 	v := &b.votes[n.i]
 	v.state, v.last, v.err, v.rival, v.slow = voteRequested, 0, nil, "", n.silent.Load()
@@ -157,7 +157,7 @@ func (b *ballot) voteKeys() []string {
 	return []string{b.key, stateKey, tombstone + b.id, tombstone + b.r.ID, queueKey + b.key}
 }
 
-// voteArgs returns the arguments of a request that is sent now. The mutex is held.
+// voteArgs returns the arguments of a request that is sent now. The caller holds the mutex.
 func (b *ballot) voteArgs(token uint64, owner string) []string {
 	s := b.s
 	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
@@ -168,7 +168,7 @@ func (b *ballot) voteArgs(token uint64, owner string) []string {
 	return args
 }
 
-// answered records the answer to a request for a vote. The mutex is held.
+// answered records the answer to a request for a vote. The caller holds the mutex.
 func (b *ballot) answered(n *node, r reply, err error) {
 	v := &b.votes[n.i]
 	v.state, v.err, v.last, v.slow = voteNone, err, r.kind, false
@@ -221,7 +221,7 @@ func (b *ballot) answered(n *node, r reply, err error) {
 const never = 10 * 365 * 24 * time.Hour
 
 // end withdraws the ballot, or releases the grant. It ends every vote that stands or may still appear, in
-// the background, until the server confirms that or the vote must have expired. The mutex is held.
+// the background, until the server confirms that or the vote must have expired. The caller holds the mutex.
 func (b *ballot) end(wake bool, keep time.Duration) {
 	if b.ended {
 		return
@@ -232,8 +232,8 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	}
 }
 
-// endVote begins to end a vote. If a request for the vote is in flight, its answer comes first. The mutex
-// is held.
+// endVote begins to end a vote. If a request for the vote is in flight, its answer comes first. The
+// caller holds the mutex.
 func (b *ballot) endVote(n *node, late bool) {
 	v := &b.votes[n.i]
 	if v.state != voteGiven && v.state != voteUnsure {
@@ -319,7 +319,7 @@ func (b *ballot) expiry() time.Time {
 	return b.birth.Add(2*b.s.cfg.Skew + b.stands + b.keep)
 }
 
-// clean returns how many servers certainly have no vote. The mutex is held.
+// clean returns how many servers certainly have no vote. The caller holds the mutex.
 func (b *ballot) clean() (n int) {
 	for i := range b.votes {
 		if b.votes[i].state == voteNone {
@@ -330,7 +330,7 @@ func (b *ballot) clean() (n int) {
 }
 
 // awaits reports whether a vote stands, or may stand, at a server that has not been
-// silent. The mutex is held.
+// silent. The caller holds the mutex.
 func (b *ballot) awaits() bool {
 	return slices.ContainsFunc(b.s.nodes, func(n *node) bool {
 		return b.votes[n.i].state != voteNone && !n.silent.Load()

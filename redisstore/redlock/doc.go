@@ -65,8 +65,8 @@
 // trips. An acknowledgement counts only if the script finds the vote.
 //
 // Tokens rise: an earlier grant of the name raised the counters of a quorum while its
-// votes stood there. One of these servers votes for the later grant, after that vote has
-// ended, and so shows a counter that is at least the earlier token.
+// votes stood there. One of these servers votes for the later grant after the earlier
+// vote has ended. So it shows a counter that is at least the earlier token.
 //
 // A restarted server may have forgotten tokens. So the client that admits it gives it
 // the largest counters of a quorum of the other servers, read after the wait. A token

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// seen is what the servers report about one name.
+// seen has the state of one name, as a quorum of servers reports it.
 type seen struct {
 	id     string // the ID of the ballot with a quorum, "" if there is none
 	holder driver.Holder

@@ -52,8 +52,8 @@ func script(name, source string) *redisstore.Script {
 	return redisstore.NewScript("redlock "+name, strings.Replace(source, "-- include run\n", runSource, 1))
 }
 
-// The keys at a server. stateKey has the server's state. The others are prefixes: of
-// locks, of their queues, and of tombstones.
+// The keys at a server. stateKey has the server's state. The keys of locks, queues and
+// tombstones begin with lockPrefix, queueKey and tombstone.
 const (
 	stateKey   = "holdfast:redlock"
 	lockPrefix = "holdfast:redlock:l:"
@@ -144,17 +144,18 @@ func newNode(s *Store, i int, store *redisstore.Store) *node {
 	return &node{s: s, i: i, store: store, client: store.Client()}
 }
 
-// reply is the answer of a script: a letter and what follows the server's time.
+// reply is the answer of a script: a letter, the server's time, and further values.
 type reply struct {
 	kind   byte
-	server int64 // its time
+	server int64 // the server's time
 	values []string
 }
 
 // notSent wraps a reason for which a request was not sent.
 func notSent(err error) error { return &redisstore.NotSentError{Err: err} }
 
-// fewRequests is how many requests at a time are sent to a server that does not answer.
+// fewRequests is how many requests at a time the client sends to a server that does not
+// answer.
 const fewRequests = 32
 
 var errSilent = errors.New("the server does not answer")

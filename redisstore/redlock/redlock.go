@@ -182,7 +182,8 @@ func (s *Store) begin(ctx context.Context) error {
 	return nil
 }
 
-// task runs f in the background, unless the store is closed. Close waits for it.
+// task runs f in the background, and reports whether it does: not if the store is
+// closed. Close waits for f.
 func (s *Store) task(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -205,8 +205,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return out
 }
 
-// stillHeld reports whether a grant has not ended and its TTL has not passed. The mutex
-// is held.
+// stillHeld reports whether a grant has not ended and its TTL has not passed. The caller
+// holds the mutex.
 func (b *ballot) stillHeld() bool {
 	passed, _ := b.expires.Elapsed()
 	return b.granted && !b.ended && !b.lost && passed < b.ttl
