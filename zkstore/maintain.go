@@ -76,8 +76,8 @@ func (ss *session) removeUnknown(ctx context.Context) error {
 	if list.Err != nil {
 		return nil // a server before 3.6
 	}
-	// The requests after the list, and the grants after the requests: so a node that becomes a
-	// grant meanwhile is found in one of them.
+	// Collect the requests after the list, and the grants after the requests. A node that becomes a
+	// grant meanwhile is then in one of the two.
 	s := ss.s
 	requests := map[string]struct{}{}
 	s.mu.Lock()
@@ -134,8 +134,8 @@ func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	})
 }
 
-// inFlight is the number of pieces that read has on their way at once. So many thousands of
-// requests take a few round trips, and a heartbeat does not wait for many of them.
+// inFlight is the number of pieces that read sends before it waits for answers. With it, thousands
+// of requests take a few round trips, and a heartbeat does not wait for many of them.
 const inFlight = 8
 
 // read sends n requests in pieces and handles their answers in order. It stops at the first

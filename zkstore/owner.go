@@ -49,7 +49,7 @@ const revoke = "__REVOKE__"
 
 // owner parses a node's data. Text of another program is shown as its host.
 func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
-	// Of another client library ttl is unknown, and 0: its session's timeout is.
+	// For a node of another client library ttl stays 0, because its session timeout is unknown.
 	var d ownerData
 	switch err := json.Unmarshal(data, &d); {
 	case err == nil && d.ID != "":

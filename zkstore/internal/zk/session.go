@@ -175,7 +175,7 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 		if c.send(calls...) == nil {
 			return nil
 		}
-		// It has just ended: wait for the next one.
+		// The connection has just ended: wait for the next one.
 		select {
 		case <-c.over:
 		case <-ctx.Done():
