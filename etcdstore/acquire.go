@@ -64,7 +64,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 		if err == nil {
 			return g, nil
 		}
-		if err == rpctypes.ErrLeaseNotFound { // unwrapped: the caller's reason may be such an error
+		if err == rpctypes.ErrLeaseNotFound { // only unwrapped: the cause of the caller's context may wrap such an error
 			// The lease expired while it was idle, or just now: its entries are gone, and no
 			// transaction that names it can be applied.
 			s.forget(a)
@@ -131,10 +131,10 @@ func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.Respons
 	return nil
 }
 
-// sweep deletes the entry under the session's own lease and the request's key before the request
-// has one. No other request of this store has the number of that key. As a rule the request itself
-// has made the entry: the client library has sent the transaction twice. The entry would block all
-// other requests.
+// sweep deletes an entry under the session's own lease and the request's key. The store calls it
+// before the request has an entry. No other request of this store has the number of that key. As a
+// rule the request itself has made the entry: the client library has sent the transaction twice.
+// The entry would block all other requests.
 func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 	ours := []clientv3.Cmp{
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),

@@ -63,8 +63,8 @@
 // The client loses no node of a request. The names of these nodes are derived from the request's
 // ID, so a client finds them after a lost answer. A create on a lost connection must not arrive
 // later. So every create is one transaction with a check of the version of a node of the session's
-// own, the guard. A change of that version makes all earlier creates fail. After that, and a sync,
-// a node that is not there cannot appear. Requests on one connection are executed in order, so
+// own, the guard. A change of that version makes all earlier creates fail. After that and a sync, a
+// node that does not exist cannot appear. Requests on one connection are executed in order, so
 // there a sync is enough. A session that one server reports as expired may continue at another: the
 // client deletes its guard, and the nodes of its requests. After each reconnection the client
 // deletes the nodes of the session that belong to none of its requests. They come from a copy from
@@ -79,14 +79,14 @@
 // which the server writes to its disk once. The new node is behind every other, and its number is
 // larger, so the order stays and the token rises. The transaction has the checks of every create.
 // It cannot be applied in part. If the old node is gone, nothing is created: the client reports
-// that the grant had ended, and creates the node alone. If the server refuses it, the client
-// releases alone. A lost answer concerns both halves. Then the client looks for the new node, whose
-// name it knows, once no request on the lost connection can be executed any more. If that node
-// exists, the grant was released. Otherwise the client repeats the transaction. A transaction that
-// arrives late, or twice, finds the guard changed or the old node gone, and does nothing. If the
-// request ends before the client knows, both outcomes are unknown: the release is repeated, and the
-// request is undone. An answer, also one that nothing was applied, is a transaction that a majority
-// has committed, so a deposed leader sends none.
+// that the grant had ended, and creates the node alone. If the server refuses the transaction,
+// nothing is applied, and the caller releases with [Store.Release]. If the answer is lost, both
+// outcomes are open. Then the client looks for the new node, whose name it knows, once no request
+// on the lost connection can be executed any more. If that node exists, the grant was released.
+// Otherwise the client repeats the transaction. A transaction that arrives late, or twice, finds
+// the guard changed or the old node gone, and does nothing. If the request ends before that, both
+// outcomes are unknown: the caller repeats the release, and undoes the request. Each answer to the
+// transaction, also a refusal, follows a commit by a majority. So a deposed leader sends none.
 //
 // The token is the czxid of the grant's node, which rises with every transaction of the ensemble,
 // plus a base. The base is 0 until the ensemble is restored from an older copy, and its

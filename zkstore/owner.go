@@ -28,7 +28,7 @@ func encodeOwner(o driver.Owner, ttl time.Duration, limit int) []byte {
 	d := ownerData{ID: o.ID, Host: clip(o.Host), PID: o.PID, Instance: clip(o.Instance), Reason: clip(o.Reason), TTL: ttl.Milliseconds(), Limit: limit}
 	b, err := json.Marshal(d)
 	if err != nil {
-		return nil // unreachable: it has only strings and numbers
+		return nil // unreachable: the data are only strings and numbers
 	}
 	return b
 }
@@ -44,7 +44,7 @@ func clip(s string) string {
 	return s
 }
 
-// revoke is what Curator's Revoker writes into the node of a holder that shall end.
+// revoke is the text that Curator's Revoker writes into the node of a holder to request its end.
 const revoke = "__REVOKE__"
 
 // owner parses a node's data. Text of another program is shown as its host.

@@ -23,7 +23,7 @@ type Store struct {
 	cfg     config
 	servers []string
 	where   string
-	home    string // the node that holds the names
+	home    string // the parent of the names' nodes
 	recipe  recipe
 
 	closed atomic.Bool

@@ -72,8 +72,8 @@ func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
 	return b, nil
 }
 
-// showBase sets the base to one that was read to show tokens. If it is lower, the next create
-// finds and raises it.
+// showBase sets the session's base to the base that was read to show tokens, unless that is lower.
+// The next create finds a lower base, and raises it.
 func (ss *session) showBase(c *zk.Call) {
 	b, err := ss.s.parseBase(c)
 	ss.guarded.Lock()

@@ -53,8 +53,8 @@ func (e *WriteError) Unwrap() []error { return []error{fence.ErrUnavailable, e.E
 // writers agree on; the nodes that are written need not be named after it. The data may
 // be on another ensemble than the locks: open a store there for its guard.
 //
-// The token of resource R is kept in the node ROOT/@%fence/R, R escaped as names are. It
-// stays until it is deleted. Writes that do not pass the guard are not refused.
+// The token of resource R is kept in the node ROOT/@%fence/R, R escaped as names are. The node
+// stays until an operator deletes it. The guard does not refuse writes that bypass it.
 type Guard struct{ s *Store }
 
 // Guard returns a guard over the connections of this store. It ends with the store.
