@@ -130,10 +130,10 @@ func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.Respons
 	return nil
 }
 
-// sweep deletes the entry under the session's own lease and the request's key before the request
-// has one. No other request of this store has the number of that key. As a rule the request itself
-// has made the entry: the client library has sent the transaction twice. The entry would block all
-// other requests.
+// sweep deletes an entry under the session's own lease and the request's key. The store calls it
+// before the request has an entry. No other request of this store has the number of that key. As a
+// rule the request itself has made the entry: the client library has sent the transaction twice.
+// The entry would block all other requests.
 func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 	ours := []clientv3.Cmp{
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),

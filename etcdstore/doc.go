@@ -10,10 +10,11 @@
 //
 // with the lease of its client attached. The number of the lease is in lower-case hexadecimal
 // digits, and n distinguishes the entries of one client. Other clients write
-// <prefix><name>/<lease>. The entry with the smallest create revision is the oldest. A value of
-// holdfast states the limit and the owner of the entry. Any other value, usually an empty one, is
-// an exclusive entry. Keys with one more slash behind <name>/ belong to another name, and holdfast
-// ignores them. Other clients count them, so there the lock "a" waits for the lock "a/b".
+// <prefix><name>/<lease>. The entry with the smallest create revision is the oldest. A value that
+// holdfast has written contains the limit and the owner of the entry. Any other value, usually an
+// empty one, is an exclusive entry. Keys with one more slash behind <name>/ belong to another name,
+// and holdfast ignores them. Other clients count them, so there the lock "a" waits for the lock
+// "a/b".
 //
 // # Which entries are granted
 //
@@ -31,8 +32,8 @@
 // exists. The validity of a grant counts from the send of the last keepalive that was answered,
 // never from the arrival of an answer. The server ends the lease at the earliest one TTL after it
 // has received that keepalive (for exceptions see "What it does not give"). The fencing token is
-// the create revision of the queue entry. A cluster never gives it twice, and every later entry
-// has a larger one.
+// the create revision of the queue entry. A cluster never assigns a revision twice, and every later
+// entry has a larger one.
 //
 // One transaction makes an entry, under a key that its lease does not use, and no other request
 // adopts it. The store uses a key again only under three conditions. Its earlier request has ended.
@@ -52,53 +53,55 @@
 //
 // [Store.Swap] deletes the entry of a grant and makes that of the next request in one transaction,
 // which the server writes to its disk once. It has two nested transactions with conditions of their
-// own: the deletion has that of a release, the new entry those of every other entry. The server
-// evaluates all conditions before it writes, and no condition of one half concerns a key of the
-// other, so the halves are independent. A grant keeps its key until its release is known. If another
-// call has released it, its key may be that of the new request: then there is no deletion.
-// The two keys of a transaction differ, because the store looks after the new request has its key.
-// The reads that follow the writes see the queue without the old entry.
+// own. The deletion has the condition of a release, and the new entry has the conditions of every
+// other entry. The server evaluates all conditions before it writes, and no condition of one half
+// concerns a key of the other, so the halves are independent. A grant keeps its key until its
+// release is confirmed. If another call has released the grant, the new request may have got that
+// key. The store checks this after the new request has its key, and then the transaction has no
+// deletion. So the two keys of a transaction differ. The reads that follow the writes see the queue
+// without the old entry.
 //
 // The new entry has the revision of the transaction: it is behind every other entry, and its token
 // exceeds that of the grant it replaces. If the answer is lost, both outcomes are unknown. A
 // repeated release compares the create revision of the old entry, and an undo compares the epoch
-// that the new one depends on. So a transaction that arrives after both changes nothing. An answer
-// that nothing was applied, such as a missing lease or a refusal, leaves the release to
-// [Store.Release]. If the new request has to wait for a keepalive or a new lease, the release goes
-// first, in a transaction of its own.
+// that the new one depends on. So a transaction that arrives after these two changes nothing. If
+// the answer is that nothing was applied, as for a missing lease or a refusal, the caller releases
+// with [Store.Release]. If the new request has to wait for a keepalive or a new lease, the release
+// goes first, in a transaction of its own.
 //
 // # How changes are noticed
 //
 // A store has one stream of watches and one of keepalives. It keeps each stream as long as a member
 // answers on it. With authentication each new stream is a login, which costs the server some 50 ms
-// of processor time. Keepalives of one stream are answered in the order of their sends, so each
-// answer is counted from its own send. With a user the stream is opened before the lease is
-// granted, so that no login counts against a TTL.
+// of processor time. A member answers the keepalives of one stream in the order of their sends, so
+// the client counts the validity from the send of the answered keepalive. If the store has a user,
+// the client opens the stream before it requests the lease, so that no login counts against a TTL.
 //
-// A watch starts at the revision of the member that serves it, which may lag behind. So events at
-// or below the revision of the last read are ignored, and what is watched is read again once the
-// watch stands. A watch from an older revision would be exact, but waits for the server's
-// synchronisation of every 100 ms. When the stream ends, the store makes every watch again, and reads its keys again.
+// A watch starts at the revision of the member that serves it, which may lag behind. So the store
+// ignores events at or below the revision of its last read, and reads the keys again once the watch
+// stands. A watch from an older revision would be exact, but it waits for a task that the server
+// runs every 100 ms. When the stream ends, the store makes every watch again, and reads its keys
+// again.
 //
 // An exclusive waiter with at most three entries before it watches the deletions of all entries of
-// the name. It is granted without a further read when all entries before its own were deleted and
-// its own was not. That is safe for these reasons. It has read the whole queue up to its own entry
-// through the quorum, after the watch was made. No later entry gets a smaller create revision. One
-// watch reports all deletions in the order of their revisions, and those of one revision together.
-// A member that is cut off, or that led the cluster before, reports late, but in the same order. So
-// the entry stood when the last one before it was deleted. If the watch was interrupted after that
-// read, for example by a compaction or a lost connection, the waiter reads the queue again. A
-// member that reports its progress grants nothing. If an operator deletes the waiter's own entry
-// after the last one before it, a member that lags reports both late. The waiter may start between
-// the two reports, and continue until the second one. In that time only its token protects the
-// resource: it is below that of the next grant.
+// the name. It is granted the lock without a further read when all entries before its own were
+// deleted, and its own was not. That is safe for these reasons. It has read the whole queue up to
+// its own entry through the quorum, after the watch was made. No later entry gets a smaller create
+// revision. One watch reports all deletions in the order of their revisions, and those of one
+// revision together. A member that is cut off, or that led the cluster before, reports late, but in
+// the same order. So the entry stood when the last one before it was deleted. If the watch was
+// interrupted after that read, for example by a compaction or a lost connection, the waiter reads
+// the queue again. A progress report of a member grants nothing. If an operator deletes the
+// waiter's own entry after the last one before it, a member that lags reports both late. The waiter
+// may start between the two reports, and continue until the second one. In that time only its token
+// protects the resource: it is below that of the next grant.
 //
-// The entries of a store that count the deletions of a name share one watch, which stays for a second after
-// the last of them. The next entry then needs no read of its own: the transaction that makes it has
-// read the queue through the quorum. That transaction is sent after the watch was made, so its
-// revision is larger than that from which the watch reports. The entry receives the events from
-// before the send, and ignores those up to that revision. So it sees each later deletion, also one
-// that arrives before the answer.
+// The entries of a store that count the deletions of a name share one watch, which stays for a
+// second after the last of them. The next entry then needs no read of its own: the transaction that
+// makes it has read the queue through the quorum. That transaction is sent after the watch was
+// made, so its revision is larger than that from which the watch reports. The waiter receives the
+// events from before the send, and ignores those up to that revision. So it notices each later
+// deletion, also one that arrives before the answer.
 //
 // An exclusive waiter further behind watches the last entry but one before it, so that it reads the
 // queue again before its turn. A waiter among several limits watches the deletions of the name's
@@ -125,18 +128,20 @@
 //
 // # What it does not give
 //
-// A lease can end early. An administrator can revoke it, or delete a key. And every version of
-// etcd can revoke a lease itself. A leader may be paused, or its disk may stall, for longer than
-// the TTL. When it continues, it still has its old view of the leases. It may propose to revoke the
-// leases that have expired in that view. The cluster executes that, although the clients have
+// A lease can end early. An administrator can revoke it, or delete a key. And every version of etcd
+// can revoke a lease itself. A leader may be paused, or its disk may stall, for longer than the
+// TTL. When it continues, it still has its old view of the leases. It may propose to revoke the
+// leases that have expired in that view. The cluster revokes them, although the clients have
 // renewed the leases at the successor. (Newer versions check their leadership first, which leaves a
 // small window.) The holder's context ends when the deletion arrives: see Notice in the guarantees.
 // The next holder may have begun before that, so only the token protects the resource. Before etcd
-// 3.4.31 and 3.5.13, a leader whose disk is blocked also confirms leases that its successor has ended.
+// 3.4.31 and 3.5.13, a leader whose disk is blocked also confirms leases that its successor has
+// ended.
 //
 // `etcd grpc-proxy` renews the leases of its clients at intervals of its own, and answers their
 // keepalives with its next answer. The lease may have been renewed before the client sent its
 // keepalive, from which it would count the validity. So the first request on each stream of
-// keepalives is for a lease that never exists. The proxy answers it with a TTL of -1, a server with 0.
-// Requests behind it are not answered before, also where an address has moved to a proxy.
+// keepalives is for a lease that never exists. The proxy answers it with a TTL of -1, a server with
+// 0. A server answers that request before all later ones. If another answer comes first, the
+// endpoint is a proxy, also where an address has moved to a proxy while the store is open.
 package etcdstore

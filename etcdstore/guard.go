@@ -17,9 +17,9 @@ import (
 // writers agree on; the keys that are written need not be named after it. The data may be on
 // another cluster than the locks: open a store there for its guard.
 //
-// The token of resource R is kept at the key PREFIX_holdfast/fence/R, in 19 digits, so
-// that the server's comparison of bytes is one of numbers. It stays until it is deleted.
-// Writes that do not pass the guard are not refused.
+// The token of resource R is kept at the key PREFIX_holdfast/fence/R, in 19 digits, so that the
+// server compares numbers when it compares bytes. The key stays until an operator deletes it. The
+// guard does not refuse writes that bypass it.
 type Guard struct{ s *Store }
 
 // Guard returns a guard over the client of this store. It ends with the store.

@@ -147,9 +147,9 @@ func (l *login) drop(t *token) {
 }
 
 // checkAge replaces a token that is newer than the server, and ends the calls with it. A token of
-// etcd carries the number of the raft entry at which it was made, and a member does not answer
-// calls with it before the member has applied that entry. A server that was restored from an older
-// copy may need days to reach that number.
+// etcd carries the number of the raft entry at which it was made. A member does not answer calls
+// with the token before it has applied that entry. A server that was restored from an older copy
+// may need days to reach that number.
 func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -38,11 +38,11 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 //	etcd://[user:password@]host[:port][,host[:port]...][/prefix]
 //	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&server_name=NAME]
 //
-// The default port is 2379; if some hosts have a port, the last one must. The path without its
-// first slash is the prefix of every key: etcd://h/locks/ has the lock "billing" under the keys of
-// `etcdctl lock locks/billing`. etcds uses TLS; ca is the certificate authority's file (default:
-// the system's), cert and key the client's own. Servers may be down; a server that is up refuses
-// a wrong password at once.
+// The default port is 2379; if some hosts have a port, the last one must have one. The path without
+// its first slash is the prefix of every key: etcd://h/locks/ has the lock "billing" under the keys
+// of `etcdctl lock locks/billing`. The scheme etcds uses TLS: ca is the file of the certificate
+// authority (default: the system's), cert and key are the client's own files. Servers may be down;
+// a server that is up refuses a wrong password at once.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "etcd", "etcds")
 	if err != nil {

@@ -18,7 +18,7 @@ type queueWatch struct {
 	name  string
 	watch watch
 
-	// Guarded by queueWatches.mu.
+	// The mutex of queueWatches guards these fields.
 	stands bool
 	users  map[*mailbox]struct{}
 }

@@ -511,7 +511,7 @@ func (e *session) removeUnknown(ctx context.Context) {
 	sentinel := e.s.lay.sentinel(e.lease)
 	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
 	if err != nil {
-		return // the next time that the watches are set tries again; at the latest the entries end with the session
+		return // tried again when the watches are set again; at the latest the entries end with the session
 	}
 	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
 	if err != nil {

@@ -79,11 +79,11 @@ type Option func(*config)
 type config struct{ prefix, namespace string }
 
 // Prefix precedes every key: with Prefix("locks/") the lock "billing" is the same as that of
-// `etcdctl lock locks/billing`. Default empty, at most 512 bytes.
+// `etcdctl lock locks/billing`. The default is empty. At most 512 bytes are allowed.
 func Prefix(p string) Option { return func(c *config) { c.prefix = p } }
 
-// Namespace separates the locks of one application from those of others on the same
-// cluster and prefix. Default empty, which is the one that other clients share.
+// Namespace separates the locks of one application from those of others on the same cluster and
+// prefix. The default is the empty namespace, which other clients share.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 func configure(options []Option) (config, error) {

@@ -20,8 +20,8 @@ import (
 // stream, and with authentication logs in, whenever the last watch of a stream has ended. It also
 // sets one watch after the other.
 //
-// The stream is opened for the first watch, and again when it has ended. Each time all watches are
-// set again, from the present revision.
+// The store opens the stream for the first watch, and again when the stream has ended. Each time it
+// sets all watches again, from the present revision.
 type watches struct {
 	client etcdserverpb.WatchClient
 
@@ -44,7 +44,7 @@ type watches struct {
 	wantedAt            time.Time
 }
 
-// watch is a key, or a range of keys, whose changes are reported.
+// watch reports the changes of a key, or of a range of keys.
 type watch struct {
 	key, end []byte // as in etcd: end is nil for a single key
 	puts     bool   // report writes as well as deletions
@@ -52,10 +52,10 @@ type watch struct {
 	// more after unwatch.
 	update func(watchUpdate)
 
-	// Guarded by watches.mu.
+	// The mutex of watches guards these fields.
 	id      int64
 	isSet   bool
-	refused bool // once, by a stream whose login may have been too old
+	refused bool // refused once, perhaps because the login of the stream was too old
 }
 
 // setPrefix makes a watch of every key with the prefix.

@@ -15,8 +15,8 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.acquire(ctx, r, nil)
 }
 
-// acquire is Acquire. The transaction that creates the first node also makes the release o, which
-// may be nil.
+// acquire implements Acquire. The transaction that creates the first node also carries out the
+// release o, unless that is nil.
 func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	g, err := s.attempt(ctx, r, o)
 	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
@@ -85,7 +85,7 @@ func doubtful(again bool, err error) error {
 	return err
 }
 
-// acquire is the recipe of a single queue.
+// acquire implements Acquire for the layouts with a single queue.
 func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	dir := ss.s.dir(r.Name)
 	if !r.Wait {
@@ -108,8 +108,8 @@ func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (d
 	return driver.Grant{}, p.failed(ctx, err)
 }
 
-// lookFirst is for a request that does not wait: if the name is held, it writes nothing and
-// disturbs no waiter.
+// lookFirst returns an error if the name is held. It is for requests that do not wait: it writes
+// nothing and disturbs no waiter.
 func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
 	sync, list := zk.Sync(dir), zk.Children(dir, false)
 	err := ss.zk.Do(ctx, sync, list)
@@ -181,8 +181,8 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 	}
 }
 
-// queuedDelay is how long an entry waits before it reads the holders for people, unless they
-// were read anyway.
+// queuedDelay is how long an entry waits before it reads the holders to report them, unless it has
+// read them already.
 const queuedDelay = 100 * time.Millisecond
 
 func (p *entry) sleep(ctx context.Context) error {
@@ -228,7 +228,8 @@ func (p *entry) failed(ctx context.Context, err error) error {
 		if err = ss.fail(err); err == errOver {
 			return err
 		}
-		// It ended here. The entry stands until the session ends at the server.
+		// The session has ended for this client. The entry stands until the session ends at the
+		// server.
 		ss.s.remember(p.r.ID, ss, 0)
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	case err == errDeleted:
@@ -249,7 +250,7 @@ func (p *entry) list(ctx context.Context) (names []string, handed bool, err erro
 	fresh := p.fresh
 	p.fresh = nil
 	select {
-	case <-p.signal: // whatever it reported precedes the list
+	case <-p.signal: // the list is read after every change that was signalled
 	default:
 	}
 	ss.mu.Unlock()
@@ -375,8 +376,8 @@ func (p *entry) readBatch(ctx context.Context) (gone bool, err error) {
 	return gone, err
 }
 
-// watchBatch sets the watches of an entry that counts the nodes before it, and of its own node, in
-// one request. gone reports that the entry need not wait.
+// watchBatch sets the watches of an entry that counts the nodes before it, in one request. The
+// entry's own node is among them. gone reports that the entry need not wait.
 func (p *entry) watchBatch(ctx context.Context, paths []string) (gone bool, err error) {
 	ss := p.ss
 	set := zk.SetWatches(p.zxid, append([]string{p.path}, paths...)...)
@@ -397,8 +398,8 @@ func (p *entry) watchBatch(ctx context.Context, paths []string) (gone bool, err 
 	return !p.counted || p.uncounted == 0, nil // not counted: read again
 }
 
-// watched handles the answers to the reads of paths, and of the entry's own node if they are to be
-// counted. gone reports that the entry need not wait.
+// watched handles the answers to the reads of paths. If the entry is to count them, the reads
+// include its own node. gone reports that the entry need not wait.
 func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error) {
 	ss := p.ss
 	ss.mu.Lock()
@@ -406,7 +407,7 @@ func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error)
 	for j, path := range paths {
 		switch err := calls[j].Err; {
 		case errors.Is(err, zk.ErrNoNode) && p.counted:
-			// Unless an older watch has reported the end, no watch does.
+			// If no older watch has reported the end of the node, no watch will.
 			if _, waits := ss.subs[path][p]; waits {
 				delete(ss.subs[path], p)
 				p.uncounted--
@@ -428,21 +429,23 @@ func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error)
 	case own.Err != nil:
 		return false, own.Err
 	case string(own.Data) == revoke:
-		// No watch reports what was written before. So the grant's node is read once more, by maintain.
+		// The request to end came before the watch, so no watch reports it. Without the count,
+		// maintain reads the grant's node once more.
 		p.counted = false
 	}
 	return p.uncounted == 0, nil
 }
 
-// maxCounted is the largest number of nodes before an entry that it watches all.
+// maxCounted is the largest number of nodes before an entry that watches all of them.
 const maxCounted = 3
 
-// toWatchLocked returns the nodes that an entry watches. counted reports that they are all the nodes
-// before it, and that the entry need not read the queue when they have gone. An entry further behind
-// waits for the last node but one, so that it has read the queue before it is its turn.
+// toWatchLocked returns the nodes that an entry watches. counted reports that these are all the
+// nodes before it. Then the entry need not read the queue when they have gone. An entry further
+// behind waits for the last node but one, so that it reads the queue before its turn.
 //
-// Nodes of other clients are not counted: Curator's holder of a write lock may put a node of a
-// reader beside its own, which is before the entry. Nor are those of this client, which are not watched.
+// Nodes of other clients are not counted: Curator's holder of a write lock may put the node of a
+// reader beside its own, before the entry. Nodes of this client are not counted either, because
+// they are not watched.
 func (p *entry) toWatchLocked(all []node, i int) (set []node, counted bool) {
 	own := func(n node) bool {
 		_, own := p.ss.ours[p.dir+"/"+n.name]
@@ -467,8 +470,8 @@ func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
 	}
 }
 
-// granted makes an entry a grant. The session is proven for the TTL from before the request
-// that read the queue, which was sent after the wait.
+// granted makes an entry a grant. The grant's validity begins at p.at, the instant before the
+// request that showed the grant. The session has to be proven for a whole TTL from that instant.
 func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	ss := p.ss
 	at := p.at
@@ -506,15 +509,15 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
-		// Another goroutine has inherited the entry. The version excludes that a request to end
-		// is overwritten.
+		// Another goroutine has inherited the entry. The check of the version ensures that this
+		// write does not overwrite a request to end.
 		calls = append(calls, zk.Set(p.path, data, 0))
 	}
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
 	}
 	if len(calls) > 0 {
-		_ = ss.zk.Send(ctx, calls...) // nothing depends on it
+		_ = ss.zk.Send(ctx, calls...) // the grant does not depend on the outcome
 		ss.unwatched(unwatched)
 	}
 	return g.Grant, nil

@@ -27,7 +27,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return ss.end(ctx, path)
 }
 
-// holder returns the node of a grant, by its czxid.
+// holder returns the node of the grant with a token.
 func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
 	none := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
@@ -55,7 +55,7 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 	return "", none
 }
 
-// end requests the end, waits, and deletes the node.
+// end requests the holder of a node to end, waits, and deletes the node if it still exists.
 func (ss *session) end(ctx context.Context, path string) error {
 	s := ss.s
 	t := &tree{path: path, ch: make(chan struct{}, 1)}
@@ -71,11 +71,11 @@ func (ss *session) end(ctx context.Context, path string) error {
 		err := ss.zk.Do(ctx, request, watch)
 		switch {
 		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
-			continue // on the next connection
+			continue // repeat the requests on the next connection
 		case err != nil:
 			return s.fail(err)
 		case errors.Is(request.Err, zk.ErrNoNode) || errors.Is(watch.Err, zk.ErrNoNode):
-			return nil // it has ended
+			return nil // the holder has ended
 		case request.Err != nil || watch.Err != nil:
 			return s.fail(errors.Join(request.Err, watch.Err))
 		}

@@ -11,91 +11,90 @@
 //
 // # Safety
 //
-// A request makes a node that ends with its session. All nodes of a name are a queue in the
-// order of their numbers. A node is a grant when every node before it is one, and no limit
-// among them or its own forbids that many. A client sees all nodes before its own, because
-// the server that answered the creation had applied everything before it. The list may
-// still contain nodes that have gone, which only makes the client wait. A waiter watches
-// the nearest nodes of which one must go before its own node can become a grant: the
-// predecessor, for an exclusive lock. It reads again after an event or a reconnection. So
-// grants exclude one another as long as their nodes exist. The rest of the argument is how
-// long a node exists.
+// A request makes a node that ends with its session. All nodes of a name are a queue in the order
+// of their numbers. A node is a grant when every node before it is a grant, and with it the number
+// of grants exceeds the limit of none of them. A client sees all nodes before its own, because the
+// server that answered the creation had applied everything before it. The list may still contain
+// nodes that have gone, which only makes the client wait. A waiter watches the nearest nodes of
+// which one must go before its own node can become a grant: the predecessor, for an exclusive lock.
+// It reads again after an event or a reconnection. So grants exclude one another as long as their
+// nodes exist. The rest of the argument is how long a node exists.
 //
 // An exclusive entry with at most three nodes before it watches all of them and its own, on one
 // connection. When all of them have gone, it is a grant without a read. A deletion that a server
-// reports is committed, a deleted node never returns, and no new node precedes the entry: so the
+// reports is committed, a deleted node never returns, and no new node precedes the entry. So the
 // entry is the first. A server executes transactions and sends their events in one order. So the
-// deletion of the entry's own node would have been reported before, and a later one ends a
-// grant that is watched already. A server that is cut off reports late, which makes the client
-// wait longer. The validity of such a grant runs from the requests that set the watches; if they are
-// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a watch
-// and a new connection end the count: the entry reads the queue again. An entry further behind waits
-// for the last node but one, and then reads and counts. Nodes of other clients are not counted, since
-// Curator's holder of a write lock can put the node of a reader before the entry. Those of the same
-// client are not watched.
+// deletion of the entry's own node would have been reported before, and a later one ends a grant
+// that is watched already. A server that is cut off reports late, which makes the client wait
+// longer. The validity of such a grant runs from the requests that set the watches. If these are
+// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a
+// watch and a new connection end the count: the client reads the queue again. An entry further
+// behind waits for the last node but one, and then reads and counts. Nodes of other clients are not
+// counted, since Curator's holder of a write lock can put the node of a reader before the entry.
+// Nodes of the same client are not watched.
 //
 // An entry with two or three nodes before it sets all these watches in one request. ZooKeeper's own
-// clients use that request to set their watches on a new connection. The request names the transaction
-// that made the entry, and the entry's own node first. For a node that has gone, or that was changed after
-// that transaction, the server sends the event before the answer. So a deletion before the request
-// counts like one after it, and the entry does not miss an earlier request to end. The server executes
-// the request between two transactions, as it does each read. The request checks no right to read,
-// and later versions send no event of a node without it. So after 100 ms the entry reads each node, which
-// watches it again. The entry is refused if it may not read a node. After an event that ends the count,
-// the entry sets its watches by reads.
+// clients use that request to set their watches on a new connection. The request names the
+// transaction that made the entry, and the entry's own node first. For a node that has gone, or
+// that was changed after that transaction, the server sends the event before the answer. So a
+// deletion before the request counts like one after it, and the entry does not miss an earlier
+// request to end. The server executes the request between two transactions, as it does each read.
+// The request does not check the right to read, and later versions send a client no event of a node
+// that it may not read. So after 100 ms the client reads each node, and that read watches the node
+// again. The entry is refused if it may not read a node. After an event that ends the count, the
+// entry sets its watches by reads.
 //
-// A node exists until its session ends, unless a client deletes it by hand. The leader
-// decides the session's end. The server of a client may be cut off from the leader and not
-// notice: it continues to answer pings and reads for seconds after the leader has ended the
-// session and has granted the lock to another client. So only requests that have passed
-// the leader count. The session is proven to stand until send + T - tick: send is the send
-// of the heartbeat before the last one that was answered, T the session timeout and tick
-// the servers' tickTime. The proof is at type proof in internal/zk. A session is four ticks
-// longer than the TTLs of its grants, so that the proof always reaches at least a TTL from
-// now. A grant is given and renewed only from a moment for which that holds, its SentAt.
-// The client deletes a grant that was not renewed in time, although its session continues.
+// A node exists until its session ends, unless a client deletes it by hand. The leader decides the
+// session's end. The server of a client may be cut off from the leader and not notice. Then it
+// continues to answer pings and reads for seconds. Meanwhile the leader may have ended the session,
+// and another client may hold the lock. So only requests that have passed the leader count. The
+// session is proven to stand until send + T - tick. Of the answered heartbeats, the last but one
+// was sent at the time send. T is the session timeout, and tick is the servers' tickTime. The proof
+// is at type proof in internal/zk. A session is four ticks longer than the TTLs of its grants, so
+// that the proof always reaches at least a TTL from now. The client grants and renews a lock only
+// from an instant for which that is true, its SentAt. The client deletes a grant that was not
+// renewed in time, although its session continues.
 //
-// The proof assumes that the clocks of the servers run at the same rate within the core's
-// margin, a tenth, that a running leader sends its pings, and that [Tick] is not below the
-// servers' tickTime. It fails if a leader is stopped and cut off from its followers at once,
-// and their connections do not end: the leader may then confirm heartbeats for syncLimit
-// ticks.
+// The proof has three assumptions. The clocks of the servers run at the same rate within the core's
+// margin, a tenth. A running leader sends its pings. [Tick] is not below the servers' tickTime. The
+// proof fails if a leader is stopped and cut off from its followers at once, and their connections
+// do not end. Then the leader may confirm heartbeats for syncLimit ticks.
 //
-// Nothing of a request is forgotten. Its nodes carry a name made of its ID, by which a client
-// finds them after a lost answer. A create on a lost connection must not arrive later. So
-// every create is one transaction with a check of the version of a node of the session's
-// own, the guard. A change of that version makes all earlier creates fail. After that, and
-// a sync, a node that is not there cannot appear. Requests on one connection are executed
-// in order, so there a sync is enough. A session that one server reports as expired may
-// continue at another: the client deletes its guard, and the nodes of its requests. After
-// each reconnection the client deletes the nodes of the session that none of its requests
-// has: they come from a copy from which the ensemble was restored.
+// The client loses no node of a request. The names of these nodes are derived from the request's
+// ID, so a client finds them after a lost answer. A create on a lost connection must not arrive
+// later. So every create is one transaction with a check of the version of a node of the session's
+// own, the guard. A change of that version makes all earlier creates fail. After that and a sync, a
+// node that does not exist cannot appear. Requests on one connection are executed in order, so
+// there a sync is enough. A session that one server reports as expired may continue at another: the
+// client deletes its guard, and the nodes of its requests. After each reconnection the client
+// deletes the nodes of the session that belong to none of its requests. They come from a copy from
+// which the ensemble was restored.
 //
-// A release deletes a node whose name is used once, which proves that the node existed. If
-// the next in the queue is an entry of the same client, it becomes a grant before the
-// answer: both nodes are this client's, and every entry behind waits for both. The same
-// round trip reads the entry: if an operator has deleted it, the client ends that grant.
+// A release deletes a node whose name is used once, which proves that the node existed. If the next
+// entry in the queue is of the same client, it becomes a grant before the answer. Both nodes are
+// this client's, and every entry behind waits for both. The same round trip reads the entry: if an
+// operator has deleted it, the client ends that grant.
 //
-// [Store.Swap] deletes the node of a grant and creates that of the next request in one
-// transaction, which the server writes to its disk once. The new node is behind every other, and
-// its number is larger, so the order stays and the token rises. The transaction has the checks of
-// every create. It cannot be applied in part: if the old node is gone, nothing is created, and
-// the client reports that the grant had ended and creates the node alone. If the server refuses
-// it, the client releases alone. A lost answer concerns both halves. Then the new node, whose name
-// the client knows, decides about both: once no request on the lost connection can be executed
-// any more, the grant was released if that node exists, and otherwise the client repeats the
-// transaction. A transaction that arrives late, or twice, finds the guard changed or the old node
-// gone, and does nothing. If the request ends before the client knows, both outcomes are unknown:
-// the release is repeated, and the request is undone. An answer, also one that nothing was
-// applied, is a transaction that a majority has committed, so a deposed leader sends none.
+// [Store.Swap] deletes the node of a grant and creates that of the next request in one transaction,
+// which the server writes to its disk once. The new node is behind every other, and its number is
+// larger, so the order stays and the token rises. The transaction has the checks of every create.
+// It cannot be applied in part. If the old node is gone, nothing is created: the client reports
+// that the grant had ended, and creates the node alone. If the server refuses the transaction,
+// nothing is applied, and the caller releases with [Store.Release]. If the answer is lost, both
+// outcomes are open. Then the client looks for the new node, whose name it knows, once no request
+// on the lost connection can be executed any more. If that node exists, the grant was released.
+// Otherwise the client repeats the transaction. A transaction that arrives late, or twice, finds
+// the guard changed or the old node gone, and does nothing. If the request ends before that, both
+// outcomes are unknown: the caller repeats the release, and undoes the request. Each answer to the
+// transaction, also a refusal, follows a commit by a majority. So a deposed leader sends none.
 //
-// The token is the czxid of the grant's node, which rises with every transaction of the
-// ensemble, plus a base. The base is 0 until the ensemble is restored from an older copy,
-// and its transactions get numbers that were used before. A client notices that by a
-// transaction of its own with a lower number than one that it has seen. Its sessions are
-// over then, and it raises the base above every token that it has seen: each create checks
-// the version of the node that holds the base.
+// The token is the czxid of the grant's node, which rises with every transaction of the ensemble,
+// plus a base. The base is 0 until the ensemble is restored from an older copy, and its
+// transactions get numbers that were used before. A client notices that by a transaction of its own
+// with a lower number than one that it has seen. Its sessions are over then, and it raises the base
+// above every token that it has seen. Each create checks the version of the node that contains the
+// base.
 //
-// Guarded writes use a session of their own, so that a request that the server refuses, or
-// the link delays, cannot end the connection of the locks.
+// Guarded writes use a session of their own. So a guarded write that the server refuses, or that a
+// slow link delays, does not end the connection of the locks.
 package zkstore

@@ -25,26 +25,27 @@ type entry struct {
 	// at is the instant before the request that showed that the entry is a grant.
 	at driver.Instant
 
-	// signal has capacity one and wakes the entry. fresh, under the session's mutex, is a
-	// list that was read since, nil if the directory must be read.
+	// signal has capacity one and wakes the entry. fresh is a list that was read since, nil if the
+	// directory must be read. The session's mutex guards fresh.
 	signal chan struct{}
 	fresh  []string
 	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
 	// this client that the entry waits for without a watch.
 	subscribed, localPredecessors []string
-	// counted is set while the entry counts the ends of all nodes before it: each of the uncounted
-	// ones is watched on the connection conn, and so is the entry's own node. since is before the
-	// requests that set the watches. Under the session's mutex.
+	// counted is set while the entry counts the ends of all nodes before it. uncounted is how many
+	// of them still stand. These nodes and the entry's own are watched on the connection conn.
+	// since is the instant before the requests that set the watches. The session's mutex guards
+	// these fields.
 	counted   bool
 	uncounted int
 	conn      int
 	since     driver.Instant
 	// zxid is the transaction that made the node, 0 if the entry must not set its watches in one
-	// request. batched is set if it did.
+	// request. batched is set if the entry has set its watches in one request.
 	zxid    int64
 	batched bool
-	// handoff is set when the grant before the entry was released in this process, and
-	// vanished when the entry's own node turned out to be gone then.
+	// handoff is set when the grant before the entry was released in this process. vanished is set
+	// when the entry's own node was found to be gone.
 	handoff, vanished bool
 	// ahead are the holders that were not reported to the requester yet.
 	ahead []node
@@ -74,8 +75,9 @@ func (p *entry) notice(e zk.Event) {
 	p.wake(nil)
 }
 
-// first reports whether every node before the entry was seen to end while its own stood. Validity
-// runs from the last requests, so after a longer wait the entry reads again.
+// first reports whether every node before the entry was seen to end while its own stood. The
+// validity runs from the requests that set the watches, so after a longer wait the entry reads the
+// queue again.
 func (p *entry) first() bool {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
@@ -99,7 +101,7 @@ func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.Ca
 }
 
 // enter creates the node of a request, and reads the directory in the same round trip. The
-// transaction that creates the node also makes the release o, which may be nil.
+// transaction that creates the node also carries out the release o, unless that is nil.
 func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte, o *release) (*entry, []string, error) {
 	prefix := dir + "/" + protected(r.ID) + mark
 	for {
@@ -131,7 +133,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 				if releasing {
 					o.lost = true
 				}
-				continue // it is created again
+				continue // create the node again
 			}
 			o.check(dir, c.names, nil)
 			if releasing {
@@ -160,7 +162,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case both.Failed == 0 && (errors.Is(both.Err, zk.ErrBadVersion) || errors.Is(both.Err, zk.ErrNoNode)):
 			err = ss.reguard(ctx, guard)
 		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
-			err = ss.raiseBase(ctx, mark) // another client has raised it, or a restore removed it
+			err = ss.raiseBase(ctx, mark) // another client has raised the base, or a restore has removed it
 		case releasing && both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
 			o.gone()
 		case both.Failed == len(ops) && errors.Is(both.Err, zk.ErrNoNode):
@@ -206,8 +208,9 @@ type created struct {
 	at    driver.Instant
 }
 
-// abandonCreate ends a request whose caller has given up before the answer to its create. It
-// waits for the answer for a moment. Without it the outcome is unknown, for Undo.
+// abandonCreate ends a request whose caller has given up before the answer to its create. It waits
+// for the answer for a moment. Without an answer the outcome is unknown, and the caller has to undo
+// the request.
 func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error, o *release) error {
 	t := time.NewTimer(cleanupTimeout)
 	defer t.Stop()
@@ -235,9 +238,10 @@ func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir stri
 	return p.withdraw(ctx, withdrawn(ctx))
 }
 
-// findCreated returns the node of a create whose connection was lost before the answer, or nil
-// if there is none and there can be none any more. It continues over further lost
-// connections. If it cannot find out, the outcome is unknown, for Undo.
+// findCreated returns the node of a create whose connection was lost before the answer. It returns
+// nil if there is no such node and none can still appear. It continues over further lost
+// connections. If it gets no result, the outcome is unknown, and the caller has to undo the
+// request.
 func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string, conn int) (*created, error) {
 	for {
 		c, err := ss.lookForCreated(ctx, r.ID, dir, conn)
@@ -323,7 +327,7 @@ func (s *Store) remember(id string, ss *session, conn int) {
 	s.doubts[id] = doubt{ss, conn}
 }
 
-// forget removes that record.
+// forget removes the record of a request with an unknown outcome.
 func (s *Store) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -346,7 +350,7 @@ func (p *entry) register() {
 	}
 }
 
-// unregister ends that. It returns the paths whose watches no entry needs now.
+// unregister ends the wake-ups of an entry. It returns the paths whose watches no entry needs now.
 func (p *entry) unregister() (unwatched []string) {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
@@ -390,7 +394,7 @@ func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 		if standing && len(subs) == 0 {
 			delete(p.ss.subs, path)
 			if _, own := p.ss.ours[path]; own {
-				continue // its own entry may watch it
+				continue // the entry of that node may watch it
 			}
 			unwatched = append(unwatched, path)
 		}
@@ -399,10 +403,10 @@ func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 	return unwatched
 }
 
-// unwatched is called when the removal of watches has been sent. Meanwhile another entry may
-// have sent a watch of the same path before the removal: it reads again and sets a new one.
-// So do a Break that watches the node, and maintain for a grant of this client: the server
-// has one watch per session and path.
+// unwatched is called when the removal of watches has been sent. Another entry may have watched the
+// same path before the removal. The server has one watch per session and path, so that entry lost
+// its watch: it reads again and sets a new one. So do a Break that watches the node, and maintain
+// for a grant of this client.
 func (ss *session) unwatched(paths []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -449,8 +453,8 @@ func (p *entry) withdraw(ctx context.Context, why error) error {
 	return why
 }
 
-// gone wakes the entries of this client that wait for one of its own nodes which is gone. fresh
-// is a list that was read since, or nil.
+// gone wakes the entries of this client that wait for another node of this client, which is gone.
+// fresh is a list that was read since, or nil.
 func (ss *session) gone(dir, path string, fresh []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()

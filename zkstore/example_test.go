@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// Curator's InterProcessReadWriteLock below /locks excludes these locks, and they it.
+// These locks and Curator's InterProcessReadWriteLock below /locks exclude each other.
 func ExampleOpen() {
 	ctx := context.Background()
 	store, err := zkstore.Open(ctx, "zk://zk1,zk2,zk3/locks")

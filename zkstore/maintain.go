@@ -24,9 +24,9 @@ const (
 )
 
 // maintain watches the nodes of this client's grants, for a deletion or a request to end. It
-// deletes the nodes of grants that were not renewed in time. It also checks that queue
-// entries exist which later entries of this client wait behind. After each reconnection it
-// deletes nodes that no request has.
+// deletes the nodes of grants that were not renewed in time. It also checks that the queue entries
+// exist that later entries of this client wait behind. After each reconnection it deletes the
+// session's nodes that belong to no request.
 func (ss *session) maintain() {
 	t := time.NewTimer(watchDelay)
 	defer t.Stop()
@@ -65,9 +65,9 @@ func (ss *session) maintain() {
 	}
 }
 
-// removeUnknown deletes the nodes of the session that no request of this client has. A copy
-// from which the ensemble was restored has nodes of locks that were released since. If the
-// session survives the restore, nothing else ends them.
+// removeUnknown deletes the nodes of the session that belong to no request of this client. A copy
+// from which the ensemble was restored has nodes of locks that were released since. If the session
+// survives the restore, nothing else ends them.
 func (ss *session) removeUnknown(ctx context.Context) error {
 	list := zk.Ephemerals()
 	if err := ss.zk.Do(ctx, list); err != nil {
@@ -76,8 +76,8 @@ func (ss *session) removeUnknown(ctx context.Context) error {
 	if list.Err != nil {
 		return nil // a server before 3.6
 	}
-	// The requests after the list, and the grants after the requests: so a node that becomes a
-	// grant meanwhile is found in one of them.
+	// Collect the requests after the list, and the grants after the requests. A node that becomes a
+	// grant meanwhile is then in one of the two.
 	s := ss.s
 	requests := map[string]struct{}{}
 	s.mu.Lock()
@@ -99,8 +99,8 @@ func (ss *session) removeUnknown(ctx context.Context) error {
 	return ss.read(ctx, len(unknown), func(i int) *zk.Call { return zk.Delete(unknown[i], -1) }, func(int, *zk.Call) {})
 }
 
-// checkLocalPredecessors reads the nodes of queue entries that later entries of this client
-// wait behind. If one is gone, it and those behind it read the queue again.
+// checkLocalPredecessors reads the nodes of queue entries that later entries of this client wait
+// behind. If a node is gone, its entry and the entries behind it read the queue again.
 func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	if ss.zk.Conn() == 0 {
 		return
@@ -134,12 +134,12 @@ func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	})
 }
 
-// inFlight is the number of pieces that read has on their way at once. So many thousands of
-// requests take a few round trips, and a heartbeat does not wait for many of them.
+// inFlight is the number of pieces that read sends before it waits for answers. With it, thousands
+// of requests take a few round trips, and a heartbeat does not wait for many of them.
 const inFlight = 8
 
-// read sends n requests in pieces and handles their answers in order. It stops at the first
-// one without an answer.
+// read sends n requests in pieces and handles their answers in order. It stops at the first request
+// without an answer.
 func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call, take func(i int, c *zk.Call)) error {
 	var sent []*zk.Call
 	taken := 0
@@ -171,7 +171,7 @@ func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call
 }
 
 // expire deletes the nodes of grants that were not renewed in time. The next round retries
-// those that cannot be deleted now.
+// deletions that fail now.
 func (ss *session) expire(ctx context.Context) {
 	ss.mu.Lock()
 	var due []*grant

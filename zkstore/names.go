@@ -5,9 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// A name is one node below the root, with its own spelling if that can be a node's name.
-// Other bytes are escaped as %XX. A namespace is a node whose name begins with '@', and the
-// node "@" itself has the sessions' guards: a leading '@' of a name is escaped.
+// A name is one node below the root, with its own spelling if that can be a node's name. Other
+// bytes are escaped as %XX. A namespace is a node whose name begins with '@', and the node "@"
+// itself is the parent of the sessions' guards. So a leading '@' of a name is escaped.
 const (
 	namespaceMark = "@"
 	guardDir      = "@"
@@ -15,7 +15,7 @@ const (
 
 const hexDigits = "0123456789ABCDEF"
 
-// escape is injective.
+// escape returns the node name of a name. Different names have different node names.
 func escape(name string) string {
 	reserved := name == "." || name == ".." || name == "zookeeper" // not allowed, or the server's own
 	var b strings.Builder
@@ -33,8 +33,9 @@ func escape(name string) string {
 	return b.String()
 }
 
-// allowed excludes what ZooKeeper refuses in a path, what it encodes in its own way (beyond
-// the basic plane), and the escape character.
+// allowed reports whether a character may stand in a node's name. It excludes what ZooKeeper
+// refuses in a path, what it encodes in its own way (beyond the basic plane), and the escape
+// character.
 func allowed(r rune) bool {
 	switch {
 	case r == '/' || r == '%' || r == utf8.RuneError:

@@ -19,8 +19,8 @@ const (
 	markWrite = "__WRIT__"
 	markMutex = "lock-"
 	markLease = "lease-"
-	// A permit is a writer for Curator, whose readers and writers wait for it. Its limit
-	// precedes that mark: "-sem3-__WRIT__".
+	// Curator treats a permit as a writer: its readers and writers wait for it. The limit of a
+	// permit precedes the mark of a writer: "-sem3-__WRIT__".
 	markPermit = "sem"
 )
 
@@ -32,7 +32,7 @@ type node struct {
 }
 
 // protected returns the beginning of the names of a request's nodes, as Curator's "protection"
-// does: by it a client finds a node after a create without an answer. It depends on the
+// does. By this beginning a client finds a node after a create without an answer. It depends on the
 // request's ID alone, so that every client can find the node.
 func protected(id string) string {
 	h := sha256.Sum256([]byte("holdfast " + id))
@@ -102,10 +102,10 @@ func nodesOf(children []string, read func(string) (node, bool)) []node {
 	return all
 }
 
-// sortNodes sorts by sequence number. That is an int32 which wraps. Nodes that exist together
-// are far less than half its range apart, so the smaller one is the one from which the
-// other is reached by counting up. That is the order of their czxid, without reading it.
-// Equal numbers are a writer and the reader that Curator made of it: the writer was first.
+// sortNodes sorts by sequence number. That is an int32 which wraps. Nodes that exist together are
+// far less than half its range apart. So the smaller number is the one from which counting up
+// reaches the other. That is the order of their czxid, without reading it. Two nodes with equal
+// numbers are a writer and the reader to which Curator has downgraded it: the writer was first.
 func sortNodes(all []node) {
 	slices.SortFunc(all, func(a, b node) int {
 		if a.seq != b.seq {
@@ -128,9 +128,9 @@ func indexOf(all []node, name string) int {
 	return slices.IndexFunc(all, func(n node) bool { return n.name == name })
 }
 
-// holding returns how many of the nodes, in order, are grants. An entry has become a grant
-// when all before it are grants and the rule admits it beside them. The smallest limit only
-// falls along the queue, so the grants are a beginning of it.
+// holding returns how many of the nodes, in order, are grants. An entry has become a grant when all
+// before it are grants and the rule admits it beside them. The smallest limit only falls along the
+// queue, so the grants are the first nodes of the queue.
 func holding(all []node) int {
 	least := math.MaxInt
 	for i, n := range all {
@@ -141,11 +141,11 @@ func holding(all []node) int {
 	return len(all)
 }
 
-// toWatch returns the nodes of which at least one must go before the node at index i, which is
-// no grant, can become one: a set of k nodes that contains a limit of k or less, its own
-// included. It returns the nearest such set, so that a release wakes as few waiters as
-// possible: the predecessor for an exclusive entry, the nearest writer for a shared one,
-// the n nearest for a permit.
+// toWatch returns a set of nodes before index i. At least one of them must go before the node at i,
+// which is no grant, can become one. That is true of k nodes if one of them, or the node at i, has
+// a limit of k or less. It returns the smallest such set, of the nearest nodes, so that a release
+// wakes as few waiters as possible. For an exclusive entry that is the predecessor, for a shared
+// entry the nearest writer, for a permit the n nearest nodes.
 func toWatch(all []node, i int) []node {
 	best := []node(nil)
 	consider := func(set []node) {

@@ -70,7 +70,8 @@ func TestOrderSurvivesWrap(t *testing.T) {
 	}
 }
 
-// TestDowngradeKeepsPosition: a writer and its downgraded reader by Curator share a number.
+// TestDowngradeKeepsPosition: Curator downgrades a writer to a reader with the same number. The
+// writer is before the reader.
 func TestDowngradeKeepsPosition(t *testing.T) {
 	all := nodesOf([]string{"r-__READ__0000000006", "d-__READ__0000000005", "w-__WRIT__0000000005"}, readWriteNode)
 	if all[0].limit != 1 || all[1].seq != 5 || all[2].seq != 6 || holding(all) != 1 {
@@ -90,7 +91,7 @@ func TestRuleMatchesDefinition(t *testing.T) {
 		for i, l := range limits {
 			all = append(all, node{fmt.Sprint(i), int32(i), l})
 		}
-		// One by one, in the order of arrival.
+		// Apply the rule to the entries one by one, in the order of their arrival.
 		granted := 0
 		for i, n := range all {
 			ok := granted == i && i < n.limit

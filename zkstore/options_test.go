@@ -89,7 +89,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	if _, err := Open(t.Context(), "zk://"); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
-	// Keys of different namespaces and names differ for all spellings.
+	// Different namespaces and names have different keys, however they are spelled.
 	seen := map[string]string{}
 	for _, ns := range []string{"", "a", "@a", "a/b", "%", "x"} {
 		s, err := Open(t.Context(), "zk://h", Namespace(ns), Root("/r"))
@@ -121,7 +121,8 @@ func TestGuaranteesAreDeclared(t *testing.T) {
 	}
 }
 
-// TestUnreachableServerIsUnavailable soon after the end of the context.
+// TestUnreachableServerIsUnavailable: no server can be reached. Requests fail as unavailable when
+// their context ends.
 func TestUnreachableServerIsUnavailable(t *testing.T) {
 	s, err := Open(t.Context(), "zk://127.0.0.1:1")
 	if err != nil {

@@ -44,12 +44,12 @@ func clip(s string) string {
 	return s
 }
 
-// revoke is the text that Curator's Revoker writes into a holder's node, to request a release.
+// revoke is the text that Curator's Revoker writes into the node of a holder to request its end.
 const revoke = "__REVOKE__"
 
 // owner parses a node's data. Text of another program is shown as its host.
 func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
-	// The TTL of another client library is its session's timeout, which is unknown here: ttl is 0.
+	// For a node of another client library ttl stays 0, because its session timeout is unknown.
 	var d ownerData
 	switch err := json.Unmarshal(data, &d); {
 	case err == nil && d.ID != "":

@@ -9,7 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// recipe is a layout: which children it has, how it names its own, which limits it supports.
+// recipe describes a layout: how to parse its nodes, how to name new nodes, and which limits it
+// supports.
 type recipe struct {
 	kind     string
 	read     func(string) (node, bool)
@@ -55,7 +56,7 @@ func (r recipe) dirs(dir string) []string {
 	return []string{dir + r.queue, dir + r.leases}
 }
 
-// reader returns the parser for the children of a directory, for a request of that limit.
+// reader returns the parser for the children of a directory, for a request with a limit.
 func (r recipe) reader(dir string, limit int) func(string) (node, bool) {
 	if r.leases == "" || !strings.HasSuffix(dir, r.leases) {
 		return r.read
@@ -87,7 +88,7 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Pause: driver.PauseLoses,
 		Order: driver.OrderFIFO,
 		Wake:  driver.WakePush,
-		// A server that is cut off notifies of nothing; the client leaves it after a while.
+		// A server that is cut off sends no events. The client leaves it after this time.
 		Fallback: unseen,
 		Tokens:   "the czxid of the grant's node: the leader's count of transactions, which survives restarts and elections. After a restore from an older copy, tokens rise again when a client that has seen the later state begins a session",
 		EarlyEnd: []string{"an operator deletes the grant's node", "the ensemble is restored from an older copy"},

@@ -59,8 +59,8 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 	return nil
 }
 
-// clear releases a grant that does not stand. If its session was reported as expired, its node
-// may still exist; if the session was refused, it does.
+// clear releases a grant that does not stand. If a server has reported the session as expired, the
+// node may still exist. If a server has refused the session, the node exists.
 func (s *Store) clear(ctx context.Context, dg driver.Grant) error {
 	g, ok := dg.Handle.(*grant)
 	if !ok || g.ss.s != s || g.ss.zk.Ended() == nil {
@@ -134,8 +134,8 @@ func (g *grant) handOffLocked() *entry {
 	return nil
 }
 
-// revokeHandoff is called when the node of an entry is gone to which the grant was handed off:
-// unless it was released meanwhile, another client has deleted it.
+// revokeHandoff ends the grant of an entry after a handoff, because the entry's node is gone.
+// Unless the grant was released meanwhile, another client has deleted the node.
 func (p *entry) revokeHandoff() {
 	ss := p.ss
 	var lost *grant
@@ -157,8 +157,8 @@ func (p *entry) handedOff() bool {
 	return p.handoff
 }
 
-// Renew sends one request to the leader for all the grants of a session. The validity runs
-// from then, as far as the session's proof reaches.
+// Renew sends one request to the leader for all the grants of a session. The validity runs from the
+// send of that request, as far as the session's proof reaches.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	found := make([]*grant, len(grants))
@@ -211,7 +211,7 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	ss := g.ss
 	sent, ttl := at, g.TTL
 	if ss.zk.Proven(at) < ttl && !ss.zk.Prove(ctx, at, ttl) {
-		// Less is proven: renew for that.
+		// The session is proven for less than the TTL: renew for the proven time.
 		sent, ttl = ss.zk.Proof()
 	}
 	ss.mu.Lock()

@@ -122,7 +122,7 @@ func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limi
 }
 
 // inspectSemaphore returns the leases as holders and the mutex's queue as waiters. The nodes of
-// holdfast contain the number of permits. Without such a node it is the number of leases.
+// holdfast contain the number of permits. Without such a node, the number of leases is the limit.
 func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	base := ss.s.dir(name)

@@ -28,7 +28,7 @@ type session struct {
 	mu            sync.Mutex
 	ended         bool
 	maintaining   bool              // maintain checks the grants by a timer
-	checkingLocal bool              // and the entries that local entries wait behind
+	checkingLocal bool              // maintain also checks the entries that local entries wait behind
 	grants        map[string]*grant // by request
 	// ours are the paths of this client's grants and entries. They need no watch by one
 	// another: the code that removes one wakes the others.
@@ -46,9 +46,9 @@ type grant struct {
 	dir  string
 	path string
 
-	// Under the session's mutex: the start of the present TTL, and the TTL; the connection
-	// on which the grant's own node is watched; the cause of its end; whether its release
-	// was requested, and is under way.
+	// The session's mutex guards these fields. sent is the start of the present TTL. watched is the
+	// connection on which the grant's own node is watched. taken is the cause of its end. ending is
+	// set when its release was requested, and busy while that is under way.
 	sent         driver.Instant
 	ttl          time.Duration
 	made         time.Time
@@ -102,13 +102,13 @@ type guard struct {
 	n       int
 	version int32
 	base    tokenBase
-	// fenced: creates on earlier connections than this one fail.
+	// fenced is the number of a connection. Creates on earlier connections fail.
 	fenced int
 }
 
 // newGuard creates the node. A guard that was deleted gets a new name, since the versions of the
-// old name would start again. The directory of the guards may have been deleted as well, and
-// the base of tokens may be another one with the same version: so the next create reads the
+// old name would start again. The directory of the guards may have been deleted as well. A new
+// directory may have another base of tokens and the same version, so the next create reads the
 // base.
 func (ss *session) newGuard(ctx context.Context) error {
 	dir := ss.s.cfg.chroot + "/" + guardDir
@@ -163,8 +163,8 @@ func (ss *session) fence(ctx context.Context, conn int) error {
 	}
 }
 
-// moveGuard changes the guard's version. A read that must see the writes of another session
-// needs this before it: unlike a sync, a write cannot be answered by a deposed leader.
+// moveGuard changes the guard's version. A client calls it before a read that must see the writes
+// of another session. A deposed leader may answer a sync, but not a write.
 func (ss *session) moveGuard(ctx context.Context) error {
 	for {
 		path, _ := ss.guard()
@@ -192,7 +192,8 @@ func (ss *session) moveGuard(ctx context.Context) error {
 	}
 }
 
-// reguard is called when a create has found another version or no guard.
+// reguard reads the guard's version again, or creates a new guard, after a create has found another
+// version or no guard.
 func (ss *session) reguard(ctx context.Context, path string) error {
 	c := zk.Get(path, false)
 	if err := ss.zk.Do(ctx, c); err != nil {
@@ -227,7 +228,7 @@ func (ss *session) ensure(ctx context.Context, dir string) error {
 	if err := ss.zk.Do(ctx, calls...); err != nil {
 		return err
 	}
-	// The user may have no right to create nodes above; only the last one decides.
+	// The user may have no right to create the directories above, so only the last answer counts.
 	last := calls[len(calls)-1].Err
 	if last == nil || errors.Is(last, zk.ErrNodeExists) || errors.Is(last, zk.ErrNoNode) {
 		for _, c := range calls {
@@ -235,7 +236,7 @@ func (ss *session) ensure(ctx context.Context, dir string) error {
 				return c.Err
 			}
 		}
-		return nil // one above may have been removed meanwhile: the caller tries again
+		return nil // a directory above may have been removed meanwhile: the caller tries again
 	}
 	return last
 }

@@ -23,7 +23,7 @@ type Store struct {
 	cfg     config
 	servers []string
 	where   string
-	home    string // the node that holds the names
+	home    string // the parent of the names' nodes
 	recipe  recipe
 
 	closed atomic.Bool
@@ -81,8 +81,8 @@ type doubt struct {
 //	cert=FILE, key=FILE       the client's own certificate
 //	server_name=NAME          the name in the server's certificate
 //
-// There is no constructor for a connection of the caller: no other client library reports the
-// facts about a session that the validity of a lock depends on.
+// There is no constructor for a connection that the caller has made. No other client library
+// reports the facts about a session on which the validity of a lock depends.
 func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "zk")
 	if err != nil {
@@ -125,11 +125,11 @@ func (s *Store) String() string { return s.where }
 // dir returns the node of a name.
 func (s *Store) dir(name string) string { return s.home + "/" + escape(name) }
 
-// slack is the difference between a session's timeout and its TTLs: a tick that the proof
-// subtracts, twice the interval of heartbeats, and time for the answers to travel.
+// slack returns the difference between a session's timeout and its TTLs. It covers a tick that the
+// proof subtracts, twice the interval of heartbeats, and the time that the answers travel.
 func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
 
-// beat is the interval of heartbeats.
+// beat returns the interval of heartbeats.
 func (s *Store) beat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
 
 // round rounds a requested TTL up to whole ticks, as the store grants it.

@@ -11,8 +11,8 @@ import (
 
 var _ driver.Swapper = (*Store)(nil)
 
-// release is the release of a grant that goes with the creation of another request's first node.
-// A nil release is none.
+// release is the release of a grant in the transaction that creates another request's first node. A
+// nil release is none.
 type release struct {
 	g        *grant
 	released func(error)
@@ -53,7 +53,7 @@ func (o *release) report(err error) {
 // pending reports whether the release still has to be made.
 func (o *release) pending() bool { return o != nil && !o.answered }
 
-// alone makes the release by itself.
+// alone carries out the release in a transaction of its own.
 func (o *release) alone(ctx context.Context) {
 	o.report(o.g.ss.s.Release(ctx, o.g.Grant, 0))
 }
@@ -88,8 +88,9 @@ func (o *release) done(dir string, names []string) {
 	o.report(err)
 }
 
-// look returns a read of the entry to which the grant was handed off, nil if there is none or if the
-// nodes of dir show the entry. (A semaphore has its queue and its leases in two directories.)
+// look returns a read of the entry to which the grant was handed off. It returns nil if there is no
+// such entry, or if the nodes of dir show it. (A semaphore has its queue and its leases in two
+// directories.)
 func (o *release) look(dir string) *zk.Call {
 	if o == nil || o.next == nil || o.next.dir == dir {
 		return nil
@@ -97,8 +98,9 @@ func (o *release) look(dir string) *zk.Call {
 	return zk.Get(o.next.path, false)
 }
 
-// check ends a grant that was handed off to an entry whose node has gone. names are the nodes of the
-// directory dir after the create, nil if they are unknown, and look is the answer to that read.
+// check ends a grant that was handed off to an entry whose node has gone. names are the nodes of
+// the directory dir after the create, nil if they are unknown. look is the read that the method
+// look has returned.
 func (o *release) check(dir string, names []string, look *zk.Call) {
 	switch {
 	case o == nil || o.next == nil:
@@ -108,8 +110,8 @@ func (o *release) check(dir string, names []string, look *zk.Call) {
 	}
 }
 
-// gone ends the release of a grant whose node was gone before. After a lost answer an earlier
-// transaction of the same release may have deleted it.
+// gone reports the outcome of a release whose grant had no node any more. After a lost answer an
+// earlier transaction of the same release may have deleted it.
 func (o *release) gone() {
 	g, ss := o.g, o.g.ss
 	ss.mu.Lock()

@@ -13,9 +13,9 @@ import (
 // restored from an older copy. Then its transactions get numbers that were used before, and
 // the first client that notices raises the base.
 //
-// The base is the data of the directory with the guards, and each create checks the version of
-// that directory. So a client adds the base that was valid when the node was created, and
-// tokens rise for every client after one has raised the base.
+// The base is the data of the directory with the guards, and each create checks the version of that
+// directory. So a client adds the base that was valid when the node was created. After one client
+// has raised the base, the tokens of all clients rise.
 type tokenBase struct {
 	Base uint64 `json:"token_base"`
 	// Before is the base of nodes that were created before the transaction since.
@@ -72,8 +72,8 @@ func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
 	return b, nil
 }
 
-// showBase sets the base to one that was read to show tokens. If it is lower, the next create
-// finds and raises it.
+// showBase sets the session's base to the base that was read to show tokens, unless that is lower.
+// The next create finds a lower base, and raises it.
 func (ss *session) showBase(c *zk.Call) {
 	b, err := ss.s.parseBase(c)
 	ss.guarded.Lock()
@@ -118,7 +118,8 @@ func (ss *session) raiseBase(ctx context.Context, mark uint64) error {
 			return err
 		}
 		if b.Base+uint64(ss.zk.Zxid()) > mark {
-			// If another client raises the base now, the next create finds out.
+			// If another client raises the base now, the next create fails and this client reads
+			// the base again.
 			ss.guarded.Lock()
 			ss.guarded.base = b
 			ss.guarded.Unlock()

@@ -99,8 +99,8 @@ func (s *Store) readyForValue(ctx context.Context, key string, data []byte) erro
 	return nil
 }
 
-// valueCall sends a call on the session of guarded writes, and returns its error. That the node exists or
-// does not exist is no error.
+// valueCall sends a call on the session of guarded writes, and returns its error. An answer that
+// the node exists, or does not exist, is no error.
 func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
 	if err := s.send(ctx, c); err != nil {
 		return s.fail(err)

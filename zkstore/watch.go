@@ -88,7 +88,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 	at := cmp.Or(path, "/")
 	defer func() {
 		if ss.unwatchTree(t) && ss.zk.Conn() != 0 {
-			_ = ss.zk.Send(context.WithoutCancel(ctx), zk.RemoveWatches(at, zk.WatchAny)) // tidiness
+			_ = ss.zk.Send(context.WithoutCancel(ctx), zk.RemoveWatches(at, zk.WatchAny)) // frees the watch at the server
 		}
 	}()
 	for {
@@ -106,7 +106,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 			case ss.zk.Ended() != nil:
 				return ss.ending()
 			default:
-				signal(t.renew) // on the next connection
+				signal(t.renew) // set the watch again on the next connection
 			}
 		case <-t.ch:
 			changed()
@@ -118,7 +118,8 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 	}
 }
 
-// ending returns whether a session that is over was closed or expired.
+// ending returns the error of a session that is over: the store was closed, or the session has
+// expired.
 func (ss *session) ending() error {
 	if ss.s.closed.Load() {
 		return errClosed()

@@ -53,8 +53,8 @@ func (e *WriteError) Unwrap() []error { return []error{fence.ErrUnavailable, e.E
 // writers agree on; the nodes that are written need not be named after it. The data may
 // be on another ensemble than the locks: open a store there for its guard.
 //
-// The token of resource R is kept in the node ROOT/@%fence/R, R escaped as names are. It
-// stays until it is deleted. Writes that do not pass the guard are not refused.
+// The token of resource R is kept in the node ROOT/@%fence/R, R escaped as names are. The node
+// stays until an operator deletes it. The guard does not refuse writes that bypass it.
 type Guard struct{ s *Store }
 
 // Guard returns a guard over the connections of this store. It ends with the store.
@@ -62,10 +62,10 @@ func (s *Store) Guard() *Guard { return &Guard{s} }
 
 var _ fence.Guard[[]Op] = (*Guard)(nil)
 
-// Write implements [fence.Guard]: it does the operations in one transaction, in two
-// round trips. The error is a [*WriteError] if an operation does not pass; then nothing
-// was written. Errors wrap [fence.ErrStale], [fence.ErrInvalid], also where the server
-// accepts no request of that size, [fence.ErrUnavailable] or [fence.ErrCorrupt].
+// Write implements [fence.Guard]: it does the operations in one transaction, in two round trips.
+// The error is a [*WriteError] if an operation does not pass; then nothing was written. Errors wrap
+// [fence.ErrStale], [fence.ErrInvalid], [fence.ErrUnavailable] or [fence.ErrCorrupt]. If the
+// request is too long for the server, the error wraps [fence.ErrInvalid].
 func (g *Guard) Write(ctx context.Context, resource string, token uint64, write []Op) error {
 	if err := fence.CheckArguments(ctx, resource, token); err != nil {
 		return err
@@ -142,10 +142,11 @@ func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
 
 func (g *Guard) node(resource string) string { return g.dir() + "/" + escape(resource) }
 
-// dir is no namespace's node: escape makes no such name.
+// dir returns the parent of the nodes with the marks. It is no namespace's node, because escape
+// never returns its name.
 func (g *Guard) dir() string { return g.s.cfg.chroot + "/" + namespaceMark + "%fence" }
 
-// read returns the mark as the server has it, which may be behind: the transaction
+// read returns the mark at the client's server. That server may be behind, so the transaction
 // checks the version.
 func (g *Guard) read(ctx context.Context, resource string) (newest uint64, version int32, err error) {
 	c := zk.Get(g.node(resource), false)
@@ -159,8 +160,8 @@ func (g *Guard) read(ctx context.Context, resource string) (newest uint64, versi
 	return newest, c.Stat.Version, nil
 }
 
-// call sends a call and returns its error, unless the server answered that there is, or
-// is not, such a node.
+// call sends a call and returns its error. An answer that the node exists, or does not exist, is no
+// error.
 func (g *Guard) call(ctx context.Context, resource string, c *zk.Call) error {
 	if err := g.s.valueCall(ctx, c); err != nil {
 		return g.failed(resource, err)
@@ -178,10 +179,11 @@ func (g *Guard) failed(resource string, err error) error {
 	return fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)
 }
 
-// writing is the session of guarded writes, or one that is being begun. They have one of
-// their own: a server ends a connection on which a longer request comes than it takes, and
-// a long request on a slow link holds up what is behind it. A lock's session must bear
-// neither. Nothing lives in this one.
+// writing is the session of guarded writes, which may still be opening. Guarded writes have a
+// session of their own for two reasons. A server ends a connection on which it receives a request
+// that is too long. And a long request on a slow link delays the requests behind it. The sessions
+// of locks must suffer neither. The session of guarded writes has no ephemeral nodes and no
+// watches.
 type writing struct {
 	ready chan struct{}
 	zk    *zk.Session
@@ -213,7 +215,7 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 	select {
 	case err := <-done:
 		return err
-	case <-ctx.Done(): // it may be on a link that takes long for it
+	case <-ctx.Done(): // the request may still be on a slow link
 		return &zk.LostError{Err: ctx.Err()}
 	}
 }
@@ -261,7 +263,7 @@ func (s *Store) beginWriting(w *writing) {
 		w.err = err
 		return
 	}
-	c := s.clientConfig(longest + s.slack()) // it is patient with a slow link
+	c := s.clientConfig(longest + s.slack()) // a long timeout, for a slow link
 	c.WriteTimeout = c.Silence()
 	if w.zk, w.err = zk.Open(ctx, c); w.err != nil {
 		return
@@ -269,8 +271,8 @@ func (s *Store) beginWriting(w *writing) {
 	context.AfterFunc(s.end, w.zk.Abandon)
 }
 
-// closeWriting ends the session of guarded writes. Nothing lives in it: where its end is not
-// confirmed it expires.
+// closeWriting ends the session of guarded writes. It has no ephemeral nodes, so it may expire if
+// no server confirms its end.
 func (s *Store) closeWriting(ctx context.Context) {
 	s.mu.Lock()
 	w := s.writing

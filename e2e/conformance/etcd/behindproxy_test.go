@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// TestAddressMovesToAProxy: while a store is open, the address of its member moves to `etcd grpc-proxy`.
-// The grant is not renewed through the proxy.
+// TestAddressMovesToAProxy: while a store is open, the address of its member moves to `etcd
+// grpc-proxy`. The store does not renew the grant through the proxy.
 func TestAddressMovesToAProxy(t *testing.T) {
 	for version, program := range versions(t) {
 		t.Run(version, func(t *testing.T) {

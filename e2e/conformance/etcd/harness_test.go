@@ -60,7 +60,7 @@ func start(t testing.TB, c servers.EtcdConfig) *cluster {
 		c.Program = need(t, "etcd")
 	}
 	c.Dir = t.TempDir()
-	c.NoSync = !c.Disks // elections are slow, because a busy disk would otherwise change the leader
+	c.NoSync = !c.Disks // no write waits for the disk, because a busy disk could cause an election
 	members, err := servers.StartEtcd(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

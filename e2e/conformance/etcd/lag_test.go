@@ -47,8 +47,8 @@ func (s *laggingStream) RecvMsg(m any) error {
 	return err
 }
 
-// TestLaggingWatchGrantsNothing: a lagging member reports the deletion of the predecessor's
-// key, which was then made again. The waiter must not take that for its grant.
+// TestLaggingWatchGrantsNothing: a lagging member reports an old deletion of the holder's key. The
+// holder has made the same key again since, so the waiter must not be granted the lock.
 func TestLaggingWatchGrantsNothing(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	l := &lagging{}

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// endRequests is a connection that the first request to end a holder closes. The request arrives at
-// the server, and its answer is lost.
+// endRequests is a connection that closes after the client has sent the first request to end a
+// holder. The server receives the request, and its answer is lost.
 type endRequests struct {
 	net.Conn
 	times *atomic.Int64

@@ -25,9 +25,9 @@ func (m metered) Write(b []byte) (int, error) {
 	return m.Conn.Write(b)
 }
 
-// TestThousandsOfLocksOverASlowLink: a client holds thousands of locks over a slow link. It
-// loses none, sends no more requests after a while, is notified of each deletion by hand,
-// and releases all.
+// TestThousandsOfLocksOverASlowLink: a client holds thousands of locks over a slow link. It loses
+// none, and after a while it stops sending requests for each lock. It notices each node that an
+// operator deletes, and releases all locks.
 func TestThousandsOfLocksOverASlowLink(t *testing.T) {
 	const locks, ttl, lanes = 6000, 6 * time.Second, 128
 	for _, delay := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond} {

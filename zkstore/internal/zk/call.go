@@ -2,8 +2,8 @@ package zk
 
 import "github.com/holdfast-go/holdfast/driver"
 
-// Call is one request. It is sent once: after a *LostError make a new Call. Its results may be
-// read once Do has returned nil, or Done is closed.
+// Call is one request. It is sent once: after a *LostError the caller makes a new Call. The caller
+// may read its results once Do has returned nil, or Done is closed.
 type Call struct {
 	op   int32
 	body []byte
@@ -21,7 +21,7 @@ type Call struct {
 	// Zxid is the server's last transaction at its answer. For a write it is the write's own
 	// transaction, since a server applies and answers writes one by one.
 	Zxid int64
-	// Path, Stat, Data and Names are the results that the operation has.
+	// Path, Stat, Data and Names are the results. Each operation sets only some of them.
 	Path  string
 	Stat  Stat
 	Data  []byte

@@ -22,8 +22,8 @@ const (
 	writeTimeout = 500 * time.Millisecond
 )
 
-// LostError is the error of a request whose connection was lost, or whose context ended,
-// before the answer came. The request may have been executed, or may still be.
+// LostError is the error of a request whose connection was lost, or whose context ended, before the
+// answer came. The server may have executed the request, or may still execute it.
 type LostError struct{ Err error }
 
 func (e *LostError) Error() string { return fmt.Sprintf("zookeeper: no answer: %v", e.Err) }
@@ -41,7 +41,7 @@ type conn struct {
 	s  *Session
 	n  int
 	nc net.Conn
-	// over is closed when the connection is.
+	// over is closed when the connection is closed.
 	over chan struct{}
 
 	mu      sync.Mutex

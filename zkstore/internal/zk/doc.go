@@ -2,10 +2,9 @@
 // reconnection, pipelined requests that end with contexts, watches, multi, digest
 // authentication and TLS.
 //
-// The common client does not report three things that the validity of a lock depends on: when
-// a request was sent, on which connection its answer was lost, and which answers have
-// passed the leader. This client reports them in [Session.Proof], [Call.Conn] and
-// [Call.Sent].
+// The validity of a lock depends on three facts that the common client does not report. These are:
+// when a request was sent, on which connection its answer was lost, and which answers have passed
+// the leader. This client reports them in [Session.Proof], [Call.Conn] and [Call.Sent].
 //
 // On purpose, it never repeats a request by itself, and it never restores watches after a
 // reconnection. A waiter is notified of the reconnection and reads again, so that a lost

@@ -83,7 +83,7 @@ func (d *decoder) bool() bool {
 	return v != nil && v[0] != 0
 }
 
-// bytes copies, since the frame is reused.
+// bytes returns a copy, since the frame is reused.
 func (d *decoder) bytes() []byte {
 	n := d.int32()
 	if n == -1 {

@@ -37,7 +37,8 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 func limits(ctx context.Context, cfg Config, server string) (least, most time.Duration, err error) {
 	var id int64
 	passwd := make([]byte, 16)
-	// The connections of one session: the later one takes it over from the earlier one.
+	// All connections belong to one session: a later connection takes the session over from the
+	// earlier one.
 	try := func(timeout time.Duration, closing bool) (got time.Duration, err error) {
 		trying, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
@@ -132,8 +133,8 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 // retryInterval is the delay after all servers have failed.
 const retryInterval = 50 * time.Millisecond
 
-// noSession is a session number that no server assigns: it begins with the server's own
-// number in the first byte, and 0 is no such number for long.
+// noSession is a session number that no server assigns. A session number begins with the number of
+// its server, followed by a time. These are not both 0.
 const noSession = 1
 
 // greet requests a session that never existed, in a request of at least size bytes.

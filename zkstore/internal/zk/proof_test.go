@@ -120,9 +120,9 @@ func (f *fakeServer) beat(t *testing.T, code Error) {
 	}
 }
 
-// TestSessionIsNotProvedByOneAnswer: an answer proves the session only from the request
-// before the answered one. A server that was cut off from its leader may have passed that
-// request on, and the leader may not have got this one.
+// TestSessionIsNotProvedByOneAnswer: an answer proves the session from the request before the
+// answered one, and not from the answered one itself. The leader may not have received the server's
+// report about the answered request yet (see proof).
 func TestSessionIsNotProvedByOneAnswer(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)

@@ -28,9 +28,9 @@ type Config struct {
 	// Dial opens a connection, with TLS if configured.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	Auth []Auth
-	// OnEvent is called when a watch fires. OnConn is called for each new connection, with
-	// its number: all watches of earlier ones have ended. OnEnd is called once when the
-	// session is over, with the reason. None of them may block.
+	// OnEvent is called when a watch fires. OnConn is called for each new connection, with its
+	// number: all watches of earlier connections have ended. OnEnd is called once when the session
+	// is over, with the reason. None of them may block.
 	OnEvent func(Event)
 	OnConn  func(conn int)
 	OnEnd   func(error)
@@ -175,7 +175,7 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 		if c.send(calls...) == nil {
 			return nil
 		}
-		// It has just ended: wait for the next one.
+		// The connection has just ended: wait for the next one.
 		select {
 		case <-c.over:
 		case <-ctx.Done():
@@ -185,16 +185,15 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 	}
 }
 
-// closeTimeout limits the end of a session at the server. The end is one write, which waits
-// for the disks of a majority, so the limit does not depend on the session's timeout. If it
-// is too short, nodes stand until the session expires that would soon have been removed.
+// closeTimeout limits the end of a session at the server. The end is one write, which waits for the
+// disks of a majority, so the limit does not depend on the session's timeout. If the limit is too
+// short, nodes that the server would soon have removed stand until the session expires.
 const closeTimeout = 5 * time.Second
 
-// Close ends the session at the server, so that its nodes are removed at once. It tries that
-// until ctx ends, for closeTimeout at most, and otherwise leaves the session to expire. If
-// the connection is lost before the answer, Close repeats the request on the next one.
-// ErrExpired means that the server no longer has the session: it was closed or
-// has expired, if that server is right.
+// Close ends the session at the server, so that its nodes are removed at once. It tries until ctx
+// ends, for closeTimeout at most. If it gets no answer, the session expires. If the connection is
+// lost before the answer, Close repeats the request on the next one. ErrExpired means that the
+// server no longer has the session: it was closed or has expired, if that server is right.
 func (s *Session) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	err := s.Do(ctx, &Call{op: opClose})
@@ -308,8 +307,8 @@ func (s *Session) rewound(ctx context.Context, server string) bool {
 // reason selects the error to report after consecutive failed attempts.
 type reason struct{ timeouts int }
 
-// of returns the error to report from now on. One attempt that timed out, or was cancelled,
-// does not hide the reason of earlier failures; several do.
+// of returns the error to report from now on. One attempt that timed out, or was cancelled, does
+// not hide the reason of earlier failures. Several such attempts in a row do.
 func (r *reason) of(last error, server string, err error) error {
 	slow, ok := errors.AsType[net.Error](err)
 	if ok && slow.Timeout() || errors.Is(err, context.Canceled) {

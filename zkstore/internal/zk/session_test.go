@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// The most informative failure is the reason for a missing connection. A later attempt that
-// timed out does not hide it.
+// TestReasonIsKept: an attempt to connect fails for a clear reason, and a later attempt times out.
+// The session still reports the clear reason.
 func TestReasonIsKept(t *testing.T) {
 	refused := errors.New("first record does not look like a TLS handshake")
 	late := &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
