@@ -169,7 +169,7 @@ func (c *collected) smallest(all []*section) []*section {
 	}
 	n := sort.Search(len(all), func(n int) bool { return fails(all[:n+1]) })
 	if n == len(all) {
-		return all // the sequence fails without later grants
+		return all // the piece fails only together with grants of earlier pieces
 	}
 	all = all[:n+1]
 	from := sort.Search(len(all), func(from int) bool { return !fails(all[from:]) })
