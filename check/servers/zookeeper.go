@@ -185,7 +185,7 @@ func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKee
 	return nil, err
 }
 
-// joinTime is how long an elected leader waits for followers.
+// joinTime is the time for which an elected leader waits for followers.
 const joinTime = 3 * time.Second
 
 // start writes the configuration and starts the server. It does not wait until a member of
