@@ -20,8 +20,8 @@ type tab struct {
 	ctx context.Context
 }
 
-// openPage opens a file in a headless Chromium, or skips the test where there is
-// none.
+// openPage opens a file in a headless Chromium. It skips the test if no Chromium is
+// installed.
 func openPage(t *testing.T, path string) *tab {
 	t.Helper()
 	program := ""
@@ -37,20 +37,20 @@ func openPage(t *testing.T, path string) *tab {
 		}
 		t.Skip("no Chromium on this machine; with HOLDFAST_REQUIRE_SERVERS=1 this would fail")
 	}
-	// The allocator's user data directory is a new one, and removed.
+	// The default options make a new user data directory and remove it at the end.
 	options := append(chromedp.DefaultExecAllocatorOptions[:len(chromedp.DefaultExecAllocatorOptions):len(chromedp.DefaultExecAllocatorOptions)],
 		chromedp.ExecPath(program), chromedp.Headless, chromedp.NoSandbox,
 		chromedp.Flag("disable-gpu", true), chromedp.Flag("disable-quic", true), chromedp.Flag("no-first-run", true),
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Flag("disable-sync", true))
-	// Not t's context: the clean-up ends the browser.
+	// The clean-up ends the browser, so the browser's context must outlive that of t.
 	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx)
 	browser := ctx
 	t.Cleanup(func() {
 		defer cancel()
-		if err := chromedp.Cancel(browser); err != nil { // waits for its end
+		if err := chromedp.Cancel(browser); err != nil { // Cancel waits for the browser's end
 			t.Log("closing the browser:", err)
 		}
 	})

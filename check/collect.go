@@ -33,7 +33,8 @@ type section struct {
 	cause, err         string
 }
 
-// renewal is a renewal that its holder recorded at at, with a later end of validity.
+// renewal is a later end of validity, until, and the moment at which the holder recorded
+// it.
 type renewal struct{ at, until int64 }
 
 // end returns the moment from which the section certainly no longer counts as live. That is
@@ -79,8 +80,8 @@ type work struct {
 	outcome          Kind // kindWrote, kindStale, kindQuit, or "" without an end
 }
 
-// bound limits a grant's deadline by an answer of the store. The store set the deadline at
-// the moment at or before, and at most ttl later than that moment.
+// bound limits a grant's deadline. When the store answered, at the moment in at, it had set
+// the deadline to at most ttl after that moment.
 type bound struct {
 	at, ttl int64
 	token   uint64
@@ -346,8 +347,8 @@ func (c *collected) rewound(from, to int64) bool {
 	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
 }
 
-// lost reports whether the store may have lost the write that ended the thing that e found
-// left behind. Such a thing stands until its TTL has passed.
+// lost reports whether the leftover of e may stand only because the store lost the write
+// that ended it. Such a leftover stands until its TTL has passed.
 func (c *collected) lost(e *Event) bool {
 	if e.W == "" || e.ID == "" {
 		return false // e was found at the end, when all clients had had time to clean up, or not at the store

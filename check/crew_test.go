@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestFaultMayEndWithItsRound: a fault sends a request to a silent server, and the round's
-// faults end meanwhile. That is no failure of the check, and the fault is still ended.
+// TestFaultMayEndWithItsRound requires that a fault may still wait for a silent server when
+// the faults of its round end. The check does not fail then, and calls the fault's End.
 func TestFaultMayEndWithItsRound(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

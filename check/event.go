@@ -51,7 +51,8 @@ const (
 	kindLost     Kind = "lost"
 	kindUnlock   Kind = "unlock"
 	kindUnlocked Kind = "unlocked"
-	// kindStuck: the worker stopped waiting for a lock that was not granted in time.
+	// kindStuck records that the worker stopped waiting for a lock that was not granted in
+	// time.
 	kindStuck Kind = "stuck"
 
 	// The events of a request at the store: sent, queued, answered, confirmed by a renewal,

@@ -17,7 +17,7 @@ import (
 
 const ms = int64(time.Millisecond)
 
-// promises are those of a strict store with leases.
+// promises are the guarantees of a strict store with leases.
 var promises = driver.Guarantees{
 	Kind: "test", Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: time.Second,
 	Shared: true, Semaphore: true, Mixed: true, Slots: true,
@@ -50,8 +50,9 @@ func (s *story) add(e Event) *story {
 	return s
 }
 
-// noticed returns a story in which a store declares a notice within 3 s, and a holder notices a loss
-// later than that and Slack together, or earlier if late is negative.
+// noticed returns a story in which a fault takes a grant away, and the store declares a
+// notice of 3 s. The holder notices the loss late nanoseconds after that notice and Slack,
+// or before that moment if late is negative.
 func noticed(late int64) func(*story) {
 	return func(s *story) {
 		s.events[0].Store.Notice = 3 * time.Second
@@ -95,7 +96,7 @@ func (l *lock) placed() *lock {
 	return l
 }
 
-// granted gives the next token, and a validity of a second.
+// granted records a grant with the next token and a validity of one second.
 func (l *lock) granted() *lock { return l.grantedWith(l.s.token[l.n]+1, l.s.t+1000*ms) }
 
 func (l *lock) grantedWith(token uint64, until int64) *lock {
@@ -138,7 +139,8 @@ func (s *story) judge(t *testing.T) *Report {
 	return r
 }
 
-// lose makes the outcome of a request unknown, and undo undoes it.
+// lose records that the outcome of a request is unknown. undo records that the client has
+// undone the request.
 func (l *lock) lose() { l.s.add(Event{K: kindUnknown, W: l.w, Name: l.n, ID: l.id}) }
 func (l *lock) undo() { l.s.add(Event{K: kindUndone, W: l.w, Name: l.n, ID: l.id}) }
 
@@ -178,7 +180,8 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a := s.request("w1", "a", 1).granted()
 			a.event(kindBegin, Event{Res: "a", Guarded: true}).event(kindRead, Event{Res: "a", Guarded: true})
 			s.add(Event{K: kindKill, W: "w1"})
-			// Whether it wrote before it died is unknown; here it did.
+			// The history does not show whether w1 wrote before it died. The value that w2
+			// reads shows that it did.
 			s.request("w2", "a", 1).granted().workOn(1).unlock()
 		},
 		"a stopped holder past its validity": func(s *story) {
@@ -191,8 +194,9 @@ func TestSoundHistoriesPass(t *testing.T) {
 			b.unlock()
 		},
 		"a lock that was dead when its holder got it": func(s *story) {
-			// Its Locker was closed as the store granted it. It was released and granted to
-			// the next waiter before the goroutine that waited for it ran.
+			// The Locker was closed while the store granted the lock, so the client
+			// released it. The store granted it to the next waiter before the goroutine of
+			// the first waiter ran.
 			a, b := s.request("w1", "a", driver.Unlimited), s.request("w2", "a", 1)
 			s.add(Event{K: kindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 1200 * ms})
 			b.grantedWith(2, s.t+1000*ms)
@@ -202,7 +206,8 @@ func TestSoundHistoriesPass(t *testing.T) {
 			b.unlock()
 		},
 		"a lock that expired while its holder was stopped": func(s *story) {
-			// The holder cannot read the deadline of a lease that has ended: it was at most now.
+			// When the lease has ended, the holder cannot read its deadline, and records
+			// the present moment.
 			a := s.request("w1", "a", 1)
 			s.add(Event{K: kindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 600 * ms})
 			s.add(Event{K: kindPause, W: "w1", For: 1000 * ms})
@@ -316,7 +321,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		}},
 		{"the next begins before the validity has ended", RuleExclusion, "held by 2", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
-			s.t += 400 * ms // it is valid for 600 ms more
+			s.t += 400 * ms // the first lease is valid for 600 ms more
 			b := s.request("w2", "a", 1).granted()
 			s.t += 700 * ms
 			a.event(kindLost, Event{Cause: "expired"}).unlock()
@@ -480,14 +485,14 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 }
 
 // TestModelAgreesWithSweep breaks correct histories at random and compares the verdicts of
-// porcupine and of the sweeps: each checks the other.
+// porcupine and of the sweeps, so that each verifies the other.
 func TestModelAgreesWithSweep(t *testing.T) {
 	broken := 0
 	for seed := range uint64(300) {
 		s := simulate(seed, 400)
 		rng := rand.New(rand.NewPCG(seed, 99))
 		if seed%2 == 1 {
-			// Let one holder unlock later, or get its grant earlier.
+			// One holder unlocks up to 30 ms later.
 			i := rng.IntN(len(s.events))
 			for s.events[i].K != kindUnlock {
 				i = (i + 1) % len(s.events)
@@ -515,8 +520,8 @@ func TestModelAgreesWithSweep(t *testing.T) {
 	}
 }
 
-// TestLargeHistoryIsJudgedInBoundedMemory judges 100,000 events, and logs how long that
-// took.
+// TestLargeHistoryIsJudgedInBoundedMemory limits the memory to judge 100,000 events, and
+// logs the time.
 func TestLargeHistoryIsJudgedInBoundedMemory(t *testing.T) {
 	s := simulate(1, 100_000)
 	if len(s.events) < 100_000 {
@@ -536,11 +541,11 @@ func TestLargeHistoryIsJudgedInBoundedMemory(t *testing.T) {
 	if r.Stats.Unknown > 0 {
 		t.Errorf("%d pieces were not decided", r.Stats.Unknown)
 	}
-	// The sum of all allocations is above what was ever in use.
+	// TotalAlloc is the sum of all allocations, so the test uses the size of the heap.
 	if used := after.HeapSys; used > 1<<30 {
 		t.Errorf("the heap grew to %d MB, want less than 1024", used>>20)
 	}
-	// A fault in the last piece is found like one in the first.
+	// The verdict finds a fault in the last piece, as in the first.
 	a := s.request("w1", "name-0", 1).granted()
 	s.request("w2", "name-0", 1).granted().unlock()
 	a.unlock()
@@ -549,8 +554,8 @@ func TestLargeHistoryIsJudgedInBoundedMemory(t *testing.T) {
 	}
 }
 
-// simulate writes a correct history of some events: six workers on four names, with writers,
-// readers and permits.
+// simulate returns a correct history with about that many events. Six workers lock four
+// names as writers, as readers and with permits.
 func simulate(seed uint64, events int) *story {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	s := newStory()
@@ -584,9 +589,9 @@ func explain(r *Report) string {
 	return b.String()
 }
 
-// TestExplanationNamesTheCause requires that an overlap is reported with the last renewal
-// and the fault before it. The smallest sequence in which the model fails comes after the
-// plain findings.
+// TestExplanationNamesTheCause requires that the explanation of an overlap names the last
+// renewal and the fault before it. The smallest sequence in which the model fails comes
+// after the other findings.
 func TestExplanationNamesTheCause(t *testing.T) {
 	s := newStory()
 	for i := range 50 { // events without a connection to the overlap

@@ -137,7 +137,8 @@ func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine
 		// validity had ended. So it may have ended at any time since the request.
 		call = s.requested
 	}
-	// A fault may have taken the grant away, at the latest when the fault began.
+	// If a fault may have taken the grant away, the grant may have ended at any time since
+	// the fault began.
 	for j := range c.disturbances {
 		if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.requested <= d.to && d.from <= end {
 			call = max(s.requested, min(call, d.from))
@@ -169,7 +170,7 @@ func (c *collected) smallest(all []*section) []*section {
 	}
 	n := sort.Search(len(all), func(n int) bool { return fails(all[:n+1]) })
 	if n == len(all) {
-		return all // the sequence fails without later grants
+		return all // the piece fails only together with grants of earlier pieces
 	}
 	all = all[:n+1]
 	from := sort.Search(len(all), func(from int) bool { return !fails(all[from:]) })

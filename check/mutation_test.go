@@ -17,19 +17,20 @@ import (
 	plant "github.com/holdfast-go/holdfast/internal/mutation"
 )
 
-// mutation is a mistake of real lock libraries, planted in the library's own source. The
-// check must find it.
+// mutation is a mistake of real lock libraries, which a test plants in this library's
+// source. The check must find the mistake.
 type mutation struct {
 	name   string
 	local  string
 	plants plant.Plants
-	// rules: at least one of them must convict the mistake.
+	// rules are the rules of which at least one must convict the mistake.
 	rules []check.Rule
-	// faults are the faults that show the mistake soon; nil for all.
+	// faults are the faults that show the mistake soon. Nil selects all faults.
 	faults []string
-	// ttl is how long leases last; shorter ones bring more faults into a round.
+	// ttl is the TTL of most leases. A shorter TTL brings more faults into a round.
 	ttl time.Duration
-	// long is the percentage of locks held beyond the TTL, if more of them show the mistake.
+	// long is the percentage of locks held beyond the TTL. It is set if such locks show the
+	// mistake.
 	long int
 }
 
@@ -80,15 +81,16 @@ var mutations = []mutation{
 	{"file: a reader beside a writer", "file", plant.Plants{"file-rule": with("least, ", "least+limit, ")}, exclusion, nil, 0, 0},
 }
 
-// shown reports whether a rule may convict the mistake. Only the model may see overlaps of
-// microseconds: its rules are exclusion and rising tokens together.
+// shown reports whether a violation of the rule convicts the mistake. The model counts for
+// exclusion and for tokens, because it checks both, and only it may find overlaps of
+// microseconds.
 func (m *mutation) shown(r check.Rule) bool {
 	return slices.Contains(m.rules, r) || r == check.RuleModel &&
 		(slices.Contains(m.rules, check.RuleExclusion) || slices.Contains(m.rules, check.RuleTokens))
 }
 
-// TestMutationsAreConvicted plants each mistake in a copy of the library's
-// source, builds the check on it, and lets it run until it convicts.
+// TestMutationsAreConvicted plants each mistake in a copy of the library's source and
+// builds the check on it. It runs the check until a rule convicts the mistake.
 func TestMutationsAreConvicted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and tortures the library many times over")
@@ -98,7 +100,7 @@ func TestMutationsAreConvicted(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			bin := m.build(t, marks)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a quiet machine needs seconds
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // seconds are enough on a quiet machine
 			defer cancel()
 			began := time.Now()
 			for seed := uint64(1); ; seed++ {
@@ -122,7 +124,7 @@ func TestMutationsAreConvicted(t *testing.T) {
 	}
 }
 
-// TestEveryMarkIsPlanted: every mark in the source belongs to a mistake.
+// TestEveryMarkIsPlanted requires that a mistake is planted at every mark in the source.
 func TestEveryMarkIsPlanted(t *testing.T) {
 	for mark, path := range marks(t) {
 		if !slices.ContainsFunc(mutations, func(m mutation) bool { return m.plants[mark] != nil }) {
@@ -131,14 +133,14 @@ func TestEveryMarkIsPlanted(t *testing.T) {
 	}
 }
 
-// TestUnmutatedSourcePasses: the same build without a mistake breaks no rule.
+// TestUnmutatedSourcePasses requires that the same build without a mistake breaks no rule.
 func TestUnmutatedSourcePasses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the library")
 	}
 	m := mutation{}
 	bin := m.build(t, marks(t))
-	t.Parallel() // no check is judged beside a compiler
+	t.Parallel() // a compiler that runs at the same time would disturb the check
 	for _, local := range []string{"memory", "file"} {
 		m.local = local
 		if r := m.torture(t.Context(), t, bin, 1); !r.OK() {
@@ -156,7 +158,7 @@ func (m *mutation) build(t *testing.T, marks map[string]string) string {
 	return bin
 }
 
-// marks are the marks of the core and of the stores in this process.
+// marks returns the marks of the core and of the stores in this process.
 func marks(t *testing.T) map[string]string {
 	t.Helper()
 	found, err := plant.Marks("memstore", "filestore")

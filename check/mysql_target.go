@@ -272,8 +272,8 @@ func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// awaitWaiter waits until a client has waited for a row for 100 ms, but not longer than 2
-// s. When this client gets the row, it uses another table.
+// awaitWaiter waits, for at most 2 s, until a client has waited for a row for 100 ms. When
+// this client gets the row, it uses another table.
 func (m *mysql) awaitWaiter(ctx context.Context) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
 		waiting := 0

@@ -14,8 +14,8 @@ import (
 
 var updateImage = flag.Bool("update", false, "write docs/images/check-timeline.png anew")
 
-// planted is a mostly correct history, with waiters, faults and losses. In it one lock is
-// granted twice.
+// planted returns a history with waiters, faults and losses. It is correct except that one
+// lock is granted twice.
 func planted(events int) *story {
 	s := simulate(5, events/2)
 	s.add(Event{K: kindPause, W: "w1", For: 300 * ms})
@@ -58,7 +58,8 @@ func writePage(t *testing.T, s *story) string {
 	return path
 }
 
-// TestPageIsSelfContained: the page loads nothing, and its data cannot leave their element.
+// TestPageIsSelfContained requires that the page loads nothing, and that no data can end
+// the element that contains them.
 func TestPageIsSelfContained(t *testing.T) {
 	s := planted(500)
 	evil := "</script><img src=x onerror=alert(1)>"
@@ -77,7 +78,7 @@ func TestPageIsSelfContained(t *testing.T) {
 	}
 }
 
-// look is what a script in the page found.
+// look is the result of a script in the page.
 type look struct {
 	Colors       int
 	Red          int
@@ -85,8 +86,8 @@ type look struct {
 	Text         string
 }
 
-// seen counts the different colours on the canvas and the red dots of a violation's frame,
-// after the next frame was drawn.
+// seen is a script that waits until the next frame is drawn. It counts the colours on the
+// canvas and the red pixels of a violation's frame.
 const seen = `new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
 	const c = document.getElementById("timeline"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
 	const colors = new Set(); let red = 0;
@@ -104,7 +105,7 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 		t.Helper()
 		return eval[look](page, action+"; "+seen)
 	}
-	// It opens on the first violation.
+	// The page opens at the first violation.
 	first := after("0")
 	if first.Colors < 10 {
 		t.Errorf("the canvas shows %d colours: it is blank", first.Colors)
@@ -130,7 +131,7 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Zooming with the buttons.
+	// The buttons zoom.
 	whole := after(`document.getElementById("all").click()`)
 	if whole.Range != whole.Whole {
 		t.Errorf("all shows %v of %v", whole.Range, whole.Whole)
@@ -148,14 +149,14 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 	if moved.Range[0] <= wheel.Range[0] {
 		t.Errorf("an arrow key leaves %v at %v", wheel.Range, moved.Range)
 	}
-	// Filters remove what they name.
+	// The filters hide what they name.
 	if l := after(`timeline.show(0); document.querySelector("input[data-kind=violations]").click()`); l.Red >= first.Red {
 		t.Errorf("without violations there are %d red dots, with them %d", l.Red, first.Red)
 	}
 	if l := after(`document.querySelector("input[data-kind=violations]").click(); timeline.choose("name", 0)`); l.Red >= first.Red/2 {
 		t.Errorf("with another name alone there are %d red dots, with all %d", l.Red, first.Red)
 	}
-	// Hovering describes what is under the pointer.
+	// Hovering shows a description of the element under the pointer.
 	tip := eval[string](page, `timeline.choose("name", -1); timeline.show(0); (() => {
 		const c = document.getElementById("timeline"), box = c.getBoundingClientRect(), tip = document.getElementById("tip");
 		for (let y = 30; y < box.height; y += 5) {
@@ -167,7 +168,7 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 	if !strings.Contains(tip, "holds exclusive, token") {
 		t.Errorf("hovering shows %q", tip)
 	}
-	// On paper there are no controls, and the texts remain.
+	// The printed page has no controls, and keeps the texts.
 	page.onPaper()
 	onPaper := eval[string](page, `getComputedStyle(document.querySelector(".bar.screen")).display + " " + getComputedStyle(document.querySelector(".violation")).display`)
 	if onPaper != "none block" {
@@ -175,8 +176,8 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 	}
 }
 
-// TestPageDrawsLargeHistory draws 100,000 events twice and limits the time. No other test
-// runs beside it.
+// TestPageDrawsLargeHistory draws 100,000 events twice and limits the time. So no other
+// test runs at the same time.
 func TestPageDrawsLargeHistory(t *testing.T) {
 	path := writePage(t, planted(100_000))
 	if st, err := os.Stat(path); err != nil || st.Size() > 20<<20 {

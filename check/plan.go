@@ -25,7 +25,7 @@ type Step struct {
 	// the request still waits.
 	Try          bool
 	Wait, Cancel time.Duration
-	// Hold is how long the lock is held.
+	// Hold is the time for which the worker holds the lock.
 	Hold time.Duration
 	// Careless work does not check its context before it writes, as in many real programs.
 	// Fencing tokens protect the data against such writes.

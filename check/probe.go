@@ -288,7 +288,7 @@ func (p *probe) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err := p.Store.Release(ctx, g, keep); err != nil {
 		return err
 	}
-	// To check one of eight releases is enough.
+	// A check of every eighth release is enough.
 	if keep <= 0 && p.releases.Add(1)%8 == 1 {
 		p.gone(g.Name, g.ID, "after its Release was confirmed")
 	}

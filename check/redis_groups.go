@@ -88,9 +88,9 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	if clocks {
 		// This fault promotes a replica whose clock has been ahead for a while. The old
 		// primary lives and becomes its replica at once, so that it acknowledges grants
-		// again. From the promotion on half of the workers reach no server. If a worker has
-		// a long lease, it is among them. It notices nothing, and relies on its lease until
-		// the validity ends.
+		// again. From the promotion on, half of the workers reach no server. If there is a
+		// holder of a long lease, it is among them. That holder notices nothing, and relies
+		// on its lease until the validity ends.
 		lead := func(f Fault) time.Duration { return 6*time.Second + f.For }
 		var cutOff *servers.Proxy
 		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: func(ctx context.Context, f Fault) error {

@@ -302,7 +302,7 @@ func (r *run) runFaults(caller context.Context, c *crew, number int, length time
 	return nil
 }
 
-// lookWithin limits the first look at a store.
+// lookWithin is the timeout of firstLook.
 const lookWithin = 10 * time.Second
 
 // firstLook opens the store and reads from it, so that a run against an unreachable store

@@ -24,7 +24,8 @@ import (
 func TestMain(m *testing.M) {
 	check.MaybeWorker()
 	flag.Parse()
-	// Most of a check is waiting, so more checks run at a time than the machine has cores.
+	// A check waits most of its time, so more checks run at a time than the machine has
+	// cores.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
@@ -37,14 +38,14 @@ func TestFileStoreKeepsTheRules(t *testing.T) { tortureLocal(t, "file") }
 
 func tortureLocal(t *testing.T, local string) {
 	t.Parallel()
-	// Two rounds: tokens must continue to rise after all clients ended.
+	// With two rounds the test shows that tokens continue to rise after all clients ended.
 	r := checktest.Run(t, check.Config{Local: local, Duration: 20 * time.Second, Round: 10 * time.Second})
 	kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A plan may have no room for a kind, and a break may find no holder. A busy machine may
-	// begin a fault too late.
+	// A plan may have no room for a kind, and the fault break may find no holder. A busy
+	// machine may begin a fault too late.
 	if len(r.Stats.Faults) < len(kinds)/2 {
 		t.Errorf("of the faults %v only %v were injected", kinds, r.Stats.Faults)
 	}
@@ -58,7 +59,7 @@ func tortureLocal(t *testing.T, local string) {
 	}
 }
 
-// TestHistoryFileGivesTheSameVerdict judges the file of a run again.
+// TestHistoryFileGivesTheSameVerdict judges the history file of a run again.
 func TestHistoryFileGivesTheSameVerdict(t *testing.T) {
 	t.Parallel()
 	r := checktest.Run(t, check.Config{Local: "memory", Duration: time.Second, Faults: []string{}})
@@ -76,7 +77,7 @@ func TestHistoryFileGivesTheSameVerdict(t *testing.T) {
 	}
 }
 
-// TestCallersTargetIsTested: the caller defines a store that this package does not contain.
+// TestCallersTargetIsTested runs a check on a store that its caller defines.
 func TestCallersTargetIsTested(t *testing.T) {
 	t.Parallel()
 	store := memstore.New()
@@ -120,8 +121,8 @@ func TestInvalidConfigIsRefused(t *testing.T) {
 	}
 }
 
-// TestFailedOpenNamesTheContract: a store whose Open fails while no server answers breaks the
-// contract, and the message of the check names it.
+// TestFailedOpenNamesTheContract requires that the error names the contract that a store
+// breaks if its Open fails while no server answers.
 func TestFailedOpenNamesTheContract(t *testing.T) {
 	_, err := check.Run(t.Context(), check.Config{Dir: t.TempDir(), Target: &check.Target{
 		Open: func(context.Context) (driver.Store, error) { return nil, errors.New("dial: connection refused") },

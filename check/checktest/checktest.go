@@ -22,11 +22,11 @@ import (
 	"github.com/holdfast-go/holdfast/check"
 )
 
-// Run runs a check of a store. If a rule breaks, it fails the test with the excerpt of the
-// history that shows why. The summary goes to the test's output.
+// Run runs a check of a store. If the store breaks a rule, Run fails the test with the
+// excerpt of the history that shows why. It writes the summary to the test's output.
 //
 // Without a Dir the history and its page go to t.ArtifactDir, which `go test -artifacts`
-// keeps. If a rule was broken they are always kept, and the failure names the directory.
+// keeps. If a rule was broken, Run always keeps them, and the failure names the directory.
 func Run(t *testing.T, c check.Config) *check.Report {
 	t.Helper()
 	ours := c.Dir == ""
@@ -39,7 +39,7 @@ func Run(t *testing.T, c check.Config) *check.Report {
 	}
 	if r != nil {
 		var b strings.Builder
-		_ = r.Summary(&b) // to memory
+		_ = r.Summary(&b) // a buffer accepts every write
 		t.Log("\n" + b.String())
 	}
 	if r != nil && !r.OK() {

@@ -19,8 +19,8 @@ import (
 
 const convictEnv = "HOLDFAST_CHECKTEST_CONVICT"
 
-// TestConvict fails in the process that TestHistoryOfABrokenRuleIsKept starts: each client has a
-// store of its own, so all clients hold each name at the same time.
+// TestConvict fails in the process that TestHistoryOfABrokenRuleIsKept starts. Each client
+// has a store of its own, so all clients hold each name at the same time.
 func TestConvict(t *testing.T) {
 	if os.Getenv(convictEnv) == "" {
 		t.Skip("TestHistoryOfABrokenRuleIsKept runs this test")

@@ -39,15 +39,15 @@ type Options struct {
 	// Seed is the seed of the first run, default 1. If a run does not show the mistake, the
 	// next run uses the next seed.
 	Seed uint64
-	// Duration limits the experiment, default one minute. It ends earlier with the first
-	// run that shows the mistake. [Control] lasts for one Run.
+	// Duration limits the experiment, default one minute. The experiment ends earlier with
+	// the first run that shows the mistake. For [Control] it ends after one run.
 	Duration time.Duration
-	// Run is the length of one run, default 4 s, at least 2 s.
+	// Run is the length of one run, default 4 s, and at least 2 s.
 	Run time.Duration
 	// Dir is the directory for the history and the page. The default is a temporary
-	// directory, which is kept if a rule was broken.
+	// directory, which Run keeps if a rule was broken.
 	Dir string
-	// Progress is called with the progress of a run.
+	// Run calls Progress with the progress of a run.
 	Progress func(check.Progress)
 }
 
@@ -56,14 +56,15 @@ type Result struct {
 	Mistake Mistake
 	// Report is the verdict of the last run. It is not OK if any rule was broken.
 	Report *check.Report
-	// Expected is the violation that shows the mistake, nil if no violation does.
+	// Expected is the violation that shows the mistake. It is nil if no violation does.
 	Expected *check.Violation
-	// Seed is the seed of the last run, Runs the number of runs.
+	// Seed is the seed of the last run. Runs is the number of runs.
 	Seed uint64
 	Runs int
 }
 
-// Find returns the mistake with a name. For [Control] it returns the lock without a mistake.
+// Find returns the mistake with the given name. For [Control] it returns the lock without a
+// mistake.
 func Find(name string) (Mistake, error) {
 	if name == Control {
 		return Mistake{Name: Control, Title: "a lock without a mistake", What: "Nothing: the check acquits it.", faults: []string{"break", "delay", "cut", "drop-answers", "vanish"}}, nil
@@ -85,8 +86,9 @@ func (e *nameError) Error() string { return e.text }
 
 func (e *nameError) Is(target error) bool { return target == holdfast.ErrInvalid }
 
-// Run checks the lock with a mistake, or without one for [Control], until a run shows the
-// mistake, the time is over, or ctx ends. It returns an error if a run was not possible.
+// Run checks the lock with a mistake, or without one for [Control]. It repeats runs until
+// one shows the mistake, the time is over, or ctx ends. It returns an error if a run was
+// not possible.
 func Run(ctx context.Context, name string, o Options) (*Result, error) {
 	m, err := Find(name)
 	if err != nil {
@@ -122,7 +124,8 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 				break
 			}
 		}
-		// A run that broke only other rules shows no mistake: a paused machine may break them.
+		// A run that broke only other rules does not show the mistake, because a paused
+		// machine may break them.
 		if r.Expected != nil || name == Control || time.Now().Add(o.Run).After(end) {
 			return r, nil
 		}
@@ -132,14 +135,14 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 	}
 }
 
-// shown reports whether a violation of r shows the mistake. The model counts for exclusion and
-// for tokens, because it checks both and may find overlaps that last only microseconds.
+// shown reports whether a violation of r shows the mistake. The model counts for exclusion
+// and for tokens. It checks both, and may find overlaps that last only microseconds.
 func (m *Mistake) shown(r check.Rule) bool {
 	return slices.Contains(m.rules, r) || r == check.RuleModel &&
 		(slices.Contains(m.rules, check.RuleExclusion) || slices.Contains(m.rules, check.RuleTokens))
 }
 
-// target returns a new simulated server, and clients that use the recipe.
+// target returns a new simulated server, with clients that use the recipe.
 func (m *Mistake) target() *check.Target {
 	s := newServer()
 	s.lagged = m.recipe.forgetsFailover
@@ -159,7 +162,8 @@ func (m *Mistake) target() *check.Target {
 				Begin: func(context.Context, check.Fault) error { s.dies.Store(true); return nil },
 			},
 			{
-				// The target does not declare that a failover ends locks: that is the mistake.
+				// The mistake is that the recipe ignores failovers, so the target does not
+				// declare that this fault ends locks.
 				Kind:  faultFailover,
 				Begin: func(context.Context, check.Fault) error { s.failover(); return nil },
 			},

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/lab"
 )
 
-// TestMistakes convicts every mistake of the rule that it breaks.
+// TestMistakes requires that the check convicts each mistake of the rule that it breaks.
 func TestMistakes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes a dozen experiments of several seconds")
@@ -36,8 +36,8 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestControl: the check acquits the lock without a mistake, so it convicts the mistakes and not the
-// lock.
+// TestControl requires that the check acquits the lock without a mistake. So the check
+// convicts the mistakes, and not the lock.
 func TestControl(t *testing.T) {
 	t.Parallel()
 	r, err := lab.Run(t.Context(), lab.Control, lab.Options{Dir: t.TempDir()})
@@ -54,7 +54,7 @@ func TestControl(t *testing.T) {
 
 var update = flag.Bool("update", false, "write docs/lab.md anew")
 
-// TestPage: the table of docs/lab.md is what the code says.
+// TestPage requires that docs/lab.md has the table that the code produces.
 func TestPage(t *testing.T) {
 	const path = "../../docs/lab.md"
 	b, err := os.ReadFile(path)

@@ -8,16 +8,18 @@ import "github.com/holdfast-go/holdfast/check"
 type Mistake struct {
 	// Name identifies the mistake. Title describes it in a few words.
 	Name, Title string
-	// Code shows it in a program. What describes its effect. Instead describes what holdfast does.
+	// Code shows the mistake in a program. What describes its effect. Instead describes the
+	// behaviour of holdfast.
 	Code, What, Instead string
 
 	recipe recipe
-	// rules are the rules of the check, at least one of which convicts.
+	// rules are the rules of which at least one must convict the mistake.
 	rules []check.Rule
-	// faults are the faults that expose it; none if the work alone does.
+	// faults are the faults that expose the mistake. It is empty if the workers alone
+	// expose it.
 	faults []string
-	// long is the percentage of locks that are held beyond the TTL, if it takes such a holder to
-	// show it.
+	// long is the percentage of locks that are held beyond the TTL. It is set if only such
+	// a lock shows the mistake.
 	long int
 }
 

@@ -13,50 +13,51 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// recipe is a lock over a server, as many programs implement it: one value under the name, with an
-// expiry. A client sets it only if there is none, and only that client renews and removes it. A
-// waiter is notified of releases, and also polls. With every field unset the recipe keeps its
-// guarantees. Each field is a mistake.
+// recipe is a lock on a key-value server, as many programs implement it. The lock is one
+// value under the name, with an expiry. A client sets the value only if there is none, and
+// only that client renews and removes it. A waiter is notified of releases, and also polls.
+// Each field is a mistake. A recipe without a mistake keeps its guarantees.
 type recipe struct {
 	deleteAnyones      bool // the release does not check the owner of the lock
 	renewAnyones       bool // the renewal does not check the owner of the lock
 	neverExpires       bool
-	checkThenAct       bool // checks whether the lock is free, and then takes it in a second step
-	clientClock        bool // the client's clock decides what has expired
+	checkThenAct       bool // the client checks whether the lock is free, and takes it in a second step
+	clientClock        bool // the client's clock decides whether a lock has expired
 	clockToken         bool // the token is the client's time
-	validityFromAnswer bool // the validity runs from the answer
-	lostIsNo           bool // a lost answer is taken for a refusal, under a lease that the client renews
-	forgetsFailover    bool // the server's replica is behind, and takes over
-	countsPermits      bool // a semaphore is a number
-	looksThenHears     bool // checks the lock, subscribes to the release, and does not check again
+	validityFromAnswer bool // the validity counts from the server's answer, not from the request
+	lostIsNo           bool // the client treats a lost answer as a refusal, although the lock lasts as long as the client
+	forgetsFailover    bool // a replica that lags behind replaces the server, and the client does not consider that
+	countsPermits      bool // a semaphore is only the number of its permits in use
+	looksThenHears     bool // the client checks the lock, subscribes to the release, and does not check again
 	breaksStale        bool // a client removes an old lock as abandoned
-	looksThenFrees     bool // the release checks the owner, and then removes the lock in a second step
+	looksThenFrees     bool // the release checks the owner, and removes the lock in a second step
 	noRenewal          bool // the client renews no lock
-	ignoresLoss        bool // a renewal that finds no lock is taken for a success
+	ignoresLoss        bool // the client treats a renewal that finds no lock as a success
 	oneToken           bool // every grant has the same token
 	endsAtOnce         bool // the lock ends with the request that took it
-	freesElsewhere     bool // the release goes to a connection that does not have the lock
-	// keys returns the keys that a client takes for a name, one after the other. It keeps each
-	// while it waits for the next. If keys is nil, the name is the only key.
+	freesElsewhere     bool // the client sends the release on a connection that does not have the lock
+	// keys returns the keys that a client takes for a name, one after the other. The client
+	// keeps each key while it waits for the next. If keys is nil, the client takes only the
+	// name.
 	keys func(c *client, name string) []string
 }
 
-// client is one client of the recipe: a store for holdfast's core.
+// client is one client of the recipe. It is a store for a Locker.
 type client struct {
 	recipe
 	s      *server
-	skew   time.Duration // of its clock
-	far    bool          // its answers are late when the network is slow
+	skew   time.Duration // the difference of the client's clock
+	far    bool          // the client's answers are late when the network is slow
 	closed atomic.Bool
 }
 
-// second marks the second key of a name, for a client that needs two.
+// second is the suffix of a name's second key, for a client that needs two.
 const second = "/2"
 
-// sameTwice returns the same key twice: the client waits for itself.
+// sameTwice returns the same key twice, so that the client waits for itself.
 func sameTwice(_ *client, name string) []string { return []string{name, name} }
 
-// oppositeOrder returns two keys, in the opposite order for half of the clients.
+// oppositeOrder returns two keys. Half of the clients take them in the opposite order.
 func oppositeOrder(c *client, name string) []string {
 	if c.far {
 		return []string{name + second, name}
@@ -64,7 +65,8 @@ func oppositeOrder(c *client, name string) []string {
 	return []string{name, name + second}
 }
 
-// everyRow returns the client's own row and the whole table, which the client reads to find that row.
+// everyRow returns the client's own row and the whole table. The client reads the whole
+// table to find its row.
 func everyRow(_ *client, name string) []string { return []string{name, "table" + second} }
 
 // wire is the time between two commands of one client.
@@ -90,9 +92,10 @@ func (e errString) Error() string { return string(e) }
 
 func (c *client) String() string { return "lab" }
 
-// Guarantees declares what the recipe guarantees without a mistake. A holder notices a break by its
-// next renewal, after a third of the TTL. A starved holder notices it when its validity ends, after
-// the TTL: less than check.Slack later than Notice. So no lock has a longer TTL.
+// Guarantees declares the guarantees of the recipe without a mistake. A holder notices a
+// break at its next renewal, after a third of the TTL. A holder that does not run in time
+// notices the break when its validity ends, after the TTL. With this TTL that is less than
+// check.Slack after Notice, so no lock may have a longer TTL.
 func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 	g := driver.Guarantees{
 		Kind: "lab", Scope: driver.ScopeProcess, Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
@@ -123,7 +126,7 @@ func (c *client) expiry(d time.Duration) time.Time {
 	return c.now().Add(d)
 }
 
-// Acquire takes the lock, or waits.
+// Acquire takes the lock, or waits for it.
 func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if c.closed.Load() {
 		return driver.Grant{}, errClosed
@@ -177,7 +180,7 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: v.token, SentAt: sent, TTL: life, Slot: driver.NoSlot}, nil
 }
 
-// session reports whether a lock stands as long as its client.
+// session reports whether a lock lasts as long as its client's session.
 func (c *client) session() bool { return c.lostIsNo || c.freesElsewhere || c.keys != nil }
 
 func (c *client) take(name string, v value) (value, bool) {
@@ -185,7 +188,7 @@ func (c *client) take(name string, v value) (value, bool) {
 		if !c.s.count(name, v.limit, 1) {
 			return v, false
 		}
-		v, ok := c.s.take(name, v, c.now()) // beside an exclusive lock it may not stand
+		v, ok := c.s.take(name, v, c.now()) // fails if the name has an exclusive lock
 		if !ok {
 			c.s.count(name, v.limit, -1)
 		}
@@ -200,11 +203,11 @@ func (c *client) take(name string, v value) (value, bool) {
 	if !c.s.free(name, v.limit, c.now()) {
 		return v, false
 	}
-	time.Sleep(wire) // the look's answer, and the command, are on their way
+	time.Sleep(wire) // the time for the answer to the check, and for the next command
 	return c.s.put(name, v), true
 }
 
-// arrive is the way of an answer where the network is slow.
+// arrive delays an answer if the network is slow.
 func (c *client) arrive() {
 	if c.far && c.s.bad() {
 		time.Sleep(slowBy)
@@ -220,7 +223,7 @@ func (c *client) listen(ctx context.Context, r driver.Request, key string) error
 		defer t.Stop()
 		again = t.C
 	}
-	time.Sleep(wire) // the answer, and the subscription, are on their way
+	time.Sleep(wire) // the time for the answer, and for the subscription
 	notified, end := c.s.listen(key)
 	defer end()
 	select {
@@ -233,12 +236,12 @@ func (c *client) listen(ctx context.Context, r driver.Request, key string) error
 	}
 }
 
-// owned picks what a request has written.
+// owned returns a function that selects the values of a request.
 func owned(id string) func(value) bool { return func(v value) bool { return v.owner.ID == id } }
 
 func anyones(value) bool { return true }
 
-// Undo takes back what a request may have left.
+// Undo removes what a request may have left.
 func (c *client) Undo(_ context.Context, r driver.Request) error {
 	if c.lostIsNo {
 		return nil
@@ -250,7 +253,7 @@ func (c *client) Undo(_ context.Context, r driver.Request) error {
 	return nil
 }
 
-// removeOthers removes what was taken beside the name.
+// removeOthers removes the selected values of the name's other keys.
 func (c *client) removeOthers(name string, pick func(value) bool) {
 	if c.keys == nil {
 		return
@@ -262,7 +265,7 @@ func (c *client) removeOthers(name string, pick func(value) bool) {
 	}
 }
 
-// Renew sets a new expiry.
+// Renew sets a new expiry for each grant.
 func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewal {
 	all := make([]driver.Renewal, len(grants))
 	for i, g := range grants {
@@ -327,7 +330,7 @@ func (c *client) Inspect(_ context.Context, name string) (driver.State, error) {
 	return c.s.state(name), nil
 }
 
-// List shows every name that is held.
+// List yields the state of every name that has a holder.
 func (c *client) List(context.Context, string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		c.s.mu.Lock()
@@ -350,7 +353,7 @@ func (c *client) List(context.Context, string) iter.Seq2[driver.State, error] {
 // Classify returns the code of an error.
 func (c *client) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
-// Close ends the client's session, where it has one.
+// Close ends the client's session, if the recipe has sessions.
 func (c *client) Close(context.Context) error {
 	if !c.closed.Swap(true) && c.session() {
 		c.s.leave(c)

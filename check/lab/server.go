@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// server keeps values under names, as the servers do for which such recipes are
-// written. Each method is one command, and one atomic step.
+// server keeps values under names, as the servers do on which programs build such locks.
+// Each method is one command and one atomic step.
 type server struct {
 	mu     sync.Mutex
 	values map[string][]value
@@ -22,17 +22,19 @@ type server struct {
 	token  uint64
 	// subscribers are the channels of the subscribers of each name.
 	subscribers map[string]map[chan struct{}]bool
-	// before is the state of a replica, replicaLag ago, if the recipe has one.
+	// before has the states of about the last replicaLag, if the recipe has a replica. The
+	// first is the replica's state.
 	before []snapshot
 	lagged bool
-	// spoilt is the number of present faults of the network, which delay answers and lose
-	// renewals.
+	// spoilt is the number of present faults of the network. Such a fault delays answers
+	// and loses renewals.
 	spoilt int
-	// dies: the next client that gives a permit back dies before it has counted down.
+	// dies makes the next client that releases a permit die before it has decreased the
+	// counter.
 	dies atomic.Bool
 }
 
-// value is what a recipe has written under a name.
+// value is a value that a client has written under a name.
 type value struct {
 	owner   driver.Owner
 	token   uint64
@@ -42,7 +44,8 @@ type value struct {
 	client  *client
 }
 
-// counter is the key of one: semaphores of several sizes have one each.
+// counter identifies the counter of a semaphore. Semaphores of different sizes under one
+// name have a counter each.
 type counter struct {
 	name    string
 	permits int
@@ -53,20 +56,20 @@ type snapshot struct {
 	values map[string][]value
 }
 
-// replicaLag is how far a replica is behind.
+// replicaLag is the time by which a replica is behind.
 const replicaLag = 100 * time.Millisecond
 
 func newServer() *server {
 	return &server{values: map[string][]value{}, counts: map[counter]int{}, subscribers: map[string]map[chan struct{}]bool{}}
 }
 
-// standing are the values of a name that have not run out; mu is held.
+// standing returns the values of a name that have not expired. The caller holds s.mu.
 func (s *server) standing(name string, now time.Time) []value {
 	s.values[name] = slices.DeleteFunc(s.values[name], func(v value) bool { return !v.expires.IsZero() && !v.expires.After(now) })
 	return s.values[name]
 }
 
-// free reports whether one more value may be added.
+// free reports whether the name admits one more value with this limit.
 func (s *server) free(name string, limit int, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +84,7 @@ func (s *server) admits(name string, limit int, now time.Time) bool {
 	return len(all) < limit
 }
 
-// take writes a value if it may stand, as SET with NX and an expiry does.
+// take writes a value if the name admits it, like SET with NX and an expiry.
 func (s *server) take(name string, v value, now time.Time) (value, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +94,7 @@ func (s *server) take(name string, v value, now time.Time) (value, bool) {
 	return s.add(name, v), true
 }
 
-// has reports whether a value that is picked stands.
+// has reports whether the name has a value that pick selects.
 func (s *server) has(name string, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +117,8 @@ func (s *server) add(name string, v value) value {
 	return v
 }
 
-// extend sets the expiry of the picked values, and reports whether there were any.
+// extend sets the expiry of the values that pick selects, and reports whether there were
+// any.
 func (s *server) extend(name string, expires time.Time, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +132,8 @@ func (s *server) extend(name string, expires time.Time, pick func(value) bool) b
 	return found
 }
 
-// remove removes the picked values, and reports whether there were any.
+// remove removes the values that pick selects, and reports whether there were any. It
+// notifies the subscribers of the name.
 func (s *server) remove(name string, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +150,7 @@ func (s *server) remove(name string, pick func(value) bool) bool {
 	return len(s.values[name]) < n
 }
 
-// leave takes away all that a client has written, as the end of a session does.
+// leave removes all values of a client, like the end of its session.
 func (s *server) leave(c *client) {
 	s.mu.Lock()
 	names := slices.Collect(maps.Keys(s.values))
@@ -155,7 +160,8 @@ func (s *server) leave(c *client) {
 	}
 }
 
-// count adds to the counter of a semaphore unless that would exceed its permits.
+// count adds to the counter of a semaphore, and reports whether it did. It adds nothing if
+// the counter would exceed the number of permits.
 func (s *server) count(name string, permits, by int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +189,7 @@ func (s *server) listen(name string) (notified <-chan struct{}, end func()) {
 	}
 }
 
-// changed keeps what the replica has; mu is held.
+// changed records the state for the replica. The caller holds s.mu.
 func (s *server) changed() {
 	if !s.lagged {
 		return
@@ -199,7 +205,7 @@ func (s *server) changed() {
 	}
 }
 
-// failover makes the replica the primary: what was written last is forgotten.
+// failover makes the replica the primary. The writes of the last replicaLag are lost.
 func (s *server) failover() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,12 +225,12 @@ func (s *server) state(name string) driver.State {
 	return st
 }
 
-// slowBy is how late the answers of far clients are in bad times: not so late that
-// the core gives the request up, which it does after a third of the TTL.
+// slowBy is the delay of a far client's answers while the network has a fault. It is
+// shorter than a third of the TTL, after which the Locker ends the request.
 const slowBy = ttl / 4
 
-// spoil makes the answers of far clients late and loses renewals until the context
-// ends, or that of another fault that does so.
+// spoil delays the answers of far clients and loses renewals, until ctx ends. If other
+// faults of the network are under way, the effect lasts until all have ended.
 func (s *server) spoil(ctx context.Context) {
 	count := func(by int) {
 		s.mu.Lock()

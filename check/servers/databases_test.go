@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// database is the interface that all databases of this package have.
+// database is the interface of all databases in this package.
 type database interface {
 	PID() int
 	Pause() error
@@ -24,7 +24,8 @@ type database interface {
 	Close() error
 }
 
-// TestDatabases: each database serves, serves again after a SIGKILL, and leaves no files.
+// TestDatabases requires that each database serves, serves again after a SIGKILL, and
+// leaves no files.
 func TestDatabases(t *testing.T) {
 	for name, start := range map[string]func() (database, error){
 		"MariaDB":  func() (database, error) { return servers.StartMariaDB(t.Context()) },
@@ -75,8 +76,8 @@ func TestPgBouncer(t *testing.T) {
 	}
 }
 
-// TestPostgresRestartsBesideASurvivor: a process of the killed server still runs, and keeps the shared memory that
-// the server needs to start again.
+// TestPostgresRestartsBesideASurvivor restarts a killed server while one of its processes
+// still runs. That process keeps the shared memory that the server needs to start again.
 func TestPostgresRestartsBesideASurvivor(t *testing.T) {
 	p, err := servers.StartPostgres(t.Context(), "fsync=off")
 	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {

@@ -16,12 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk decides when the fsync and fdatasync calls of a server return. The kernel passes these
-// calls to the Disk (seccomp's user notification). That needs no privileges, works for static
-// binaries, and ends with this process: a server that outlives its Disk gets ENOSYS.
+// Disk decides when the fsync and fdatasync calls of a server return. The kernel passes
+// these calls to the Disk (seccomp's user notification). That needs no privileges and works
+// for static binaries. It ends with this process: a server that outlives its Disk gets
+// ENOSYS.
 //
-// A Disk that is not stalled answers at once and syncs nothing. A server that is killed loses
-// nothing by that.
+// A Disk that is not stalled lets each call return at once and syncs nothing. A server that
+// is killed loses nothing by that, because the system's cache outlives it.
 type Disk struct {
 	dir      string
 	listener *net.UnixListener
@@ -30,8 +31,9 @@ type Disk struct {
 	gate chan struct{} // closed while the disk is not stalled
 }
 
-// diskLauncher is the first argument that makes a binary with this package a launcher: it passes
-// its fsync calls to the Disk with the socket that follows, and becomes the command after that.
+// diskLauncher is the first argument that makes a binary with this package a launcher. The
+// launcher passes its fsync calls to the Disk whose socket is the second argument. Then it
+// becomes the command of the remaining arguments.
 const diskLauncher = "-holdfast-disk-launcher"
 
 func init() {
@@ -43,7 +45,7 @@ func init() {
 
 // NewDisk returns a Disk, or an error that matches ErrNoDisk.
 func NewDisk() (*Disk, error) {
-	dir, err := os.MkdirTemp("", "disk-") // a short path: a socket's name has at most 107 bytes
+	dir, err := os.MkdirTemp("", "disk-") // the path must be short: a socket's name has at most 107 bytes
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +64,7 @@ func NewDisk() (*Disk, error) {
 	return d, nil
 }
 
-// Command returns the command that runs another one on the disk.
+// Command returns a command that runs the given command on the disk.
 func (d *Disk) Command(command []string) []string {
 	self, err := os.Executable()
 	if err != nil {
@@ -89,7 +91,7 @@ func (d *Disk) Resume() {
 	}
 }
 
-// Close ends the disk. The caller has ended the servers on it.
+// Close ends the disk. The caller must have ended the servers on it.
 func (d *Disk) Close() {
 	d.Resume()
 	_ = d.listener.Close()
@@ -102,7 +104,7 @@ func (d *Disk) passed() <-chan struct{} {
 	return d.gate
 }
 
-// accept receives one descriptor for each process that starts on the disk.
+// accept receives a descriptor from each process that starts on the disk, and serves it.
 func (d *Disk) accept() {
 	for {
 		c, err := d.listener.AcceptUnix()
@@ -138,7 +140,7 @@ type response struct {
 	err, flags int32
 }
 
-// serve answers the syncs of one process until the process has ended.
+// serve lets the syncs of one process return, until the process has ended.
 func (d *Disk) serve(fd int) {
 	var answering sync.WaitGroup
 	defer func() {
@@ -159,12 +161,12 @@ func (d *Disk) serve(fd int) {
 		}
 		var n notification
 		if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n))); e != 0 {
-			continue // the caller was killed meanwhile
+			continue // the process was killed during its call
 		}
 		gate := d.passed()
 		answer := func() {
 			r := response{id: n.id}
-			for e := syscall.EINTR; e == syscall.EINTR; { // otherwise the sync would never return
+			for e := syscall.EINTR; e == syscall.EINTR; { // after an EINTR without another try, the sync would never return
 				_, _, e = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 			}
 		}
@@ -180,7 +182,7 @@ func (d *Disk) serve(fd int) {
 	}
 }
 
-// launchOnDisk returns only if it fails.
+// launchOnDisk becomes the command. It returns only if that fails.
 func launchOnDisk(socket string, command []string) error {
 	program, err := exec.LookPath(command[0])
 	if err != nil {

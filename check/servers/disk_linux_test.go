@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStalledDiskHoldsSync: a sync returns while the disk goes, waits while it is stalled, and
-// returns when it continues. A process that waits for its disk can be killed.
+// TestStalledDiskHoldsSync requires that a sync waits while the disk is stalled, and
+// returns otherwise. A process that waits for a stalled disk can be killed.
 func TestStalledDiskHoldsSync(t *testing.T) {
 	d, err := NewDisk()
 	if err != nil {
@@ -69,8 +69,8 @@ func TestStalledDiskHoldsSync(t *testing.T) {
 	}
 }
 
-// syncing is the environment variable that makes this binary a process that syncs files, many at a
-// time, in the directory that it names.
+// syncing is the environment variable that makes this binary a process that syncs many
+// files at a time. Its value is the directory of the files.
 const syncing = "HOLDFAST_TEST_SYNCING"
 
 func init() {
@@ -99,8 +99,9 @@ func syncFiles(dir string) {
 	all.Wait()
 }
 
-// TestSignalsKeepDiskGoing: a signal, such as that of a child process that was stopped, interrupts
-// the disk's system calls. Every sync of a server returns all the same.
+// TestSignalsKeepDiskGoing requires that every sync returns although signals interrupt the
+// disk's system calls. Such a signal reports, for example, that a child process was
+// stopped.
 func TestSignalsKeepDiskGoing(t *testing.T) {
 	d, err := NewDisk()
 	if err != nil {

@@ -2,7 +2,7 @@
 
 package servers
 
-// Disk is what a server syncs its files to: see the Linux version.
+// Disk stalls the syncs of a server on Linux. On this system it does nothing.
 type Disk struct{}
 
 // NewDisk returns ErrNoDisk.

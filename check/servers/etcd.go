@@ -19,7 +19,8 @@ import (
 // Etcd is one member of an etcd cluster.
 type Etcd struct {
 	*Server
-	// Client is the HOST:PORT for clients, Peer that for other members.
+	// Client is the member's HOST:PORT for clients. Peer is its HOST:PORT for other
+	// members.
 	Client, Peer string
 	// Disk is the member's disk, if the configuration has Disks.
 	Disk *Disk
@@ -39,16 +40,17 @@ type EtcdConfig struct {
 	Heartbeat time.Duration
 	// Dir contains the members' directories.
 	Dir string
-	// Hosts are addresses of members other than 127.0.0.1. Enter returns a command that
-	// precedes the member's own, for example to run it in a network namespace.
+	// Hosts are the members' addresses, if they are not 127.0.0.1. Enter returns the
+	// arguments before a member's own command, for example to run it in a network
+	// namespace.
 	Hosts []string
 	Enter func(member int) []string
-	// TLS is required of clients, if set.
+	// TLS, unless it is nil, makes the members require TLS of their clients.
 	TLS *TLS
 	// NoSync lets members answer before a write is on the disk. A member that is killed
-	// loses nothing by that; a machine that fails may.
+	// loses nothing by that. A machine that fails may lose writes.
 	NoSync bool
-	// Disks gives each member a Disk, which can be stalled, in place of NoSync.
+	// Disks gives each member a Disk that can be stalled. It replaces NoSync.
 	Disks bool
 	// Args are further flags.
 	Args []string
@@ -84,7 +86,7 @@ func StartEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	c.Heartbeat = cmp.Or(c.Heartbeat, 100*time.Millisecond)
 	dir := c.Dir
 	var err error
-	for try := range 3 { // another process may take a port meanwhile
+	for try := range 3 { // another process may take a port before the member does
 		var members []*Etcd
 		if try > 0 {
 			c.Dir = filepath.Join(dir, fmt.Sprintf("again%d", try))

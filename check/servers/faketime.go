@@ -22,9 +22,9 @@ func libfaketime() (string, error) {
 	return "", fmt.Errorf("%w: libfaketime", ErrNotInstalled)
 }
 
-// FakeClock restarts the server with a clock that SetClock sets. A server that ends at its
-// start with libfaketime, such as one with a C library of its own, is restarted without it.
-// The error then wraps ErrNotInstalled.
+// FakeClock restarts the server with a clock that SetClock sets. Some servers end at their
+// start with libfaketime, for example one with a C library of its own. FakeClock restarts
+// such a server without libfaketime, and its error wraps ErrNotInstalled.
 func (s *Server) FakeClock(ctx context.Context) error {
 	library, err := libfaketime()
 	if err != nil {
@@ -34,8 +34,8 @@ func (s *Server) FakeClock(ctx context.Context) error {
 	if err := s.SetClock(0); err != nil {
 		return err
 	}
-	// The C library precedes a server's own allocator. Some allocators read the time before
-	// libfaketime is ready.
+	// libc.so.6 is listed so that its allocator precedes the server's own. Some allocators
+	// read the time before libfaketime is ready.
 	before := slices.Clip(s.cfg.Env)
 	s.cfg.Env = append(before, "LD_PRELOAD="+library+" libc.so.6", "FAKETIME_TIMESTAMP_FILE="+s.clock, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
 	err = s.Restart(ctx)
@@ -49,7 +49,8 @@ func (s *Server) FakeClock(ctx context.Context) error {
 	return fmt.Errorf("%w: a libfaketime that works with this server: %w", ErrNotInstalled, err)
 }
 
-// SetClock sets a server's clock ahead of the machine's, or behind it by a negative duration.
+// SetClock sets a server's clock ahead of the machine's. A negative duration sets it
+// behind.
 func (s *Server) SetClock(ahead time.Duration) error {
 	if s.clock == "" {
 		return errors.New("servers: no FakeClock")

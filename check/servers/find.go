@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 )
 
-// Dirs is the environment variable with directories of server programs, which precede PATH.
+// Dirs is the environment variable that lists directories of server programs. Find searches
+// them before PATH.
 const Dirs = "HOLDFAST_SERVERS"
 
 // ErrNotInstalled is the error for a server whose program is missing.
@@ -27,7 +28,7 @@ func Find(program string, own ...string) (string, error) {
 	}
 	for _, pattern := range own {
 		found, _ := filepath.Glob(pattern)
-		// The last one is the newest if the pattern contains a version.
+		// If the pattern contains a version, the last path has the newest.
 		for i := len(found) - 1; i >= 0; i-- {
 			if executable(found[i]) {
 				return found[i], nil

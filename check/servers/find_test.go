@@ -11,8 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestFindPrefersGivenDirectories requires the order of the directories: those that the environment
-// gives, then the program's own, newest first, then PATH, which may have wrappers.
+// TestFindPrefersGivenDirectories requires the order of the directories. Those of
+// HOLDFAST_SERVERS come first, then the program's own, newest first. PATH comes last,
+// because it may have wrappers.
 func TestFindPrefersGivenDirectories(t *testing.T) {
 	root := t.TempDir()
 	place := func(dir string, mode os.FileMode) string {

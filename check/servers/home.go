@@ -15,14 +15,15 @@ import (
 	"syscall"
 )
 
-// home is a server's directory and user: databases refuse to run as root.
+// home is a server's directory and user. Databases need a user because they refuse to run
+// as root.
 type home struct {
 	dir  string
 	cred *syscall.Credential
 }
 
-// newHome makes a directory with a short name, for sockets. If this process is root, the
-// directory belongs to the first of users that exists.
+// newHome makes a directory for a server. Its name is short because it contains sockets. If
+// this process is root, the directory belongs to the first existing user of users.
 func newHome(users ...string) (*home, error) {
 	dir, err := os.MkdirTemp("", "hf")
 	if err != nil {
@@ -49,8 +50,8 @@ func newHome(users ...string) (*home, error) {
 	return h, nil
 }
 
-// inHome calls start with a new home, for the user if this process is root, and a free port. If
-// start fails, the home is removed.
+// inHome calls start with a new home and a free port. If this process is root, the home
+// belongs to the user. If start fails, inHome removes the home.
 func inHome[S any](user string, start func(h *home, port int) (S, error)) (s S, err error) {
 	h, err := newHome(user, "nobody")
 	if err != nil {

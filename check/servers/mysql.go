@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// MySQL is a MySQL or MariaDB server for tests, with the user root without a password, and an
-// empty schema "test".
+// MySQL is a MySQL or MariaDB server for tests. It has the user root without a password,
+// and an empty schema "test".
 type MySQL struct {
 	*Server
 	// Address is HOST:PORT.
@@ -26,9 +26,10 @@ type MySQL struct {
 	home    *home
 }
 
-// StartMySQL starts the mysqld or mariadbd in HOLDFAST_SERVERS, else this machine's mariadbd,
-// with further flags that both support. The server has a free port and a new directory. The error
-// wraps ErrNotInstalled if neither program is installed.
+// StartMySQL starts the mysqld or mariadbd in HOLDFAST_SERVERS, or else this machine's
+// mariadbd. The server runs on a free port and in a new directory. The flags are further
+// flags that both servers accept. If no server is installed, the error wraps
+// ErrNotInstalled.
 func StartMySQL(ctx context.Context, flags ...string) (*MySQL, error) {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		if executable(filepath.Join(dir, "mariadbd")) {
@@ -57,8 +58,8 @@ func startMySQL(ctx context.Context, daemon string, mariadb bool, flags []string
 	}
 	return inHome("mysql", func(h *home, port int) (*MySQL, error) {
 		data := filepath.Join(h.dir, "data")
-		// In a shared directory, servers that start at the same time would remove each other's
-		// temporary tables.
+		// Each server has a temporary directory of its own. Servers that start at the same
+		// time in a shared one would remove each other's temporary tables.
 		tmp := filepath.Join(h.dir, "tmp")
 		if err := h.run(h.command("mkdir", tmp)); err != nil {
 			return nil, err
@@ -129,7 +130,7 @@ func (h *home) initMySQL(daemon string, common []string) (file string, err error
 	}, "\n")+"\n"), 0o644)
 }
 
-// greets returns a Ready for a server that sends a greeting to each new connection.
+// greets returns a Ready for servers that send the first message of a connection.
 func greets(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -153,7 +154,8 @@ func greets(address string) func(context.Context) error {
 	}
 }
 
-// DSN returns a data source for go-sql-driver/mysql: a schema of the server, and parameters.
+// DSN returns a data source name for go-sql-driver/mysql, with a schema of the server and
+// parameters.
 func (m *MySQL) DSN(schema, params string) string {
 	return fmt.Sprintf("root@tcp(%s)/%s%s", m.Address, schema, params)
 }
@@ -162,7 +164,7 @@ func (m *MySQL) DSN(schema, params string) string {
 func (m *MySQL) Close() error { return end(m.Server, m.home) }
 
 func end(s *Server, h *home) error {
-	s.Kill() // its data is not needed
+	s.Kill() // a killed server loses only data that no test needs
 	h.remove()
 	return nil
 }

@@ -15,19 +15,19 @@ import (
 	"syscall"
 )
 
-// A watcher is a shell that outlives this process and then kills the servers that this process
-// has started and not ended. A program that gets SIGKILL, or a test that panics at its timeout,
-// cannot end them itself.
+// watcher is a shell that outlives this process and then kills the servers that this
+// process has started and not ended. A program that gets SIGKILL, or a test that panics at
+// its timeout, cannot end its servers itself.
 //
-// The watcher reads the servers' process groups from a pipe. Only this process has the other
-// end, so the pipe ends with this process in any case. A parent-death signal is no replacement:
-// it fires when the thread that has started the server exits, it reaches no child of the
-// server, and a change of the user clears it.
+// The watcher reads the servers' process groups from a pipe. Only this process has the
+// other end, so the pipe always ends with this process. A parent-death signal cannot
+// replace the watcher. It fires when the thread that started the server exits. It reaches
+// no child of the server, and a change of the user clears it.
 type watcher struct {
 	mu   sync.Mutex
 	pipe io.Writer // nil before the first server
-	// mark is in the environment of every server. By it the watcher finds servers that have
-	// left their process group, and one that was not reported.
+	// mark is in the environment of every server. By the mark the watcher finds servers
+	// that have left their process group or were never reported.
 	mark string
 }
 
@@ -52,19 +52,20 @@ func (w *watcher) start() (mark string, err error) {
 	cmd := exec.Command("/bin/sh", "-c", killOrphans, "holdfast-watcher", mark)
 	cmd.Dir = "/"
 	cmd.Stdin = r
-	// The watcher ignores keys at the terminal and signals for the group of this process.
+	// In a session of its own the watcher receives no keys of the terminal and no signals
+	// for this process's group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		pipe.Close()
 		return "", fmt.Errorf("servers: the watcher that ends the servers after this process: %w", err)
 	}
-	// It ends after this process, so that Wait is impossible.
+	// The watcher ends after this process, so this process cannot Wait for it.
 	_ = cmd.Process.Release()
 	w.pipe, w.mark = pipe, mark
 	return mark, nil
 }
 
-// started reports the process group of a server.
+// started reports the process group of a server to the watcher.
 func (w *watcher) started(group int) error {
 	if err := w.send("+", group); err != nil {
 		return errors.New("servers: the watcher that ends the servers after this process has ended")
@@ -72,7 +73,7 @@ func (w *watcher) started(group int) error {
 	return nil
 }
 
-// ended reports that a process group is no longer a server.
+// ended removes the process group of a server that has ended from the watcher's list.
 func (w *watcher) ended(group int) { _ = w.send("-", group) }
 
 func (w *watcher) send(op string, group int) error {

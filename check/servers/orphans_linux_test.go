@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestServersEndWithTheirProcess kills a process that runs servers, and waits until
-// the servers, and what they have started, have ended.
+// TestServersEndWithTheirProcess kills a process that runs servers. It requires that the
+// servers and their children end.
 func TestServersEndWithTheirProcess(t *testing.T) {
 	for name, c := range map[string]struct {
 		env  string
@@ -38,7 +38,7 @@ func TestServersEndWithTheirProcess(t *testing.T) {
 				t.Skip("needs root")
 			}
 			cmd := exec.Command(os.Args[0])
-			// Not t.TempDir: other users cannot reach it.
+			// Other users must reach the directory, which t.TempDir does not allow.
 			dir, err := os.MkdirTemp("", "hf")
 			if err != nil {
 				t.Fatal(err)
@@ -101,7 +101,8 @@ func awaitEnd(t *testing.T, pid string, deadline time.Time) {
 	}
 }
 
-// lives reports whether a process runs. A process that is not yet reaped does not.
+// lives reports whether a process runs. A process that has ended and is not yet reaped does
+// not run.
 func lives(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
@@ -119,10 +120,11 @@ func init() {
 	}
 }
 
-// playParent starts two servers, and a third that it ends, prints the numbers of the
-// processes that run, and waits for its own end.
+// playParent starts two servers, and a third one that it ends. It prints the numbers of the
+// running processes, and waits until it is killed.
 func playParent(dir string) error {
-	// Other users cannot reach the directory of the test program.
+	// The servers' user cannot reach the directory of the test program, so playParent
+	// copies the program.
 	program, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// PgBouncer is a connection pooler for a Postgres.
+// PgBouncer is a connection pooler in front of a Postgres.
 type PgBouncer struct {
 	*Server
 	// Address is HOST:PORT.
@@ -17,8 +17,9 @@ type PgBouncer struct {
 	home    *home
 }
 
-// StartPgBouncer starts a PgBouncer for an address, HOST:PORT, with a pool mode ("session",
-// "transaction") and a pool size. The error wraps ErrNotInstalled.
+// StartPgBouncer starts a PgBouncer for an upstream HOST:PORT, with a pool mode ("session",
+// "transaction") and a pool size. If PgBouncer is not installed, the error wraps
+// ErrNotInstalled.
 func StartPgBouncer(ctx context.Context, upstream, mode string, size int) (*PgBouncer, error) {
 	daemon, err := Find("pgbouncer", "/usr/sbin/pgbouncer")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Postgres is a PostgreSQL server for tests, with the superuser postgres without a password.
+// Postgres is a PostgreSQL server for tests. Its superuser is postgres, without a password.
 type Postgres struct {
 	*Server
 	// Address is HOST:PORT.
@@ -23,8 +23,8 @@ type Postgres struct {
 	home    *home
 }
 
-// StartPostgres starts a postgres on a free port and in a new directory, with further settings
-// as NAME=VALUE. The error wraps ErrNotInstalled.
+// StartPostgres starts a postgres on a free port and in a new directory. The settings have
+// the form NAME=VALUE. If PostgreSQL is not installed, the error wraps ErrNotInstalled.
 func StartPostgres(ctx context.Context, settings ...string) (*Postgres, error) {
 	daemon, err := Find("postgres", postgresPrograms+"postgres")
 	if err != nil {
@@ -60,14 +60,14 @@ func StartPostgresReplica(ctx context.Context, primary *Postgres, settings ...st
 	})
 }
 
-// replication returns how a replica connects.
+// replication returns the connection settings for a replica.
 func (p *Postgres) replication() string {
 	host, port, _ := splitAddress(p.Address)
 	return fmt.Sprintf("host=%s port=%s user=postgres sslmode=disable", host, port)
 }
 
-// Demote shuts the server down, which waits until its replicas have all its data. It calls
-// promote, and restarts the server as a replica of to. Sessions end.
+// Demote shuts the server down, which ends its sessions and waits until its replicas have
+// all its data. Then it calls promote, and restarts the server as a replica of to.
 func (p *Postgres) Demote(ctx context.Context, promote func(context.Context) error, to *Postgres) error {
 	p.Server.mu.Lock()
 	err := p.cmd.Process.Signal(syscall.SIGINT)
@@ -97,7 +97,7 @@ const postgresPrograms = "/usr/lib/postgresql/*/bin/"
 
 func (h *home) data() string { return filepath.Join(h.dir, "data") }
 
-// write writes a file for the server's user.
+// write writes a file that the server's user owns.
 func (h *home) write(file, text string) error {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil || h.cred == nil {
 		return err
@@ -120,7 +120,8 @@ func startPostgres(ctx context.Context, daemon string, h *home, port int, settin
 	return p, nil
 }
 
-// starts returns a Ready for servers with PostgreSQL's protocol: a client can start a session.
+// starts returns a Ready for servers with PostgreSQL's protocol. It returns nil when a
+// client can start a session.
 func starts(address, user, database string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -149,13 +150,14 @@ func starts(address, user, database string) func(context.Context) error {
 	}
 }
 
-// URL returns a URL for pgx: a database of the server, and parameters.
+// URL returns a URL for pgx, with a database of the server and parameters.
 func (p *Postgres) URL(database, params string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", p.Address, database, params)
 }
 
-// Restart kills the server and starts it again on its data. A session that started as the server was
-// killed keeps the shared memory that the server needs.
+// Restart kills the server and starts it again on its data. A session that started during
+// the kill keeps the shared memory that the server needs, so Restart kills such sessions,
+// too.
 func (p *Postgres) Restart(ctx context.Context) error {
 	p.Kill()
 	return within(ctx, 10*time.Second, func() error {
@@ -166,8 +168,8 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	})
 }
 
-// workingIn returns the processes with this working directory, on systems with /proc. The processes of a
-// server work in its data directory.
+// workingIn returns the processes whose working directory is dir, on systems with /proc.
+// All processes of a server work in its data directory.
 func workingIn(dir string) (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, cwd := range all {
@@ -181,8 +183,8 @@ func workingIn(dir string) (pids []int) {
 	return pids
 }
 
-// Kill ends the server and its sessions at once. A session that survived would keep the shared
-// memory, so that the server could not start again.
+// Kill ends the server and its sessions at once. A session that survives would keep the
+// shared memory, and the server could not start again.
 func (p *Postgres) Kill() {
 	if pid := p.PID(); pid > 0 {
 		_ = p.all(syscall.SIGKILL)
@@ -202,7 +204,7 @@ func (p *Postgres) all(s syscall.Signal) error {
 		return err
 	}
 	for _, pid := range children {
-		_ = syscall.Kill(pid, s) // the process may have ended since
+		_ = syscall.Kill(pid, s) // the process may have ended meanwhile
 	}
 	return nil
 }

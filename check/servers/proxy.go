@@ -10,43 +10,45 @@ import (
 	"time"
 )
 
-// Proxy disturbs the traffic of a server: it cuts connections, drops answers, delays them, and
-// loses single ones. It has a port of its own.
+// Proxy disturbs the traffic between clients and a server. It cuts connections, drops
+// answers, delays them, and loses single ones. It has a port of its own.
 //
-// Close ends every goroutine of a proxy. An open proxy has one goroutine from NewProxy on, and
-// some for each connection, which end with the connection. So a leak check of clients finds
-// none of them.
+// Close ends every goroutine of a proxy. An open proxy has one goroutine from NewProxy on,
+// and some for each connection, which end with the connection. So a leak check of a client,
+// begun after NewProxy, finds none of them.
 type Proxy struct {
 	address string
 	tasks   sync.WaitGroup
 
 	mu       sync.Mutex
-	listens  *sync.Cond // of listener and closed
+	listens  *sync.Cond // signals changes of listener and closed
 	listener net.Listener
 	upstream string
 	links    map[*link]struct{}
 	closed   bool
 	silent   bool          // requests are dropped
 	deaf     bool          // answers are dropped
-	delay    time.Duration // of answers
-	// lose counts the requests until the one whose answer is lost; 0 is none.
+	delay    time.Duration // the delay of answers
+	// lose counts down to the request whose answer is lost. 0 means that no answer is lost.
 	lose int
 }
 
-// link is a client's connection with its connection to the server.
+// link is a connection from a client, with the proxy's connection to the server.
 type link struct {
 	p              *Proxy
 	client, server net.Conn
 
-	// Guarded by p.mu. state signals changes of the fields below and of the proxy's delay.
+	// p.mu guards the following fields. state signals their changes and those of the
+	// proxy's delay.
 	state   *sync.Cond
 	answers []answer
-	dropped bool // data was dropped: the two ends disagree about the conversation
+	dropped bool // the proxy dropped data, so client and server no longer agree
 	lost    bool // the next answer is lost, and the connection ends
 	ended   bool
 }
 
-// answer is data that the server has sent in one piece; no data is the end of the connection.
+// answer is data that the server has sent in one piece. An answer without data marks the
+// end of the connection.
 type answer struct {
 	data []byte
 	read time.Time
@@ -67,7 +69,7 @@ func NewProxy(upstream string) (*Proxy, error) {
 // Address returns the address for clients. It does not change.
 func (p *Proxy) Address() string { return p.address }
 
-// serve accepts connections until Close, whenever there is a listener.
+// serve accepts connections whenever there is a listener. It returns after Close.
 func (p *Proxy) serve() {
 	for {
 		p.mu.Lock()
@@ -191,7 +193,8 @@ func (k *link) writeAnswers() {
 		}
 		a := k.answers[0]
 		if wait := p.delay - time.Since(a.read); wait > 0 {
-			// The end of the delay wakes the wait, as does any other change.
+			// The timer ends the Wait when the delay is over. Any other change ends it,
+			// too.
 			t := time.AfterFunc(wait, func() {
 				p.mu.Lock()
 				defer p.mu.Unlock()
@@ -256,7 +259,8 @@ func (p *Proxy) listen() error {
 	if p.listener != nil || p.closed {
 		return nil
 	}
-	// The kernel may have assigned the port to a connection that is about to end.
+	// The kernel may have given the port to a connection that is about to end, so listen
+	// tries again.
 	var l net.Listener
 	var err error
 	for range 100 {
@@ -285,21 +289,21 @@ func (p *Proxy) Silence() error {
 	return p.change(func() error { p.deaf, p.silent = true, true; return nil })
 }
 
-// Delay delays every answer by d after the server has sent it, until Heal. Another Delay
-// replaces it, and 0 ends it.
+// Delay delays every answer by d after the server has sent it, until Heal. A new Delay
+// replaces the old one, and 0 ends it.
 func (p *Proxy) Delay(d time.Duration) error {
 	return p.change(func() error { p.delay = max(d, 0); return nil })
 }
 
-// LoseAnswer forwards the given number of requests, of any connection, with their answers. The
-// next request reaches the server as well; its answer is lost, and its connection ends. A
+// LoseAnswer lets that many requests, of any connection, pass with their answers. The next
+// request reaches the server, but the proxy drops its answer and ends its connection. A
 // request is data that arrives in one piece.
 func (p *Proxy) LoseAnswer(after int) error {
 	return p.change(func() error { p.lose = after + 1; return nil })
 }
 
-// Heal ends all disturbances. It closes connections whose data was dropped, since their two
-// ends disagree about the conversation.
+// Heal ends all disturbances. It closes connections whose data was dropped, because their
+// client and server no longer agree on what was sent.
 func (p *Proxy) Heal() error {
 	return p.change(func() error {
 		p.silent, p.deaf, p.delay, p.lose = false, false, 0, 0
@@ -312,8 +316,8 @@ func (p *Proxy) Heal() error {
 	})
 }
 
-// Redirect ends every connection and leads new ones to another address. A proxy that is cut
-// stays cut until Heal.
+// Redirect ends every connection and connects new ones to another address. A proxy that is
+// cut stays cut until Heal.
 func (p *Proxy) Redirect(upstream string) error {
 	return p.change(func() error {
 		wasCut := p.listener == nil
@@ -326,8 +330,8 @@ func (p *Proxy) Redirect(upstream string) error {
 	})
 }
 
-// Lead leads new connections to another address. Established connections stay where they are,
-// as with a name or an address that moves to another server.
+// Lead connects new connections to another address. Established connections keep their
+// server, as when a name or an address moves to another server.
 func (p *Proxy) Lead(upstream string) {
 	_ = p.change(func() error { p.upstream = upstream; return nil })
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// answering is a server that answers each line with another one.
+// answering starts a server that answers each line with the result of answer.
 func answering(t *testing.T, answer func(line string) string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -43,8 +43,8 @@ func answering(t *testing.T, answer func(line string) string) (address string) {
 	return l.Addr().String()
 }
 
-// upper is a server that answers each line in upper case, and sends what it has read to a
-// channel.
+// upper starts a server that answers each line in upper case. The server also sends each
+// line that it has read to a channel.
 func upper(t *testing.T) (address string, read <-chan string) {
 	t.Helper()
 	lines := make(chan string, 100)
@@ -54,7 +54,8 @@ func upper(t *testing.T) (address string, read <-chan string) {
 	}), lines
 }
 
-// talk sends a line and reads the answer, for at most the given time.
+// talk sends a line and reads the answer. It returns an error if there is no answer within
+// the given time.
 func talk(t *testing.T, c net.Conn, line string, within time.Duration) (string, error) {
 	t.Helper()
 	if _, err := c.Write([]byte(line + "\n")); err != nil {
@@ -94,7 +95,7 @@ func TestProxy(t *testing.T) {
 	}
 	works()
 
-	// Answers are dropped: the server reads, the client hears nothing.
+	// With dropped answers, the server reads the request and the client receives nothing.
 	c := dial()
 	if err := p.DropAnswers(); err != nil {
 		t.Fatal(err)
@@ -110,7 +111,7 @@ func TestProxy(t *testing.T) {
 	}
 	works()
 
-	// Silence: neither hears of the other.
+	// With silence, neither end receives anything.
 	c = dial()
 	if err := p.Silence(); err != nil {
 		t.Fatal(err)
@@ -126,7 +127,7 @@ func TestProxy(t *testing.T) {
 	}
 	works()
 
-	// A delay is a delay.
+	// A delay delays the answer.
 	if err := p.Delay(100 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func TestProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A second delay replaces the first, and one of 0 ends it.
+	// A second delay replaces the first. A delay of 0 ends it.
 	for _, d := range []time.Duration{time.Hour, 50 * time.Millisecond} {
 		if err := p.Delay(d); err != nil {
 			t.Fatal(err)
@@ -168,7 +169,8 @@ func TestProxy(t *testing.T) {
 	}
 	<-read
 
-	// One answer is lost: the server reads, and the connection ends. Others pass.
+	// With one lost answer, the server reads the request, and the connection ends. Other
+	// connections continue.
 	c, other := dial(), dial()
 	if err := p.LoseAnswer(1); err != nil {
 		t.Fatal(err)
@@ -189,7 +191,7 @@ func TestProxy(t *testing.T) {
 	}
 	works()
 
-	// Cut: the connection ends, and there is no new one.
+	// A cut ends the connection and refuses a new one.
 	c = dial()
 	p.Cut()
 	if got, err := talk(t, c, "three", patience); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -205,11 +207,12 @@ func TestProxy(t *testing.T) {
 	works()
 }
 
-// TestProxyLeavesNoGoroutine: a leak check finds nothing of a proxy whose connections have
-// ended, although it was cut, healed and redirected, and nothing at all after Close.
+// TestProxyLeavesNoGoroutine requires that a leak check finds no goroutine of the proxy's
+// connections after they have ended. That holds also if the proxy was cut, healed and
+// redirected. After Close the check finds nothing of the proxy.
 func TestProxyLeavesNoGoroutine(t *testing.T) {
 	address, _ := upper(t)
-	none := goleak.IgnoreCurrent() // of the server and of other tests
+	none := goleak.IgnoreCurrent() // ignores goroutines of the server and of other tests
 	p, err := servers.NewProxy(address)
 	if err != nil {
 		t.Fatal(err)

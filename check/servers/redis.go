@@ -25,13 +25,13 @@ type Redis struct {
 	tls      *tls.Config // nil without TLS
 }
 
-// RedisTLS returns settings for StartRedis: clients, replicas and the nodes of a cluster must
-// use TLS with certificates.
+// RedisTLS returns settings for StartRedis that require TLS with certificates of clients,
+// replicas and the nodes of a cluster.
 func RedisTLS(t TLS) []string {
 	return []string{"--tls-ca-cert-file", t.CA, "--tls-cert-file", t.Cert, "--tls-key-file", t.Key, "--tls-replication", "yes", "--tls-cluster", "yes"}
 }
 
-// understand reads from the settings what a client needs.
+// understand reads from the settings the password and the TLS files that a client needs.
 func (r *Redis) understand(settings []string) error {
 	var t TLS
 	for i := 0; i+1 < len(settings); i++ {
@@ -62,7 +62,8 @@ func (r *Redis) listen() []string {
 	return []string{"--port", strconv.Itoa(r.Port)}
 }
 
-// RedisInstalled returns the path of redis-server. The error wraps ErrNotInstalled.
+// RedisInstalled returns the path of redis-server. If it is missing, the error wraps
+// ErrNotInstalled.
 func RedisInstalled() (string, error) {
 	path, err := Find("redis-server")
 	if err != nil {
@@ -71,14 +72,15 @@ func RedisInstalled() (string, error) {
 	return path, nil
 }
 
-// StartRedis starts a redis-server on a free port of the loopback interface, with further
-// settings as on its command line: "--appendonly", "yes". By default it writes nothing to
-// disk.
+// StartRedis starts a redis-server on a free port of the loopback interface. The settings
+// have the form of its command line: "--appendonly", "yes". By default the server writes
+// nothing to disk.
 func StartRedis(ctx context.Context, dir string, settings ...string) (*Redis, error) {
 	return startRedis(ctx, dir, func() ([]string, error) { return settings, nil })
 }
 
-// startRedis calls draw before each attempt: another process may take a port meanwhile.
+// startRedis calls draw before each attempt, because another process may take the port
+// before the server does.
 func startRedis(ctx context.Context, dir string, draw func() ([]string, error)) (*Redis, error) {
 	var err error
 	for range 5 {
@@ -129,9 +131,9 @@ func startRedisOn(ctx context.Context, port int, dir string, settings []string) 
 // Address returns HOST:PORT.
 func (r *Redis) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(r.Port)) }
 
-// Do sends one command on a new connection, with the server's password if it has one, and
-// returns the answer: a string, an int64, nil, or a slice of these. An error of the server is
-// an error.
+// Do sends one command on a new connection, with the server's password if it has one. It
+// returns the answer: a string, an int64, nil, or a slice of these. An error of the server
+// is returned as an error.
 func (r *Redis) Do(ctx context.Context, args ...string) (any, error) {
 	return redisDo(ctx, r.Address(), r.Password, r.tls, args...)
 }
@@ -216,7 +218,7 @@ func redisAnswer(in *bufio.Reader) (any, error) {
 	case kind == '*':
 		all := make([]any, n)
 		for i := range all {
-			// An error inside an array is an answer like others.
+			// An error inside an array is one of the array's values.
 			if all[i], err = redisAnswer(in); err != nil && all[i] == nil {
 				var ne net.Error
 				if errors.As(err, &ne) || errors.Is(err, io.EOF) {

@@ -61,7 +61,7 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 		return nil, err
 	}
 	for i, r := range c.Nodes[primaries:] {
-		// A node becomes a replica only when gossip has brought it the primary's ID.
+		// A node can become a replica only after gossip has brought it the primary's ID.
 		err := until(ctx, func() error {
 			_, err := r.Do(ctx, "CLUSTER", "REPLICATE", c.ids[c.Nodes[i]])
 			return err
@@ -112,8 +112,9 @@ func (c *RedisCluster) startNode(ctx context.Context, dir string, settings []str
 	return r, err
 }
 
-// meet adds nodes to the cluster of the first one, and waits until all are linked. A server gives up
-// the handshake with a node that does not answer within the node timeout, so meet begins it again.
+// meet adds nodes to the cluster of the first node, and waits until all are linked. A
+// server ends the handshake with a node that does not answer within the node timeout, so
+// meet begins again.
 func (c *RedisCluster) meet(ctx context.Context, nodes ...*Redis) error {
 	return until(ctx, func() error {
 		for _, r := range nodes {
@@ -135,11 +136,11 @@ func (c *RedisCluster) Join(ctx context.Context, dir string, settings ...string)
 	return r, err
 }
 
-// Whole waits until every running node reports that all slots are served, and lists all
-// nodes.
+// Whole waits until every running node lists all nodes and reports that all slots are
+// served.
 func (c *RedisCluster) Whole(ctx context.Context) error { return until(ctx, c.whole(ctx)) }
 
-// whole returns a function that looks once.
+// whole returns a function that checks the condition of Whole once.
 func (c *RedisCluster) whole(ctx context.Context) func() error {
 	return func() error {
 		for _, r := range c.Nodes {
@@ -252,7 +253,7 @@ func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) e
 		if r.PID() == 0 {
 			continue
 		}
-		// A replica gets the change from its primary.
+		// A replica receives the change from its primary, so its error is no failure.
 		if _, err := r.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "NODE", c.ids[to]); err != nil && !strings.Contains(err.Error(), "SETSLOT only with masters") {
 			return err
 		}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestLostHandshakeBeginsAgain: a node that stands still for longer than the node timeout is forgotten
-// by the node that met it, and joins the cluster nevertheless.
+// TestLostHandshakeBeginsAgain stops a node for longer than the node timeout during its
+// handshake. The cluster then forgets the node, and meet must begin again.
 func TestLostHandshakeBeginsAgain(t *testing.T) {
 	if _, err := Find("redis-server"); err != nil {
 		t.Skip(err)

@@ -46,7 +46,7 @@ func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...stri
 // Linked waits until every running replica follows the primary and has acknowledged that.
 func (g *RedisReplicas) Linked(ctx context.Context) error {
 	return until(ctx, func() error {
-		// A command that replicas acknowledge and that leaves nothing behind.
+		// The replicas acknowledge this command, and it leaves no data.
 		if _, err := g.Primary.Do(ctx, "PUBLISH", "linked", "?"); err != nil {
 			return err
 		}
@@ -73,8 +73,8 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 	})
 }
 
-// acknowledges reports whether a replica has sent its offset to the primary. Before that, which
-// may be a second after the link is up, WAIT does not count the replica.
+// acknowledges reports whether a replica has sent its offset to the primary. Before that,
+// WAIT does not count the replica. It may take a second after the link is up.
 func acknowledges(primary map[string]string, port int) bool {
 	for name, text := range primary {
 		if !strings.HasPrefix(name, "slave") {
@@ -141,7 +141,7 @@ func within(ctx context.Context, d time.Duration, f func() error) error {
 type RedisSentinel struct {
 	*RedisReplicas
 	Sentinels []*Redis
-	// Name is the sentinels' name of the primary.
+	// Name is the name that the sentinels use for the primary.
 	Name string
 }
 
@@ -149,8 +149,8 @@ type RedisSentinel struct {
 // changes it.
 const SentinelDownAfter = 500 * time.Millisecond
 
-// StartRedisSentinel starts a primary, n replicas and three sentinels. The settings are those of
-// the servers; the sentinels use the settings of TLS.
+// StartRedisSentinel starts a primary, n replicas and three sentinels. The settings apply
+// to the servers. Of these, the sentinels use only those of TLS.
 func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (*RedisSentinel, error) {
 	return StartRedisSentinelWith(ctx, dir, n, "", settings...)
 }
@@ -173,7 +173,7 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 	}
 	for i := range 3 {
 		var r *Redis
-		for range 5 { // another process may take a port meanwhile
+		for range 5 { // another process may take the port before the sentinel does
 			if r, err = s.startSentinel(ctx, program, filepath.Join(dir, "sentinel"+strconv.Itoa(i)), password, settings); err == nil || ctx.Err() != nil {
 				break
 			}
@@ -183,7 +183,7 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 		}
 		s.Sentinels = append(s.Sentinels, r)
 	}
-	// The sentinels have found one another and the replicas.
+	// Wait until the sentinels have found one another and the replicas.
 	return s, until(ctx, func() error {
 		for _, r := range s.Sentinels {
 			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
@@ -233,7 +233,7 @@ func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, passwo
 	}
 	r.Server, err = Start(ctx, Config{
 		Name: "sentinel", Dir: home, Command: []string{program, "sentinel.conf", "--sentinel"},
-		Ready: func(ctx context.Context) error { // fails for another process on the port
+		Ready: func(ctx context.Context) error { // fails if another process has the port
 			_, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
 			return err
 		},
@@ -300,14 +300,15 @@ func (s *RedisSentinel) Calm(ctx context.Context) error {
 
 // Failover makes the sentinels replace the living primary.
 func (s *RedisSentinel) Failover(ctx context.Context) error {
-	return until(ctx, func() error { // a replica may not be ready yet
+	return until(ctx, func() error { // a replica may not be ready to be promoted yet
 		_, err := s.Sentinels[0].Do(ctx, "SENTINEL", "FAILOVER", s.Name)
 		return err
 	})
 }
 
-// FailedOver waits until the sentinels have made another server the primary, and it accepts
-// writes. A sentinel that was delayed itself does nothing for half a minute.
+// FailedOver waits until the sentinels have made another server the primary, and that
+// server accepts writes. It may take half a minute, because a sentinel that was delayed
+// itself does nothing for so long.
 func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {
 	var to *Redis
 	err := within(ctx, time.Minute, func() error {

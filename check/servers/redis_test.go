@@ -46,7 +46,8 @@ func TestRedis(t *testing.T) {
 	}
 }
 
-// A group that has been started counts acknowledgements from then on.
+// TestRedisReplicas requires that each replica of a started group has acknowledged an
+// offset.
 func TestRedisReplicas(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()

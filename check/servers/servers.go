@@ -1,12 +1,12 @@
 //go:build linux || darwin
 
 // Package servers runs real servers as child processes, for tests and for the faults of a
-// check: on free ports and in directories of their own. It can stop, kill, pause and restart
-// them, with or without their data.
+// check. They use free ports and directories of their own. The package can stop, kill,
+// pause and restart them, with or without their data.
 //
-// A server has all its files in its Dir. It is a process group, so that its helpers end with
-// it. If this process ends without ending its servers, because of a SIGKILL or a panic, a
-// watcher process kills them.
+// A server has all its files in its Dir. It is a process group, so that its helpers end
+// with it. If this process ends without ending its servers, because of a SIGKILL or a
+// panic, a watcher process kills them.
 package servers
 
 import (
@@ -33,21 +33,22 @@ type Config struct {
 	// Command starts the server, in Dir.
 	Command []string
 	Env     []string
-	// Credential is the server's user; nil for this process's user.
+	// Credential is the server's user. Nil selects this process's user.
 	Credential *syscall.Credential
 	// Dir is the server's directory. It is created if it is missing.
 	Dir string
-	// Ready returns nil when the server serves. It is repeated, each time with a timeout of a
-	// second.
+	// Ready returns nil when the server serves. Start calls it again until then, each time
+	// with a timeout of a second.
 	Ready func(ctx context.Context) error
-	// Timeout limits the wait for Ready, and for the end after a Stop. Default 30 s.
+	// Timeout limits how long Start waits for Ready, and how long Stop waits for the
+	// server's end. Default 30 s.
 	Timeout time.Duration
 }
 
 // Server is a child process.
 type Server struct {
 	cfg   Config
-	clock string // the file that SetClock writes
+	clock string // the path of the file that SetClock writes
 
 	// mu admits one start or end at a time.
 	mu     sync.Mutex
@@ -60,8 +61,8 @@ type Server struct {
 // ErrNotRunning is the error of a server that has ended or was never started.
 var ErrNotRunning = errors.New("servers: not running")
 
-// Start starts a server and waits until it serves. If it does not, it is killed, and the error
-// has the end of its output.
+// Start starts a server and waits until it serves. If it does not serve in time, Start
+// kills it and returns an error with the end of its output.
 func Start(ctx context.Context, c Config) (*Server, error) {
 	if len(c.Command) == 0 || c.Dir == "" || c.Ready == nil {
 		return nil, errors.New("servers: Command, Dir and Ready are needed")
@@ -75,13 +76,13 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	return s, nil
 }
 
-// FreePort returns a free TCP port of this machine. It is none of those that the system gives
-// to outgoing connections: such a connection could take the port of a server that is killed
-// and started again. Another process may take it before the server does; then Start fails,
-// and the caller tries again.
+// FreePort returns a free TCP port of this machine. The port is outside the range for
+// outgoing connections: such a connection could take the port of a server that is killed
+// and started again. Another process may take the port before the server does. Then Start
+// fails, and its caller tries another port.
 func FreePort() (port int, err error) {
 	for range 100 {
-		port = 10000 + rand.IntN(22000) // Linux gives those from 32768 on, other systems higher ones
+		port = 10000 + rand.IntN(22000) // outgoing connections use ports from 32768 on, on some systems only higher ones
 		var l net.Listener
 		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
 			return port, l.Close()
@@ -127,7 +128,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	s.cmd, s.done, s.paused = cmd, done, false
 	err = watch.started(cmd.Process.Pid)
 	go func() {
-		_ = cmd.Wait() // ProcessState has the outcome
+		_ = cmd.Wait() // ProcessState has the exit code
 		watch.ended(cmd.Process.Pid)
 		close(done)
 	}()
@@ -141,7 +142,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	return nil
 }
 
-// RestartEmpty is Restart after removing everything in Dir.
+// RestartEmpty kills the server if it runs, removes everything in Dir, and starts it again.
 func (s *Server) RestartEmpty(ctx context.Context) error {
 	s.Kill()
 	entries, err := os.ReadDir(s.cfg.Dir)
@@ -188,14 +189,14 @@ func (s *Server) PID() int {
 	return s.cmd.Process.Pid
 }
 
-// Done is closed when the present process has ended.
+// Done returns a channel that is closed when the present process has ended.
 func (s *Server) Done() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.done
 }
 
-// Output returns the end of what all processes of the server have written.
+// Output returns the end of the output of all processes of the server.
 func (s *Server) Output() string { return s.output.tail() }
 
 func (s *Server) running() bool {
@@ -210,8 +211,8 @@ func (s *Server) running() bool {
 	}
 }
 
-// signal sends a signal to the process group, unless the process has ended: its number may
-// belong to another process then.
+// signal sends a signal to the process group. It sends nothing to a process that has ended,
+// because its number may belong to another process.
 func (s *Server) signal(sig syscall.Signal) error {
 	if !s.running() {
 		return fmt.Errorf("%w: %s", ErrNotRunning, s.cfg.Name)
@@ -274,7 +275,7 @@ func (s *Server) Stop() error {
 	}
 }
 
-// output keeps the end of a server's output.
+// output keeps only the end of a server's output.
 type output struct {
 	mu   sync.Mutex
 	text []byte

@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestMain is also the server: it counts its starts in a file, and answers each
-// connection with the count.
+// TestMain runs the tests or, in a child process, the server. The server counts its starts
+// in a file, and answers each connection with the count.
 func TestMain(m *testing.M) {
 	address := os.Getenv("SERVERS_TEST_ADDRESS")
 	if address == "" {
@@ -108,7 +108,7 @@ func TestLife(t *testing.T) {
 	if err := s.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want(t, address, "2") // on the data of its first life
+	want(t, address, "2") // the restarted server still has its data
 	if s.PID() == first || s.PID() == 0 {
 		t.Errorf("pid %d after %d", s.PID(), first)
 	}
@@ -142,7 +142,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("%s after Kill: %v", what, err)
 		}
 	}
-	s.Kill() // again
+	s.Kill() // a second Kill does nothing
 	if got := strings.Count(s.Output(), "serving"); got != 3 {
 		t.Errorf("%d lives are in the output, want 3: %q", got, s.Output())
 	}
@@ -153,7 +153,7 @@ func TestStop(t *testing.T) {
 	if err := s.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	// A paused server hears, too.
+	// Stop also ends a paused server.
 	if err := s.Stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stallThreads stops the threads of a process whose names begin with name, until resume is
-// called. It needs no privileges for a child of this process.
+// stallThreads stops the threads of a process whose names begin with name. They stay
+// stopped until the caller calls resume. stallThreads needs no privileges if the process is
+// a child of this one.
 //
-// Only the thread that has stopped another thread can resume it. So one goroutine, which keeps
-// its thread, does both.
+// Only the thread that has stopped another thread can resume it. So one goroutine, locked
+// to its thread, does both.
 func stallThreads(pid int, name string) (resume func(), err error) {
 	stalled, over, done := make(chan error, 1), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -32,7 +33,7 @@ func stallThreads(pid int, name string) (resume func(), err error) {
 			for _, t := range tasks {
 				comm, err := os.ReadFile(filepath.Join(t, "comm"))
 				if err != nil || !strings.HasPrefix(string(comm), name) {
-					continue // it has ended, or has another name
+					continue // the thread has ended, or has another name
 				}
 				tid, _ := strconv.Atoi(filepath.Base(t))
 				if err := stopThread(tid); err != nil {

@@ -35,11 +35,11 @@ func stopped(group int) bool {
 	return true
 }
 
-// stateOf returns the state of a thread, and whether it is in the group.
+// stateOf returns the state of a thread, and reports whether the thread is in the group.
 func stateOf(dir string, group int) (state byte, in bool) {
 	text, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
-		return 0, false // it has ended
+		return 0, false // the thread has ended
 	}
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // a name may contain anything
 	if len(fields) < 3 || string(fields[2]) != strconv.Itoa(group) {

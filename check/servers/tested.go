@@ -2,16 +2,16 @@
 
 package servers
 
-// Product is a server with the versions on which all tests of its store, or the suite and a
-// check, have passed.
+// Product is a server with its tested versions. On each of them all tests of the store have
+// passed, or at least the suite and a check.
 type Product struct {
 	Name     string
 	Versions []string // major and minor, oldest first
 }
 
 // Tested returns the servers that the tests run: those of a distribution, newer ones of
-// scripts/newer-servers, and the etcd of scripts/servers. docs/guarantees.md is printed from it,
-// and e2e/conformance/versions compares it with the servers.
+// scripts/newer-servers, and the etcd of scripts/servers. A command prints them into
+// docs/guarantees.md, and e2e/conformance/versions compares them with the servers.
 func Tested() []Product {
 	return []Product{
 		{"Redis", []string{"7.0", "8.0"}},

@@ -19,35 +19,38 @@ import (
 	"time"
 )
 
-// ErrNoZooKeeper is the error if ZooKeeper or Java is missing.
+// ErrNoZooKeeper means that ZooKeeper or Java is missing.
 var ErrNoZooKeeper = fmt.Errorf("servers: Java or ZooKeeper is %w (Debian: apt-get install default-jdk-headless libzookeeper-java libslf4j-java)", ErrNotInstalled)
 
 // ZooKeeperConfig configures a ZooKeeper. Zero fields have defaults.
 type ZooKeeperConfig struct {
 	// Tick is tickTime, default 100 ms. Sessions last from two ticks to MaxSession, default
-	// 3 minutes. SyncTicks is how many ticks a follower may be silent, default 20.
+	// 3 minutes. SyncTicks is the number of ticks for which a follower may be silent,
+	// default 20.
 	Tick       time.Duration
 	MaxSession time.Duration
 	SyncTicks  int
-	// Settings are further lines of the configuration file; Java, further arguments of the
-	// virtual machine.
+	// Settings are further lines of the configuration file. Java has further arguments of
+	// the virtual machine.
 	Settings, Java []string
-	// Synced lets the server answer a write when it is on the disk, which is ZooKeeper's
-	// default. Otherwise it answers when the write is in the system's cache, which outlives
-	// the process: that is enough for tests that kill servers and not the machine.
+	// Synced lets the server answer a write only when it is on the disk, which is
+	// ZooKeeper's default. Otherwise the server answers when the write is in the system's
+	// cache. The cache outlives the process, which is enough for tests that kill only
+	// servers.
 	Synced bool
-	// Secure, if set, opens a second port for TLS.
+	// Secure, unless it is nil, opens a second port for TLS.
 	Secure *ZooKeeperTLS
 
-	// classpath has ZooKeeper's jars: $HOLDFAST_ZOOKEEPER_CLASSPATH, else the jars in a
-	// directory of $HOLDFAST_SERVERS with a zookeeper.jar, else those of Debian's packages.
+	// classpath lists ZooKeeper's jars. The first of these applies:
+	// $HOLDFAST_ZOOKEEPER_CLASSPATH, the jars in a directory of $HOLDFAST_SERVERS with a
+	// zookeeper.jar, the jars of Debian's packages.
 	classpath string
 }
 
 // ZooKeeperTLS are the PEM files of a server with TLS.
 type ZooKeeperTLS struct {
-	// KeyStore has the server's key and certificates. TrustStore has the authorities of the
-	// clients' certificates, which are required.
+	// KeyStore has the server's key and certificates. TrustStore has the certificates of
+	// the authorities that sign clients' certificates. Every client must have one.
 	KeyStore, TrustStore string
 }
 
@@ -70,8 +73,8 @@ func (c *ZooKeeperConfig) complete() error {
 			return ErrNoZooKeeper
 		}
 	}
-	c.classpath = jar + ":" + log // the jar names the others that it needs
-	// The jars for TLS are there but not named.
+	c.classpath = jar + ":" + log // the jar's manifest lists the other jars that it needs
+	// The manifest does not list the jars for TLS.
 	for _, name := range []string{"netty-codec", "netty-resolver", "netty-transport-native-unix-common"} {
 		c.classpath += ":/usr/share/java/" + name + ".jar"
 	}
@@ -87,8 +90,8 @@ func givenZooKeeper() string {
 		}
 		jars, _ := filepath.Glob(filepath.Join(dir, "*.jar"))
 		jars = slices.DeleteFunc(jars, func(jar string) bool { return jar == zookeeper })
-		// Last, because Debian's jar names jars in /usr/share/java, which would precede the jars
-		// after it.
+		// Debian's zookeeper.jar is last: its manifest lists jars in /usr/share/java, which
+		// would precede the jars after it.
 		return strings.Join(append(jars, zookeeper), string(os.PathListSeparator))
 	}
 	return ""
@@ -99,12 +102,12 @@ type ZooKeeper struct {
 	*Server
 	ID           int
 	port, secure int
-	// resume ends a StallDisk.
+	// resume ends the stall of StallDisk.
 	resume func()
 }
 
-// StallDisk stops the server from writing its log, like a disk that does not answer. Other
-// threads continue with connections, sessions and reads. It needs Linux.
+// StallDisk stops the server's writes to its log, like a disk that does not answer. Other
+// threads continue to serve connections, sessions and reads. StallDisk needs Linux.
 func (z *ZooKeeper) StallDisk() (err error) {
 	z.resume, err = stallThreads(z.PID(), "SyncThread")
 	return err
@@ -182,11 +185,11 @@ func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKee
 	return nil, err
 }
 
-// joinTime is how long an elected leader waits for followers.
+// joinTime is the time for which an elected leader waits for followers.
 const joinTime = 3 * time.Second
 
-// start writes the configuration and starts the server. A member of an ensemble serves only with
-// the others; start does not wait for them.
+// start writes the configuration and starts the server. It does not wait until a member of
+// an ensemble serves, because a member serves only with others.
 func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, members []string) error {
 	data := filepath.Join(dir, "data")
 	if err := os.MkdirAll(data, 0o700); err != nil {
@@ -209,7 +212,7 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 			"ssl.trustStore.type=PEM", "ssl.trustStore.location="+c.Secure.TrustStore)
 	}
 	lines = append(append(lines, members...), c.Settings...)
-	// Outside of data, so that a Restore keeps it.
+	// The configuration is outside the data, so that a Restore keeps it.
 	cfg := filepath.Join(dir, "zoo.cfg")
 	if err := os.WriteFile(cfg, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		return err
@@ -350,7 +353,7 @@ func (e *Ensemble) Leader(ctx context.Context) (*ZooKeeper, error) {
 	return leader, err
 }
 
-// Follower answers a member that follows, once there is one.
+// Follower waits until there is a leader, and returns a running member that follows it.
 func (e *Ensemble) Follower(ctx context.Context) (*ZooKeeper, error) {
 	leader, err := e.Leader(ctx)
 	if err != nil {
@@ -368,7 +371,7 @@ func (e *Ensemble) Follower(ctx context.Context) (*ZooKeeper, error) {
 // connection open. Clients still reach both servers.
 func (e *Ensemble) Silence(m *ZooKeeper) error { return e.each(m, (*Proxy).Silence) }
 
-// Heal ends that.
+// Heal ends the effect of Silence.
 func (e *Ensemble) Heal(m *ZooKeeper) error { return e.each(m, (*Proxy).Heal) }
 
 func (e *Ensemble) each(m *ZooKeeper, do func(*Proxy) error) error {

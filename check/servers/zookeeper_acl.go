@@ -38,18 +38,18 @@ func digest(user, password string) string {
 	return user + ":" + base64.StdEncoding.EncodeToString(h[:])
 }
 
-// The server's administrator, to whom access lists do not apply.
+// The server's administrator. Access lists do not apply to this user.
 const (
 	adminUser     = "super"
 	adminPassword = "administrator"
 )
 
-// adminArgument declares that user to a server.
+// adminArgument returns the argument that gives a server its administrator.
 func adminArgument() string {
 	return "-Dzookeeper.DigestAuthenticationProvider.superDigest=" + digest(adminUser, adminPassword)
 }
 
-// Operations of the administrator, and errors that are allowed.
+// The operations of the administrator, and the error codes that administer may allow.
 const (
 	opCreateNode = 1
 	opSetACL     = 7

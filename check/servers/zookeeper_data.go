@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Backup copies the server's data into a new directory while the server runs, so that the last
-// transactions may be missing.
+// Backup copies the server's data into a new directory. The server keeps running, so the
+// last transactions may be missing.
 func (z *ZooKeeper) Backup(to string) error {
 	from := filepath.Join(z.cfg.Dir, "data")
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
@@ -41,8 +41,8 @@ func (z *ZooKeeper) Backup(to string) error {
 	})
 }
 
-// Restore kills the server and starts it again on a backup of its directory data. The backup can
-// be restored again.
+// Restore kills the server and starts it again on a backup of its directory data. It keeps
+// the backup, so that a caller can restore it again.
 func (s *Server) Restore(ctx context.Context, from string) error {
 	s.Kill()
 	data := filepath.Join(s.cfg.Dir, "data")
@@ -55,11 +55,11 @@ func (s *Server) Restore(ctx context.Context, from string) error {
 	return s.Restart(ctx)
 }
 
-// restartTimeout limits one start of a server with data. If its sessions expire at once, a server
-// sometimes stops serving and keeps running.
+// restartTimeout limits one start of a server with data. A server whose sessions expire at
+// its start sometimes stops serving and keeps running.
 const restartTimeout = 20 * time.Second
 
-// Restart restarts the server, up to three times until it serves.
+// Restart restarts the server. It tries up to three times, until the server serves.
 func (z *ZooKeeper) Restart(ctx context.Context) (err error) {
 	for range 3 {
 		try, cancel := context.WithTimeout(ctx, restartTimeout)

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// ZooKeeperSession is a session that sends no pings: it lasts for its timeout after each
-// request. It shows what a client without care does. One goroutine uses it at a time.
+// ZooKeeperSession is a session that sends no pings. The server expires it when no request
+// has arrived for the session's timeout. It shows the effects of a careless client. Only
+// one goroutine at a time may use it.
 type ZooKeeperSession struct {
 	conn net.Conn
 	xid  int32
@@ -29,7 +30,7 @@ const (
 	Sequential = 2
 )
 
-// Session begins a session with a timeout, which the server keeps within its limits.
+// Session begins a session. The server limits the timeout to its own range.
 func (z *ZooKeeper) Session(ctx context.Context, timeout time.Duration) (*ZooKeeperSession, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
 	if err != nil {
@@ -37,10 +38,10 @@ func (z *ZooKeeper) Session(ctx context.Context, timeout time.Duration) (*ZooKee
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
-	// No answer takes longer in a server that works.
+	// A server that works never takes longer for an answer.
 	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
-	// Protocol version, last transaction seen, timeout, session, its password, and no
-	// read-only server.
+	// The fields are the protocol version, the last transaction seen, the timeout, the
+	// session, its password, and 0 to refuse a read-only server.
 	hello := make([]byte, 4+8+4+8+4+16+1)
 	binary.BigEndian.PutUint32(hello[12:], uint32(timeout.Milliseconds()))
 	binary.BigEndian.PutUint32(hello[24:], 16)
@@ -54,8 +55,8 @@ func (z *ZooKeeper) Session(ctx context.Context, timeout time.Duration) (*ZooKee
 // Close ends the connection, but not the session.
 func (s *ZooKeeperSession) Close() { s.conn.Close() }
 
-// Create creates a node that every client can change, and reports whether it did not exist.
-// It returns the node's path.
+// Create creates a node that every client can change, and returns its path. It reports
+// false if the node existed.
 func (s *ZooKeeperSession) Create(path string, flags int32) (string, bool, error) {
 	body := binary.BigEndian.AppendUint32(appendString(nil, path), 0)
 	body = appendACL(body, []ZooKeeperACL{{RightAll, "world", "anyone"}})
@@ -93,7 +94,8 @@ func (s *ZooKeeperSession) Await() error {
 	return err
 }
 
-// do sends a request and returns the answer's body and its code, 0 or allowed.
+// do sends a request and returns the answer's body and code. It returns an error unless the
+// code is 0 or allowed.
 func (s *ZooKeeperSession) do(op int32, body []byte, allowed int32) ([]byte, int32, error) {
 	s.xid++
 	frame := binary.BigEndian.AppendUint32(nil, uint32(s.xid))

@@ -44,7 +44,7 @@ func (s *stage) post(path, request string, answer any) {
 	s.must(json.NewDecoder(r.Body).Decode(answer))
 }
 
-// leased is a lock of a key with a lease that nothing watches.
+// leased is a lock of a key with a lease. The holder does not watch the lease.
 var leased = lock{
 	on: func(s *stage) { s.etcd() },
 	take: func(s *stage, a Actor) bool {
@@ -74,7 +74,8 @@ var leased = lock{
 	},
 }
 
-// asleep: the holder sleeps until its lease has expired, and wakes up while B has the lock.
+// asleep returns a story in which the holder sleeps until its lease has expired. It wakes
+// up while B has the lock.
 func asleep(l lock, sleeps string) func(*stage) {
 	return func(s *stage) {
 		l.on(s)

@@ -12,14 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// files makes a directory the store of the clients' Lockers, and returns it.
+// files creates a directory and makes it the store of the clients' Lockers. It returns the
+// directory.
 func (s *stage) files() string {
 	dir := s.set.scratch(s)
 	s.url = func(Actor) string { return "file://" + filepath.Join(dir, "holdfast") }
 	return dir
 }
 
-// create locks with a file that must not exist.
+// create locks by creating a file that must not exist.
 func create(s *stage, dir string, a Actor, name string) bool {
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {

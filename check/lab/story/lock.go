@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// lock is one way to lock, right or wrong.
+// lock is a way to lock, wrong or right.
 type lock struct {
 	// on prepares the server.
 	on func(*stage)
 	// take tries to acquire the lock and calls Enter if it is granted.
 	take func(*stage, Actor) bool
-	// look is the first part of a release in two parts; nil for a release in one.
+	// look is the first step of a release in two steps. It is nil for a release in one.
+	// free is the last step.
 	look, free func(*stage, Actor)
 	// expire waits until the server has expired the lock. It returns false if the lock has
 	// no expiry.
@@ -22,13 +23,13 @@ type lock struct {
 	outlive func(*stage)
 }
 
-// The TTLs of the stories: short where the lease is to expire, long where it is not.
+// The TTLs of the stories: short if the lease is to expire, otherwise long.
 const (
 	short = time.Second
 	long  = time.Minute
 )
 
-// ttl is short for A, which stalls or dies, and long for B.
+// ttl returns short for A, which stalls or dies, and long for B.
 func ttl(a Actor) time.Duration {
 	if a == A {
 		return short
@@ -36,7 +37,8 @@ func ttl(a Actor) time.Duration {
 	return long
 }
 
-// holdfastOn is holdfast on a server. A has a lease of ttlA, B a long one.
+// holdfastOn returns the lock of holdfast on a server. A has a lease of ttlA, and B a long
+// one.
 func holdfastOn(on func(*stage), ttlA time.Duration) lock {
 	return lock{
 		on: on,
@@ -49,7 +51,8 @@ func holdfastOn(on func(*stage), ttlA time.Duration) lock {
 		free:   (*stage).unlock,
 		expire: func(s *stage) bool { s.expired(); return true },
 		outlive: func(s *stage) {
-			// Four renewals, one each third of the TTL, are more than a TTL.
+			// The holder renews once in each third of the TTL, so four renewals take longer
+			// than a TTL.
 			left, renewals := time.Duration(0), 0
 			s.until("A has renewed the lease", func() bool {
 				now, ok := s.left()
@@ -65,7 +68,7 @@ func holdfastOn(on func(*stage), ttlA time.Duration) lock {
 	}
 }
 
-// crash: the holder dies, and the other client needs the lock.
+// crash returns a story in which the holder dies and the other client needs the lock.
 func crash(l lock, how string) func(*stage) {
 	return func(s *stage) {
 		l.on(s)
@@ -79,7 +82,8 @@ func crash(l lock, how string) func(*stage) {
 	}
 }
 
-// lateRelease: the lease expires between the holder's work and its release.
+// lateRelease returns a story in which the lease expires between the holder's work and its
+// release.
 func lateRelease(l lock) func(*stage) {
 	return func(s *stage) {
 		l.on(s)
@@ -98,7 +102,7 @@ func lateRelease(l lock) func(*stage) {
 	}
 }
 
-// longWork: the work takes longer than the TTL.
+// longWork returns a story in which the work takes longer than the TTL.
 func longWork(l lock) func(*stage) {
 	return func(s *stage) {
 		l.on(s)
@@ -110,14 +114,15 @@ func longWork(l lock) func(*stage) {
 			l.free(s, A)
 			l.take(s, B)
 		} else {
-			// A renews, but the machine may have stood still for longer than the TTL.
+			// A renews its lease, but may lose it if the machine has stood still for longer
+			// than the TTL.
 			s.expect(s.run.Violated, "A keeps the lease")
 		}
 		s.survive("A's lease is renewed until its work is done. B comes after A.")
 	}
 }
 
-// race: A has the lock and works, and B tries to get it.
+// race returns a story in which A has the lock and works, and B tries to get it.
 func race(l lock, note, survived string) func(*stage) {
 	return func(s *stage) {
 		l.on(s)
@@ -128,8 +133,8 @@ func race(l lock, note, survived string) func(*stage) {
 	}
 }
 
-// deadlock: both clients need the locks x and y, and A requests them in the other order
-// than B. take tries to acquire one lock.
+// deadlock returns a story in which both clients need the locks x and y. A takes x first,
+// and B takes y first. take tries to acquire one lock.
 func deadlock(take func(s *stage, a Actor, name string) bool) func(*stage) {
 	return func(s *stage) {
 		s.expect(take(s, A, "x"), "A gets x")

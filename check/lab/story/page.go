@@ -14,8 +14,8 @@ import (
 //go:embed page.html
 var pageText string
 
-// Page writes one page of HTML with all results, for readers without experience of locks. It
-// needs no other file and loads nothing.
+// Page writes one page of HTML with all results, for readers without experience of locks.
+// The page loads no other file.
 func Page(w io.Writer, results []*Result) error {
 	t, err := template.New("page").Funcs(template.FuncMap{
 		"title": func(r *Result) string { return strings.ToUpper(r.Story.Title[:1]) + r.Story.Title[1:] },

@@ -15,10 +15,10 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// right is holdfast on Redis, with a short lease of A.
+// right is the lock of holdfast on Redis, with a short lease of A.
 var right = holdfastOn(func(s *stage) { s.redis() }, short)
 
-// byHand is a lock of Redis commands.
+// byHand returns a lock that consists of Redis commands.
 func byHand(take func(*stage, Actor) bool, free func(*stage, Actor)) lock {
 	return lock{
 		on: func(s *stage) { s.redis() },
@@ -38,7 +38,8 @@ func byHand(take func(*stage, Actor) bool, free func(*stage, Actor)) lock {
 	}
 }
 
-// keyExpires waits until the key of the lock has expired, unless it has no expiry.
+// keyExpires waits until the key of the lock has expired. It returns false at once if the
+// key has no expiry.
 func (s *stage) keyExpires() bool {
 	if s.command("PTTL", lockName) == "-1" {
 		s.note(Server, "no expiry")
@@ -49,7 +50,7 @@ func (s *stage) keyExpires() bool {
 	return true
 }
 
-// startRedis starts a Redis for this play alone.
+// startRedis starts a Redis for this play only.
 func (s *stage) startRedis(dir string, settings ...string) *servers.Redis {
 	r, err := servers.StartRedis(s.ctx, dir, settings...)
 	s.must(err)
@@ -57,7 +58,8 @@ func (s *stage) startRedis(dir string, settings ...string) *servers.Redis {
 	return r
 }
 
-// redis starts the set's Redis, empties it, and makes it the store of the clients' Lockers.
+// redis starts the set's Redis and empties it. The Redis becomes the store of the clients'
+// Lockers.
 func (s *stage) redis() *servers.Redis {
 	r := server(s, "redis", func(ctx context.Context, dir string) (*servers.Redis, func(), error) {
 		r, err := servers.StartRedis(ctx, dir)
@@ -85,7 +87,7 @@ func (s *stage) commandAt(r *servers.Redis, args ...string) string {
 	return fmt.Sprint(v)
 }
 
-// do sends a command of a client and returns the answer: "nil" for none.
+// do sends a command of a client and returns the answer, or "nil" if there is none.
 func (s *stage) do(a Actor, args ...string) string {
 	v := s.command(args...)
 	s.step(a, strings.Join(args, " "), explain(args[0], v))
@@ -111,23 +113,24 @@ func explain(command, answer string) string {
 	return answer
 }
 
-// setNX is SET with NX and an expiry.
+// setNX acquires the lock with SET, NX and an expiry.
 func setNX(s *stage, a Actor) bool {
 	return s.do(a, "SET", lockName, a.String(), "NX", "PX", millis(ttl(a))) == "OK"
 }
 
-// setnx is SETNX, without an expiry.
+// setnx acquires the lock with SETNX, without an expiry.
 func setnx(s *stage, a Actor) bool { return s.do(a, "SETNX", lockName, a.String()) == "1" }
 
-// del is a release that does not compare the owner.
+// del releases the lock without a comparison of the owner.
 func del(s *stage, a Actor) { s.do(a, "DEL", lockName) }
 
-// get is the first part of a release that compares the owner in the client.
+// get is the first step of a release: the client reads the owner and compares it itself.
 func get(s *stage, a Actor) {
 	s.expect(s.do(a, "GET", lockName) == a.String(), "the key is the client's own")
 }
 
-// getset keeps the expiry as the key's value. The clock of A shows 100, that of B 200.
+// getset acquires a lock whose value is its expiry. The clock of A shows 100, and that of B
+// 200.
 func getset(s *stage, a Actor) bool {
 	clock := map[Actor]int{A: 100, B: 200}[a]
 	expires := strconv.Itoa(clock + 30)
@@ -142,8 +145,8 @@ func getset(s *stage, a Actor) bool {
 	return s.do(a, "GETSET", lockName, expires) == theirs
 }
 
-// paused: A is paused between its last look at the lock and its write. B gets the lock and
-// writes. write sends a write with the client's fencing token.
+// paused returns a story in which A is paused between its last check of the lock and its
+// write. B gets the lock and writes. write sends a write with the client's fencing token.
 func paused(write func(s *stage, a Actor, value string, token uint64)) func(*stage) {
 	return func(s *stage) {
 		right.on(s)
@@ -162,12 +165,13 @@ func paused(write func(s *stage, a Actor, value string, token uint64)) func(*sta
 	}
 }
 
-// guard is a script that refuses a smaller token than the largest that it has seen.
+// guard is a script that refuses a token smaller than the largest one so far.
 const guard = `if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'token') or 0) then return 'refused' end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'value', ARGV[2]) return 'OK'`
 
-// failover: A's lock is on the primary alone when that dies. The replica that takes over has
-// a replica of its own. query makes the store wait for replicas.
+// failover returns a story in which the primary dies while only it has A's lock. The
+// replica that replaces it has a replica of its own. query makes the store wait for
+// replicas.
 func failover(take func(*stage, Actor, *servers.Redis) bool, query string) func(*stage) {
 	return func(s *stage) {
 		dir := s.set.scratch(s)
@@ -196,7 +200,8 @@ func failover(take func(*stage, Actor, *servers.Redis) bool, query string) func(
 	}
 }
 
-// restarted: A has the votes of servers 1 and 2 of three, and server 2 restarts empty.
+// restarted returns a story in which A has the votes of servers 1 and 2 of three. Then
+// server 2 restarts empty.
 func restarted(take func(s *stage, a Actor, fleet []*servers.Redis, reach []int) bool) func(*stage) {
 	return func(s *stage) {
 		dir := s.set.scratch(s)
@@ -220,7 +225,8 @@ func restarted(take func(s *stage, a Actor, fleet []*servers.Redis, reach []int)
 	}
 }
 
-// votes is Redlock as in most clients: the majority of the servers decides.
+// votes acquires a Redlock as most clients do: the client has the lock if most servers vote
+// for it.
 func votes(s *stage, a Actor, fleet []*servers.Redis, reach []int) bool {
 	n := 0
 	for _, i := range reach {
@@ -237,10 +243,10 @@ func votes(s *stage, a Actor, fleet []*servers.Redis, reach []int) bool {
 	return true
 }
 
-// redlock is holdfast on three servers.
+// redlock acquires a lock of holdfast on three servers.
 func redlock(s *stage, a Actor, fleet []*servers.Redis, reach []int) bool {
 	if a == A {
-		// The servers of a new fleet are admitted at once.
+		// With fresh=true the servers of a new fleet have a vote at once.
 		l, err := holdfast.Open(s.ctx, s.url(Server)+"&fresh=true")
 		s.must(err)
 		defer l.Close(context.WithoutCancel(s.ctx))

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// Set is the servers of stories. Each kind starts when the first story needs it, and runs
-// until Close. Stories of one set are played one after the other.
+// Set has the servers of stories. The first story that needs a kind of server starts it,
+// and it runs until Close. The stories of one set are played one after the other.
 type Set struct {
 	mu      sync.Mutex
 	dir     string
@@ -35,8 +35,8 @@ func (s *Set) Close() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// server returns the server of a kind, and starts it if it does not run. start gets a
-// directory of its own and returns what ends the server.
+// server returns the server of a kind, and starts the server if it does not run. start
+// receives a directory of its own, and returns the server and a function that ends it.
 func server[S any](s *stage, kind string, start func(ctx context.Context, dir string) (S, func(), error)) S {
 	s.set.mu.Lock()
 	defer s.set.mu.Unlock()

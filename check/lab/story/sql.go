@@ -28,7 +28,7 @@ func (s *stage) postgres() *sql.DB {
 	return s.table("pgx", p.URL("postgres", ""), "(1, 'tea', 5)")
 }
 
-// mariadb is postgres on MariaDB, with three rows in the table.
+// mariadb starts MariaDB as postgres starts PostgreSQL. The table has three rows.
 func (s *stage) mariadb() *sql.DB {
 	m := server(s, "mariadb", func(ctx context.Context, _ string) (*servers.MySQL, func(), error) {
 		m, err := servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=0")
@@ -53,8 +53,8 @@ func (s *stage) table(driver, dsn, rows string) *sql.DB {
 	return db
 }
 
-// lockRow locks the row of a name in a transaction of its own. It returns the end of the
-// transaction, and the error of the request, which may have to wait.
+// lockRow starts a transaction that locks the row of a name. It returns the transaction's
+// commit, and a channel for the error of the request, which may have to wait.
 func (s *stage) lockRow(db *sql.DB, name string) (commit func() error, locked <-chan error) {
 	tx, err := db.BeginTx(s.ctx, nil)
 	s.must(err)
@@ -67,7 +67,8 @@ func (s *stage) lockRow(db *sql.DB, name string) (commit func() error, locked <-
 	return tx.Commit, done
 }
 
-// otherRows: A locks the row tea, and B the row mug, both by the column name.
+// otherRows plays a story in which A locks the row tea and B the row mug, both by the
+// column name.
 func otherRows(s *stage) {
 	db := s.mariadb()
 	commit, locked := s.lockRow(db, "tea")
@@ -99,13 +100,13 @@ func otherRows(s *stage) {
 	s.must(commit())
 	s.step(A, "COMMIT", "done")
 	err := <-locked
-	s.expect(err == nil, fmt.Sprintf("B locks its row after A: %v", err)) // InnoDB waits for 50 s at most
+	s.expect(err == nil, fmt.Sprintf("B locks its row after A: %v", err)) // InnoDB waits for at most 50 s
 	s.note(B, "has its row at last")
 	s.violate("B needs another row than A, and waits until A is done.")
 }
 
-// transactions returns a number about the transactions of InnoDB. The server reads them again
-// only if no client has read the list for 0.1 s.
+// transactions returns a number about InnoDB's transactions. The server reads their list
+// anew only if no client has read it for 0.1 s, so transactions first waits.
 func (s *stage) transactions(db *sql.DB, number string) (n int) {
 	_, err := db.ExecContext(s.ctx, "DO SLEEP(0.2)")
 	s.must(err)
@@ -113,7 +114,7 @@ func (s *stage) transactions(db *sql.DB, number string) (n int) {
 	return n
 }
 
-// conn returns a connection of its own.
+// conn returns a connection that no other step uses.
 func (s *stage) conn(db *sql.DB) *sql.Conn {
 	c, err := db.Conn(s.ctx)
 	s.must(err)
@@ -121,7 +122,8 @@ func (s *stage) conn(db *sql.DB) *sql.Conn {
 	return c
 }
 
-// query sends a query with one value as its answer, and records it as text.
+// query sends a query and returns its answer of one value. It records both, with text in
+// place of the query.
 func (s *stage) query(a Actor, text string, c *sql.Conn, query string) string {
 	var v any
 	s.must(c.QueryRowContext(s.ctx, query).Scan(&v))
@@ -129,7 +131,8 @@ func (s *stage) query(a Actor, text string, c *sql.Conn, query string) string {
 	return fmt.Sprint(v)
 }
 
-// sell is a client's way to sell one item: it reads the stock and writes what it computed.
+// sell starts the sale of one item: the client reads the stock. The returned write writes
+// the stock less one.
 func (s *stage) sell(a Actor, c *sql.Conn) (write func()) {
 	stock := s.query(a, "SELECT stock", c, "SELECT stock FROM item WHERE id = 1")
 	return func() {
@@ -142,7 +145,7 @@ func (s *stage) sell(a Actor, c *sql.Conn) (write func()) {
 	}
 }
 
-// count expects that two of five items are sold.
+// count records a violation unless the table shows that two of five items are sold.
 func (s *stage) count(c *sql.Conn) {
 	var left int
 	s.must(c.QueryRowContext(s.ctx, "SELECT stock FROM item").Scan(&left))
@@ -190,7 +193,7 @@ var sqlStories = []Story{
 			db := s.postgres()
 			for _, a := range []Actor{A, B} {
 				c := s.conn(db)
-				// With NOWAIT a locked row is an error.
+				// With NOWAIT the server returns an error for a locked row.
 				_, err := c.ExecContext(s.ctx, "SELECT id FROM item WHERE id = 1 FOR UPDATE NOWAIT")
 				s.must(err)
 				s.step(a, "SELECT ... FOR UPDATE", "1 row")

@@ -14,18 +14,18 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// Story is a way in which locks go wrong, and its replay.
+// Story is a way in which locks fail, with the steps that replay it.
 type Story struct {
-	// Name is a short word for the command line, Title a line for a list.
+	// Name is a short word for the command line. Title is a line for a list.
 	Name, Title string
 	// Mistake is the name of the same mistake in package lab.
 	Mistake string
-	// Server is the title of the column between the two clients: "Redis".
+	// Server is the title of the column between the two clients, such as "Redis".
 	Server string
-	// Code is what the wrong program does, and Tale what happens then, for readers without
+	// Code shows the wrong program. Tale describes the effect, for readers without
 	// experience of locks. Lesson is the last sentence of the drawing.
 	Code, Tale, Lesson string
-	// wrong and right make the steps, without the expected outcome.
+	// wrong and right make the steps of the wrong lock and of holdfast.
 	wrong, right func(*stage)
 }
 
@@ -34,7 +34,7 @@ func Stories() []Story {
 	return slices.Concat(redisStories, fileStories, zookeeperStories, etcdStories, sqlStories)
 }
 
-// Find returns the story of a name.
+// Find returns the story with the given name.
 func Find(name string) (Story, bool) {
 	all := Stories()
 	i := slices.IndexFunc(all, func(s Story) bool { return s.Name == name })
@@ -59,50 +59,51 @@ func (a Actor) String() string { return [...]string{"A", "server", "B"}[a] }
 
 func (a Actor) other() Actor { return B - a }
 
-// step is one line of the drawing.
+// Step is one line of the drawing.
 type Step struct {
 	Actor Actor
-	// Text is the request, at most 25 characters, or what the actor does by itself, at most
-	// 27, of the server 17.
+	// Text describes a request in at most 25 characters, or an action without a request.
+	// The limit for an action is 27 characters, and 17 for one of the server.
 	Text string
-	// Answer is the server's answer, at most 17 characters. A step without one has no arrow.
+	// Answer is the server's answer, at most 17 characters. A step without an answer has no
+	// arrow.
 	Answer string
-	// Holds are the clients that rely on the lock after this step.
+	// Holds marks the clients that rely on the lock after this step.
 	Holds [3]bool
 }
 
 // Run is one play of a story.
 type Run struct {
 	Steps []Step
-	// Violated reports that the lock failed: two clients had it at the same time, or no
-	// client can ever have it. Outcome is the sentence for it.
+	// Violated reports whether the lock failed: two clients had it at the same time, or no
+	// client can ever have it. Outcome describes the outcome in a sentence.
 	Violated bool
 	Outcome  string
-	// Stalls reports that a client stalls or crashes.
+	// Stalls reports whether a client stalls or crashes.
 	Stalls bool
-	// Apart reports that each client has a lock of its own, so both may have one.
+	// Apart reports whether each client has a lock of its own. Then both may hold one.
 	Apart bool
 }
 
-// Result is a story that was played.
+// Result is the outcome of a story.
 type Result struct {
 	Story        Story
 	Wrong, Right Run
 }
 
-// Stalls is the sentence for readers of a Run with Stalls.
+// Stalls explains to readers how a client stops in a Run with Stalls.
 const Stalls = "How A stops here: it makes no step, and its connection carries nothing."
 
-// OK reports whether the story came out as it should: the wrong lock failed, and holdfast
-// survived.
+// OK reports whether the story had the expected outcome: the wrong lock failed, and
+// holdfast did not.
 func (r *Result) OK() bool { return r.Wrong.Violated && !r.Right.Violated }
 
-// attempts is how often a play is repeated that the machine disturbed: a client that stands
-// still for longer than its lease does not follow the story.
+// attempts limits how often Play repeats a play that the machine disturbed. A client that
+// stands still for longer than its lease does not follow the story.
 const attempts = 5
 
-// Play plays a story on the servers of a set: the wrong lock, then holdfast. The error
-// wraps [servers.ErrNotInstalled] if the server is missing.
+// Play plays a story on the servers of a set: first the wrong lock, then holdfast. If the
+// server is not installed, the error wraps [servers.ErrNotInstalled].
 func Play(ctx context.Context, y Story, set *Set) (*Result, error) {
 	r := &Result{Story: y}
 	for _, part := range []struct {
@@ -124,27 +125,28 @@ func Play(ctx context.Context, y Story, set *Set) (*Result, error) {
 	return r, nil
 }
 
-// errDisturbed marks a play in which a step did not come out as the story has it.
+// errDisturbed marks a play in which a step had another outcome than in the story.
 var errDisturbed = errors.New("the play left the story")
 
-// abort carries an error out of a story.
+// abort carries an error out of a play by a panic.
 type abort struct{ err error }
 
-// stage is where a story is played. Its methods end the play if a step fails.
+// stage has the state of one play. Its methods end the play if a step fails.
 type stage struct {
 	ctx     context.Context
 	set     *Set
 	run     Run
 	ends    []func()
-	url     func(Actor) string // of holdfast's store
+	url     func(Actor) string // the URL of the store of a client's Locker
 	links   [3][]*servers.Proxy
 	lockers [3]*holdfast.Locker
 	locks   [3]*holdfast.Lock
-	// inside reports whether a client relies on the lock; nil if it has none.
+	// inside reports, for each client, whether it relies on the lock. It is nil for a
+	// client without the lock.
 	inside [3]func() bool
 }
 
-// play makes the steps and ends everything that they started.
+// play makes the steps, and then ends everything that the steps have started.
 func (s *stage) play(f func(*stage)) (err error) {
 	defer func() {
 		for _, end := range slices.Backward(s.ends) {
@@ -166,14 +168,15 @@ func (s *stage) play(f func(*stage)) (err error) {
 
 func (s *stage) cleanUp(f func()) { s.ends = append(s.ends, f) }
 
-// must ends the play with an error.
+// must ends the play with err, unless err is nil.
 func (s *stage) must(err error) {
 	if err != nil {
 		panic(abort{err})
 	}
 }
 
-// expect ends the play, to begin it again, if a step did not come out as the story has it.
+// expect ends the play if a step had another outcome than in the story. Then Play repeats
+// the play.
 func (s *stage) expect(ok bool, what string) {
 	if !ok {
 		var steps strings.Builder
@@ -206,14 +209,14 @@ func (s *stage) record(t Step) {
 	s.run.Steps = append(s.run.Steps, t)
 }
 
-// note records what an actor does by itself.
+// note records an action without a request.
 func (s *stage) note(a Actor, text string) {
 	s.record(Step{Actor: a, Text: text})
 }
 
-// enter records that a client relies on the lock from the last step on, until leave or until
-// still, if there is one, returns false. The lock is violated if the other client relies on it,
-// unless the run is Apart.
+// enter records that a client relies on the lock from the last step on. That ends with
+// leave, or when still returns false, unless still is nil. If the other client also relies
+// on the lock, the lock is violated, unless the run is Apart.
 func (s *stage) enter(a Actor, still func() bool) {
 	if still == nil {
 		still = func() bool { return true }
@@ -228,7 +231,7 @@ func (s *stage) enter(a Actor, still func() bool) {
 // leave records that a client no longer relies on the lock.
 func (s *stage) leave(a Actor) { s.inside[a] = nil }
 
-// violate records a failure of the lock. The first one counts.
+// violate records the first failure of the lock. It ignores later ones.
 func (s *stage) violate(outcome string) {
 	if !s.run.Violated {
 		s.run.Violated, s.run.Outcome = true, outcome
@@ -242,7 +245,8 @@ func (s *stage) survive(outcome string) {
 	}
 }
 
-// link returns the address of a proxy in front of an address: a client's link to it.
+// link returns the address of a new proxy in front of an address. The proxy is the client's
+// link to that address.
 func (s *stage) link(a Actor, address string) string {
 	p, err := servers.NewProxy(address)
 	s.must(err)
@@ -251,8 +255,8 @@ func (s *stage) link(a Actor, address string) string {
 	return p.Address()
 }
 
-// stall stops a client: its links carry nothing until resume, and the story has no step
-// for it.
+// stall stops a client. Its links carry nothing until resume, and the story makes no step
+// of the client.
 func (s *stage) stall(a Actor, text string) {
 	for _, p := range s.links[a] {
 		p.Cut()
@@ -273,7 +277,7 @@ func (s *stage) crash(a Actor, text string) {
 	s.stall(a, text)
 }
 
-// locker returns a client's Locker on the story's store.
+// locker returns the client's Locker, and opens it first if necessary.
 func (s *stage) locker(a Actor) *holdfast.Locker {
 	if l := s.lockers[a]; l != nil {
 		return l
@@ -288,7 +292,7 @@ func (s *stage) locker(a Actor) *holdfast.Locker {
 		if k := s.locks[a]; k != nil {
 			_ = k.Unlock()
 		}
-		// A grant on a server that has ended is not confirmed; it ends with the server.
+		// If the server has ended, it confirms no release, so Close has a timeout.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), 2*time.Second)
 		defer cancel()
 		_ = l.Close(ctx)
@@ -296,13 +300,13 @@ func (s *stage) locker(a Actor) *holdfast.Locker {
 	return l
 }
 
-// the name of every story's lock.
+// lockName is the name of every story's lock.
 const lockName = "lock"
 
 // tryLock acquires the story's lock with holdfast, and reports whether it is granted.
 func (s *stage) tryLock(a Actor, ttl time.Duration) bool { return s.tryLockName(a, lockName, ttl) }
 
-// tryLockName is TryLock of another name.
+// tryLockName is tryLock for another name.
 func (s *stage) tryLockName(a Actor, name string, ttl time.Duration) bool {
 	k, err := s.locker(a).TryLock(s.ctx, name, holdfast.TTL(ttl))
 	text := fmt.Sprintf("TryLock(%q)", name)
@@ -320,7 +324,7 @@ func (s *stage) tryLockName(a Actor, name string, ttl time.Duration) bool {
 	return true
 }
 
-// unlock releases what TryLock acquired.
+// unlock releases the lock that tryLock has acquired.
 func (s *stage) unlock(a Actor) {
 	s.leave(a)
 	err := s.locks[a].Unlock()
@@ -334,8 +338,8 @@ func (s *stage) unlock(a Actor) {
 	}
 }
 
-// left returns how long the lease of the story's lock lasts, and whether it is held, by the
-// store's own answer to B.
+// left returns the time until the story's lock expires, and reports whether the lock has a
+// holder. It reads both from the store as client B.
 func (s *stage) left() (time.Duration, bool) {
 	st, err := s.locker(B).Inspect(s.ctx, lockName)
 	s.expect(err == nil, fmt.Sprintf("the store shows the lock: %v", err))

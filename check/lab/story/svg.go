@@ -8,23 +8,24 @@ import (
 	"strings"
 )
 
-// The measures of a drawing, in its own units: about pixels.
+// The sizes in a drawing, in its own units of about one pixel.
 const (
 	panelWidth = 400
 	rowHeight  = 35
-	panelTop   = 62 // above the first row
+	panelTop   = 62 // the height above the first row
 	letter     = 6.9
 )
 
-// halo keeps lines out of a text that crosses them.
+// halo draws a white edge around a text, so that no line touches it.
 const halo = `stroke="#fff" stroke-width="4" paint-order="stroke"`
 
-// x is the place of an actor's lifeline.
+// x returns the position of an actor's lifeline.
 func (a Actor) x() int { return [...]int{A: 14, Server: panelWidth / 2, B: panelWidth - 14}[a] }
 
 func (u *Run) height() int { return panelTop + len(u.Steps)*rowHeight + 38 }
 
-// svg is the drawing of the result: the wrong lock on the left, holdfast on the right.
+// svg returns the drawing of the result, with the wrong lock on the left and holdfast on
+// the right.
 func (r *Result) svg() string {
 	height := max(r.Wrong.height(), r.Right.height())
 	const gap = 20
@@ -38,20 +39,20 @@ func (r *Result) svg() string {
 	return b.String()
 }
 
-// describe is the drawing in words, for readers that do not see it.
+// describe returns a description of the drawing, for readers that do not see it.
 func (r *Result) describe() string {
 	return r.Story.Title + ". The wrong lock: " + r.Wrong.Outcome + " Holdfast: " + r.Right.Outcome
 }
 
-// alone is one play as a drawing of its own.
+// alone returns a drawing of one play.
 func (u *Run) alone(server, title string) string {
 	return fmt.Sprintf(`<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", panelWidth, u.height(), html.EscapeString(title+": "+u.Outcome)) + u.panel(server, title) + "</svg>"
 }
 
-// pillWidth is the width of the box around an answer.
+// pillWidth returns the width of the box around an answer.
 func pillWidth(answer string) int { return 2*int(float64(len(answer))*letter/2) + 14 }
 
-// panel draws one play, time downwards.
+// panel returns the drawing of one play, with the time downwards.
 func (u *Run) panel(server, title string) string {
 	var b strings.Builder
 	text := func(x, y int, anchor, style, s string) {

@@ -8,16 +8,17 @@ import (
 	"strings"
 )
 
-// The widths of the columns: sideWidth for each client, middleWidth for the server. With the
-// lifelines a line has 79 characters.
+// The widths of a client's column and of the server's. With the three lifelines a line has
+// 79 characters.
 const (
 	sideWidth   = 29
 	middleWidth = 17
 )
 
-// Text draws the result for a terminal of 79 columns, in at most 25 lines. Time runs downwards.
-// Each client has a column, and the server's answers are between them. A lifeline is thick while
-// its client relies on the lock. With ascii, the drawing has ASCII characters only.
+// Text draws the result for a terminal of 79 columns, in at most 25 lines, with the time
+// downwards. Each client has a column, and the server's answers are between them. A thick
+// line marks a client that relies on the lock. If ascii is set, the drawing has only ASCII
+// characters.
 func (r *Result) Text(w io.Writer, ascii bool) error {
 	g := strings.NewReplacer()
 	if ascii {
@@ -50,7 +51,7 @@ func (r *Result) Text(w io.Writer, ascii bool) error {
 	return err
 }
 
-// line draws a step. The answer is in the server's column.
+// line returns the text of a step. The answer is in the server's column.
 func (t Step) line() string {
 	left, middle, right := "", t.Answer, ""
 	switch arrow := t.Answer != ""; {
@@ -76,7 +77,7 @@ func centre(s string, width int) string {
 	return pad(strings.Repeat(" ", space/2)+s, width)
 }
 
-// wrap breaks a text into lines.
+// wrap breaks a text into lines of at most width characters.
 func wrap(s string, width int) string {
 	var b strings.Builder
 	n := 0

@@ -33,7 +33,7 @@ func (s *stage) session(timeout time.Duration) *servers.ZooKeeperSession {
 	return k
 }
 
-// ephemeral is a lock of an ephemeral node whose session nothing watches.
+// ephemeral is a lock of an ephemeral node. The holder does not watch its session.
 var ephemeral = lock{
 	on: func(s *stage) { s.zookeeper() },
 	take: func(s *stage, a Actor) bool {
@@ -59,11 +59,11 @@ var ephemeral = lock{
 	},
 }
 
-// waiters is how many clients wait in the story of the herd.
+// waiters is the number of clients that wait in the story herd.
 const waiters = 10
 
-// watchers returns how many nodes are watched, and the largest number of clients that watch
-// one of them, by the server's own count. It does not count watches of children.
+// watchers returns the number of watched nodes, and the largest number of clients that
+// watch one of them. It reads both from the server, without watches of children.
 func (s *stage) watchers() (nodes, most int) {
 	text, err := s.zookeeper().Command(s.ctx, "wchp")
 	s.must(err)
@@ -80,7 +80,8 @@ func (s *stage) watchers() (nodes, most int) {
 	return nodes, most
 }
 
-// wait lets a client of its own wait for the story's lock with holdfast, until the play ends.
+// wait starts another client that waits for the story's lock with holdfast, until the play
+// ends.
 func (s *stage) wait() {
 	l, err := holdfast.Open(s.ctx, s.url(Server))
 	s.must(err)
@@ -99,10 +100,11 @@ func (s *stage) wait() {
 	})
 }
 
-// nearest is how many waiters holdfast notifies of a release: those that may be the next.
+// nearest is the number of waiters that holdfast notifies of a release: those that may be
+// next.
 const nearest = 3
 
-// herd judges how many clients a release notifies.
+// herd records whether a release notifies more clients than necessary.
 func (s *stage) herd(n int) {
 	if n > nearest {
 		s.violate(fmt.Sprintf("One release wakes %d clients, %d of them for nothing.", n, n-1))
@@ -161,9 +163,10 @@ var zookeeperStories = []Story{
 			n := 0
 			s.until("every waiter watches", func() bool {
 				nodes, most := s.watchers()
-				n = most - 1 // A watches its own node, too, for the case that it is deleted
-				// Each of the nearest waiters watches all nodes before it and its own. Each of the
-				// others watches the last node but one before it. No waiter watches the last two nodes.
+				n = most - 1 // without A, which also watches its own node to notice its deletion
+				// Each of the nearest waiters watches all nodes before it and its own. Each
+				// other waiter watches the last node but one before it. So no waiter
+				// watches the last two nodes.
 				return nodes == waiters-1 && n == nearest
 			})
 			s.step(B, "B, 9 more: Lock(\"lock\")", fmt.Sprintf("watched by %d", n))

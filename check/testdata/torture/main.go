@@ -1,5 +1,5 @@
-// Torture runs one check and prints its report as JSON. Tests build it anew with
-// a defect planted in the library.
+// Torture runs one check and prints its report as JSON. Tests build it with a defect
+// planted in the library.
 package main
 
 import (
