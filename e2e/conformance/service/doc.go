@@ -1,4 +1,4 @@
-// Package service tests, on every store, what a service does with locks. The service starts,
-// waits, leads, drains at SIGTERM and closes. Tests kill and pause it, and restart its
-// server. The replicas are processes of their own.
+// Package service tests on every store how a service uses locks. The service starts,
+// waits, leads, drains after SIGTERM and closes. Tests kill and pause it, and restart its
+// server. Each replica of the service is a process of its own.
 package service

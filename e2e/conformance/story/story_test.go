@@ -59,7 +59,7 @@ func TestStories(t *testing.T) {
 		}
 	})
 	if slices.Contains(results, nil) {
-		return // -run has left some out, or they failed
+		return // -run omitted some stories, or some failed
 	}
 	if *update {
 		if err := os.RemoveAll(docs); err != nil {
