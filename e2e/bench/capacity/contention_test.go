@@ -103,9 +103,9 @@ func BenchmarkHeld(b *testing.B) {
 	}
 }
 
-// BenchmarkWaiters measures pairs of lock and unlock of one hot name on Redis, with different
-// numbers of goroutines in one process, by default and without local handoffs. No two of
-// them may hold the lock at the same time, and tokens rise strictly.
+// BenchmarkWaiters measures pairs of lock and unlock of one hot name on Redis. Different
+// numbers of goroutines contend for it in one process, by default and without local
+// handoffs. No two of them may hold the lock at the same time, and tokens rise strictly.
 //
 //	go test -run '^$' -bench Waiters -benchtime 2s ./bench/capacity
 func BenchmarkWaiters(b *testing.B) {

@@ -111,7 +111,7 @@ func (l *link) submit(t *testing.T, names []string) *combined {
 		if awaitBatches(t, n-singles) {
 			return c
 		}
-		// The last probe was too old for a request. Begin again after the next one.
+		// The client first had to probe the server again. Undo all requests, and begin again.
 		l.release()
 		for i, q := range c.requests {
 			_, _ = c.wait(i)

@@ -175,7 +175,7 @@ func TestConformanceCluster(t *testing.T) {
 	})
 }
 
-// unhurried sets the sentinels to replace no server, however slow it is.
+// unhurried configures the sentinels so that they replace no server, even a slow one.
 func unhurried(t *testing.T, s *servers.RedisSentinel) {
 	t.Helper()
 	if err := s.DownAfter(t.Context(), 10*time.Minute); err != nil {

@@ -78,7 +78,8 @@ func runLockers() {
 	}
 }
 
-// sentKinds are commands that no script calls. The server counts a script's calls in the same place.
+// sentKinds are commands that no script of the store calls. The server counts commands that scripts call
+// together with those that clients send.
 var sentKinds = []string{"evalsha", "eval", "ping", "subscribe", "unsubscribe", "script|load", "wait"}
 
 // sent returns how many of these commands the clients have sent.
@@ -219,8 +220,7 @@ func costOfGrants(t *testing.T, waiters int) float64 {
 	url := "redis://" + r.Address()
 	s := open(t, url)
 	g := must(t, s, request("x", driver.Exclusive, time.Hour))
-	// Two clients have all the waiters. Many clients would send many refreshes, and the test would
-	// measure those.
+	// Two clients have all the waiters. With many clients the test would mainly measure their refreshes.
 	waiting := make([]*waiter, waiters)
 	clients := []*redisstore.Store{open(t, url), open(t, url)}
 	for i := range waiting {
@@ -237,7 +237,7 @@ func costOfGrants(t *testing.T, waiters int) float64 {
 		g, s = w.granted(), clients[i%waiters%2]
 		u2, c2 := spent(t, r)
 		used, n = used+u2-u, n+c2-c
-		if waiters == 10 { // the number of waiters stays the same
+		if waiters == 10 { // a new waiter keeps the number of waiters the same
 			waiting[i%waiters] = queue(t, s, request("x", driver.Exclusive, time.Hour))
 		}
 	}

@@ -251,8 +251,8 @@ func child(t *testing.T, address, path string) string {
 	return children[0]
 }
 
-// TestKazooRespectsCuratorNames: kazoo respects Curator's names if it is configured to, and shares the lock in both directions
-// if it uses those names itself.
+// TestKazooRespectsCuratorNames: if kazoo is configured to respect Curator's names, it waits for their
+// holders. If kazoo uses those names itself, it shares the lock in both directions.
 func TestKazooRespectsCuratorNames(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)
@@ -273,7 +273,8 @@ func TestKazooRespectsCuratorNames(t *testing.T) {
 		curator(t, address, "mutex", "both"))
 }
 
-// TestGoZooKeeperSharesMutex: go-zookeeper's own Lock uses the mutex's names.
+// TestGoZooKeeperSharesMutex: go-zookeeper's own Lock uses the names of the layout Mutex, and shares its
+// locks.
 func TestGoZooKeeperSharesMutex(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)
