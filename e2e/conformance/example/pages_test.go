@@ -121,7 +121,8 @@ func TestReplaceLinesAreComplete(t *testing.T) {
 			lines += block
 		}
 	}
-	// Module path and folder of each line, with the loop over the stores unrolled.
+	// replaced has the module path of each replace line. A line in the loop over the stores
+	// counts for each store.
 	replaced := map[string]bool{}
 	for _, m := range regexp.MustCompile(`-replace=(\S+?)=\.\./holdfast(\S*)`).FindAllStringSubmatch(lines, -1) {
 		each := []string{""}

@@ -40,7 +40,7 @@ func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 			t.Fatal("the client has no connection for a sole caller")
 		}
 	}
-	pairs(t, s, 50) // they use the new connection
+	pairs(t, s, 50) // these pairs use the new connection
 }
 
 // pairs takes and releases a lock n times.

@@ -82,7 +82,7 @@ func runLockers() {
 // together with those that clients send.
 var sentKinds = []string{"evalsha", "eval", "ping", "subscribe", "unsubscribe", "script|load", "wait"}
 
-// sent returns how many of these commands the clients have sent.
+// sent returns how many of the commands in sentKinds the clients have sent.
 func sent(t testing.TB, r *servers.Redis) (n int) {
 	for _, c := range sentKinds {
 		n += calls(t, r, c)
@@ -161,7 +161,7 @@ func TestManyLockersServedInOrder(t *testing.T) {
 	n := processes * lockers
 	var st holdfast.State
 	for end := time.Now().Add(3 * time.Minute); len(st.Waiters) < n; time.Sleep(100 * time.Millisecond) {
-		// They may keep the machine so busy that the answer comes after the timeout.
+		// The Lockers may keep the machine so busy that the answer comes after the timeout.
 		if st, err = l.Inspect(t.Context(), "hot"); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatal(err)
 		}

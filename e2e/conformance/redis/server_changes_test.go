@@ -69,7 +69,8 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 	}
 }
 
-// TestPromotedReplicaThatEvictsIsRefused: after a failover the primary has another eviction policy.
+// TestPromotedReplicaThatEvictsIsRefused: a replica that evicts keys becomes the primary. The store
+// refuses new locks.
 func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)

@@ -11,8 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// TestFailoverAndBack copies the data of a server without a vote to the server that gave the vote,
-// like two failovers within a TTL. The second server is the same process, but has lost the vote.
+// TestFailoverAndBack: a server gives a vote, and then takes over the data of a server without that
+// vote, as after two failovers within a TTL. It is still the same process, but has lost the vote. It
+// does not vote for another client.
 func TestFailoverAndBack(t *testing.T) {
 	f := startBare(t, 1, redlock.Config{})
 	g, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "other"), "--replicaof", "127.0.0.1 "+strconv.Itoa(f.all[0].Port))

@@ -349,7 +349,7 @@ func TestRenewalBesideARelease(t *testing.T) {
 		for range 4 {
 			renewal.Go(func() { s.Renew(t.Context(), []driver.Grant{g}) })
 		}
-		time.Sleep(time.Duration(i) * 20 * time.Microsecond) // so that the release meets each step
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond) // so that releases meet each step of a renewal
 		release(t, s, g)
 		renewal.Wait()
 	}

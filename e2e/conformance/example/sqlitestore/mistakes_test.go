@@ -18,7 +18,7 @@ type mistake struct {
 	name string
 	// edits are pairs: a text of the source, and its replacement.
 	edits []string
-	// test must convict the mistake, with says in its output.
+	// test is the test that must convict the mistake. Its output contains says.
 	test, says string
 }
 
