@@ -4,5 +4,6 @@ package main
 
 import "time"
 
-// monotonic is the system's clock, which all processes of the machine share.
+// monotonic returns the time of the system's clock, which all processes of the machine
+// share.
 func monotonic() int64 { return time.Now().UnixNano() }

@@ -7,13 +7,13 @@
 //	go run ./bench -svg ../docs/images
 //
 // The contenders of a store take turns of a second, again and again, so that other work on
-// the machine falls on all of them. The first turn of each is a warm-up. The program prints
-// the median of each contender, its spread and its ratio to the best peer. Every turn is
-// judged: no two holds of a name overlap, in any process, and tokens rise strictly. After a
-// turn that breaks a rule the program continues, and exits with status 1.
+// the machine slows all of them. The first turn of each is a warm-up. The program prints
+// the median of each contender, its spread and its ratio to the best peer. It checks after
+// every turn that no two clients held a name at the same time, and that tokens rose strictly.
+// After a turn that breaks a rule the program continues, and exits with status 1.
 //
-// Every library runs as it comes, with no option but a TTL of 30 s. The server has its
-// defaults.
+// Every library has a TTL of 30 s, and its defaults for all other options. The server has
+// its defaults.
 package main
 
 import (
@@ -41,7 +41,7 @@ var (
 	svg            = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
 )
 
-// work is what the clients do in a turn.
+// work describes the clients of a turn, and the names that they lock.
 type work struct {
 	name                         string
 	processes, goroutines, names int
@@ -101,13 +101,13 @@ func main() {
 	}
 }
 
-// result is a contender's turns in a work.
+// result has the turns of one contender in one work.
 type result struct {
 	contender contender
 	turns     []verdict
 }
 
-// of returns the median of a part of the turns' verdicts, the least and the largest.
+// of returns the median, the least and the largest of one value of the verdicts.
 func (r *result) of(part func(verdict) float64) (median, least, most float64) {
 	var x []float64
 	for _, v := range r.turns {
@@ -175,7 +175,7 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 			continue
 		}
 		if c.bare && w.contested() {
-			continue // it does not exclude
+			continue // a bare contender excludes no other client
 		}
 		results = append(results, result{contender: c})
 		var crew []*process
@@ -208,7 +208,7 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 	return results, ok, nil
 }
 
-// printWork prints a table in Markdown. The ratio is to the best peer.
+// printWork prints a table in Markdown. Each ratio is to the best peer.
 func printWork(w work, results []result) {
 	best := 0.0
 	for _, r := range results {

@@ -13,32 +13,32 @@ import (
 	"time"
 )
 
-// turnResult is what one process did in one turn.
+// turnResult is the result of one process in one turn.
 type turnResult struct {
-	Served []int  // by goroutine, within the turn
-	Holds  []hold // also those after it
+	Served []int  // pairs of each goroutine within the turn
+	Holds  []hold // also those after the turn
 	Err    string
 }
 
-// hold is one hold of a name: in nanoseconds of a clock that all processes of the machine
-// share, with its token, or 0.
+// hold is the time during which a client held a name, with its token, or 0 without one. The
+// time is in nanoseconds of a clock that all processes of the machine share.
 type hold struct {
 	Name     int
 	From, To int64
 	Token    uint64
 }
 
-// verdict is what one turn of one contender came to.
+// verdict is the result of one turn of one contender.
 type verdict struct {
 	rate     float64 // pairs a second
-	share    float64 // of the least served process to the most served one; of goroutines, if there is one process
-	p50, p99 float64 // from the end of a hold to the next one, in microseconds
+	share    float64 // the least pairs of a process, divided by the most; of goroutines, if there is one process
+	p50, p99 float64 // from one unlock to the next lock, in microseconds
 	broken   []string
 }
 
-// judge requires that no two holds of a name overlap, in any process, and that the tokens
-// of a name rise strictly in the order of its holds; or that they do not fall, where a
-// local handoff keeps the token.
+// judge requires that no two clients hold a name at the same time, in any process. The
+// tokens of a name must rise strictly in the order of its holds. If a local handoff keeps
+// the token, they must not fall.
 func judge(results []turnResult, w work, keepsTokens bool, turn time.Duration) (v verdict) {
 	byName := make([][]hold, w.names)
 	var served []int
@@ -82,9 +82,9 @@ func judge(results []turnResult, w work, keepsTokens bool, turn time.Duration) (
 	return v
 }
 
-// grace is for how much longer than its turn a contender may wait for a lock. A peer whose
-// wait is cut short may leave its key for the rest of the TTL, and lose its later turns; and
-// some wait for a notification that never comes.
+// grace is the time after its turn during which a contender may still wait for a lock. A
+// peer whose wait is cut short may leave its key for the rest of the TTL, and lose its
+// later turns. Some peers wait for a notification that never comes.
 const grace = 2 * time.Second
 
 // takeTurnHere runs the goroutines of this process for one turn.
@@ -135,14 +135,14 @@ func takeTurnHere(c *client, j job) turnResult {
 
 const childEnv = "HOLDFAST_BENCH_CHILD"
 
-// job is what a process does in each turn.
+// job describes the work of a process in each turn.
 type job struct {
 	Store, Contender, Address string
 	Goroutines, Names         int
 	Turn                      time.Duration
 }
 
-// child is one process of a contender: it takes a turn for each line that it reads.
+// child runs one process of a contender. It takes a turn for each line that it reads.
 func child() error {
 	var j job
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &j); err != nil {
@@ -166,7 +166,7 @@ func child() error {
 	return nil
 }
 
-// process is a child, seen from its parent.
+// process is a child process, as its parent controls it.
 type process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -204,7 +204,7 @@ func (p *process) end() {
 	_ = p.cmd.Wait()
 }
 
-// takeTurn has all processes of a contender take a turn at the same time.
+// takeTurn lets all processes of a contender take a turn at the same time.
 func takeTurn(crew []*process) ([]turnResult, error) {
 	results := make([]turnResult, len(crew))
 	errs := make([]error, len(crew))

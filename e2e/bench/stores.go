@@ -38,23 +38,24 @@ import (
 
 const (
 	ttl = 30 * time.Second
-	// freeConns is how many connections a peer may keep: one for each goroutine.
+	// freeConns is the number of connections that a peer may keep: one for each goroutine.
 	freeConns = 64
 )
 
-// client is what a process locks with. lock returns the fencing token, 0 if the library has
-// none, and how to unlock.
+// client locks names for a process. The function lock returns the fencing token, or 0 if
+// the library has none, and a function that unlocks.
 type client struct {
 	lock  func(ctx context.Context, name string) (token uint64, unlock func() error, err error)
 	close func()
 }
 
-// contender is one library, or one way, to lock on a store.
+// contender is a library that locks on a store, or one way to use a library.
 type contender struct {
 	name string
-	peer bool // not holdfast
-	bare bool // round trips, without exclusion
-	// keepsTokens: a local handoff keeps the token, as the store numbers grants itself.
+	peer bool // a library other than holdfast
+	bare bool // only makes round trips, and excludes no other client
+	// keepsTokens reports that a local handoff keeps the token, because the store itself
+	// numbers the grants.
 	keepsTokens bool
 	open        func(address string) (client, error)
 }
@@ -118,7 +119,8 @@ var stores = []store{
 	}},
 }
 
-// ours is holdfast on a URL with the address in it. Its TTL is 30 s by default.
+// ours returns the contender that uses holdfast. It puts the address into the URL of
+// format. The TTL of holdfast is 30 s by default.
 func ours(name, format string, o ...holdfast.Option) contender {
 	return contender{name: name, open: func(address string) (client, error) {
 		l, err := holdfast.Open(context.Background(), fmt.Sprintf(format, address), o...)
@@ -140,7 +142,7 @@ func keepingTokens(c contender) contender {
 	return c
 }
 
-// pool keeps what one goroutine at a time can use.
+// pool keeps values that only one goroutine at a time can use.
 type pool[T any] struct {
 	mu   sync.Mutex
 	idle []T
@@ -164,7 +166,7 @@ func (p *pool[T]) give(v T) {
 	p.idle = append(p.idle, v)
 }
 
-// pooled makes a client whose lock uses something that one goroutine at a time can use.
+// pooled returns a client that takes a value from a pool for each lock.
 func pooled[T any](open func() (T, error), end func(T), lock func(ctx context.Context, v T, name string) (unlock func() error, err error)) client {
 	p := &pool[T]{open: open}
 	return client{
@@ -323,7 +325,7 @@ func openZooKeeper(address string) (client, error) {
 	}}, nil
 }
 
-// rows are the names that FOR UPDATE by hand finds.
+// rows is the number of rows, one for each name, that plain FOR UPDATE locks.
 const rows = 512
 
 func startMariaDB(ctx context.Context, _ string) (string, func(), error) {
@@ -352,7 +354,7 @@ func startMariaDB(ctx context.Context, _ string) (string, func(), error) {
 	return m.Address, stop, nil
 }
 
-// initialize makes the tables of a store, and closes it.
+// initialize creates the tables of a store, and closes the store.
 func initialize(ctx context.Context, s interface {
 	Init(context.Context) error
 	Close(context.Context) error
@@ -497,8 +499,8 @@ func openGofrs(dir string) (client, error) {
 	}}, nil
 }
 
-// openFlockCommand runs flock(1) with cat, which answers once the lock is held and ends with
-// its input.
+// openFlockCommand runs flock(1) with cat. When flock has the lock, cat copies a line back.
+// It ends with its input, and flock then releases the lock.
 func openFlockCommand(dir string) (client, error) {
 	return client{close: func() {}, lock: func(_ context.Context, name string) (uint64, func() error, error) {
 		c := exec.Command("flock", filepath.Join(dir, "flock-"+name), "cat")

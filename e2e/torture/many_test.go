@@ -25,8 +25,8 @@ var (
 	manyTTL   = flag.Duration("ttl", 10*time.Second, "TTL of those locks")
 )
 
-// TestManyLocksOverASlowLink: one client holds many locks for three TTLs over a link with a delay, and loses
-// none.
+// TestManyLocksOverASlowLink: one client holds many locks for three TTLs over a link with a delay. The
+// client loses none of them.
 func TestManyLocksOverASlowLink(t *testing.T) {
 	if *many == 0 {
 		t.Skip("takes minutes: run it with -locks")

@@ -18,11 +18,11 @@ import (
 
 var mistakes = flag.Bool("mistakes", false, "also build the command with mistakes in the stores, which takes minutes")
 
-// serverMistakes are mistakes of stores with servers, as other libraries have made them.
+// serverMistakes are mistakes of other libraries, planted into the stores with servers.
 var serverMistakes = []struct {
 	name, local string
 	plants      mutation.Plants
-	rule        string // at least one of these words is that of the rule that convicts
+	rule        string // one of these rules convicts the mistake
 }{
 	{"a first row replaces one that came meanwhile", "mariadb-optimistic", mutation.Plants{
 		"mysql-first": mutation.With("version = holdfast_row.version",
@@ -40,7 +40,7 @@ var serverMistakes = []struct {
 	}, "exclusion"},
 	{"a renewal shortens the key's life below another grant's", "redis", mutation.Plants{
 		"redis-life": mutation.Is(""),
-	}, "exclusion|tokens|model|order|waiting"}, // the queue ends with the key
+	}, "exclusion|tokens|model|order|waiting"}, // the queue is deleted with the key
 	{"requests are too late by the client's wall clock", "redis", mutation.Plants{
 		"redis-clock": mutation.Is("return time.Now().UnixMicro()"),
 	}, "leftovers|waiting"},
@@ -52,7 +52,8 @@ var serverMistakes = []struct {
 	}, "exclusion|order|model"},
 }
 
-// formerDefects are defects that this library had, with which two clients held one lock.
+// formerDefects are defects that this library had. With each of them two clients held one
+// lock.
 var formerDefects = []struct {
 	name   string
 	locals []string
@@ -92,8 +93,8 @@ if _, err := s.Run(ctx, insert); err != nil {`),
 	}, "exclusion|model"},
 }
 
-// TestFormerDefectsAreConvicted plants each former defect in today's source. The check has all its
-// faults, and convicts within three runs of two minutes.
+// TestFormerDefectsAreConvicted plants each former defect in today's source. The check injects all its
+// faults, and convicts the defect within three runs of two minutes.
 func TestFormerDefectsAreConvicted(t *testing.T) {
 	if !*mistakes {
 		t.Skip("takes minutes: run it with -mistakes")
@@ -113,8 +114,8 @@ func TestFormerDefectsAreConvicted(t *testing.T) {
 
 var serverStores = []string{"redisstore", "zkstore", "mysqlstore", "pgstore"}
 
-// TestServerMistakesAreConvicted plants each mistake in a copy of the library's source, builds the command
-// on it, and lets it check until it convicts.
+// TestServerMistakesAreConvicted plants each mistake in a copy of the library's source, and builds the
+// command on it. Then it repeats a short check until one check convicts the mistake.
 func TestServerMistakesAreConvicted(t *testing.T) {
 	if !*mistakes {
 		t.Skip("takes minutes: run it with -mistakes")
@@ -145,8 +146,8 @@ func TestServerMistakesAreConvicted(t *testing.T) {
 	}
 }
 
-// convict builds the command with the plants, and runs at most so many checks of the duration, until one
-// convicts by a rule that matches.
+// convict builds the command with the plants. It runs at most the given number of checks of this
+// duration, until one check convicts by a rule that matches.
 func convict(t *testing.T, marks map[string]string, plants mutation.Plants, local, rule string, duration time.Duration, most int) {
 	t.Helper()
 	bin, err := mutation.Build(t.TempDir(), "../../cmd/holdfast", marks, plants)
@@ -166,7 +167,7 @@ func convict(t *testing.T, marks map[string]string, plants mutation.Plants, loca
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !bytes.Contains(out, []byte(" BROKEN")) {
 			t.Fatalf("seed %d: %v\n%s", seed, err, out)
 		}
-		if !broken.Match(out) { // another rule alone convicts
+		if !broken.Match(out) { // only another rule convicts
 			t.Logf("seed %d:\n%s", seed, out)
 			continue
 		}

@@ -1,7 +1,7 @@
-// Package torture runs the check on every store that needs a server, with real
-// servers that it starts, all their faults, and workers that are processes.
+// Package torture runs the check on every store that needs a server. It starts real
+// servers, injects all their faults, and runs each worker as a process of its own.
 //
-// A server that is missing is skipped, and with HOLDFAST_REQUIRE_SERVERS=1 fails.
+// If a server is missing, its tests are skipped. With HOLDFAST_REQUIRE_SERVERS=1 they fail.
 package torture
 
 import (
@@ -29,8 +29,8 @@ var (
 	seed     = flag.Uint64("seed", 1, "of the schedules")
 )
 
-// TestMain: this binary is the worker of its own checks. Most of a check is
-// waiting: two of them fit a machine of two cores.
+// TestMain makes this binary the worker of its own checks. A check mostly waits, so two
+// checks fit a machine of two cores.
 func TestMain(m *testing.M) {
 	check.MaybeWorker()
 	flag.Parse()
@@ -40,15 +40,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// alike are locals with most of their steps in common with others: each is checked for a third
-// of the time.
+// alike are locals that share most of their steps with another local. Each of them is
+// checked for a third of the time.
 var alike = []string{"redis-redisson-fenced", "redis-redisson-permits", "redis-redisson-rw", "redis-redisson-semaphore", "redis-redisson-spin"}
 
 func TestStores(t *testing.T) {
 	for _, local := range check.Locals() {
-		// Those without a server are tortured where the check itself is tested; the
-		// short names of databases are those of their first recipe.
-		// MySQL is checked in conformance/versions.
+		// Stores without a server are checked by the tests of package check. The short
+		// names of databases mean their first recipe. MySQL is checked in
+		// conformance/versions.
 		if slices.Contains([]string{"memory", "file", "mariadb", "postgres"}, local) || strings.HasPrefix(local, "mysql") {
 			continue
 		}
@@ -68,7 +68,8 @@ func TestStores(t *testing.T) {
 				least = 1
 			}
 			if local == "redis-redisson-fair" {
-				// A killed waiter holds up those behind it for Redisson's five minutes.
+				// After a waiter is killed, Redisson keeps its queue entry for five
+				// minutes, and the waiters behind it wait.
 				kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind == "kill" })
 				config.Faults = kinds
 			}

@@ -43,7 +43,7 @@ const (
 	sessions = 50
 )
 
-// client is the memory of this process: heap and stacks.
+// client returns the memory of this process: heap and stacks.
 func client() float64 {
 	runtime.GC()
 	runtime.GC()
@@ -52,8 +52,8 @@ func client() float64 {
 	return float64(m.HeapAlloc + m.StackInuse)
 }
 
-// resident is the memory of a server and its children, 0 without one. Pages that several
-// processes share count once.
+// resident returns the memory of a server and its children, or 0 without a server. Pages
+// that several processes share count once.
 func resident(b *testing.B, pid int) float64 {
 	if pid == 0 {
 		return 0
@@ -99,7 +99,8 @@ func (q *queued) Event(_ context.Context, e holdfast.Event) {
 func measure(b *testing.B, url string, pid, locks int) {
 	var waiting queued
 	holder, waiter := open(b, url), open(b, url, holdfast.WithHooks(&waiting))
-	// A store with a pool of connections gets a few requests at a time.
+	// ahead limits the requests under way to 16, because some stores have a pool of
+	// connections.
 	ahead := func(i int, done *atomic.Int64) {
 		for int64(i) >= done.Load()+16 && !b.Failed() {
 			time.Sleep(time.Millisecond)
@@ -147,7 +148,7 @@ func measure(b *testing.B, url string, pid, locks int) {
 	for waiting.n.Load() < int64(locks) && !b.Failed() {
 		time.Sleep(10 * time.Millisecond)
 	}
-	time.Sleep(time.Second) // the entries follow
+	time.Sleep(time.Second) // so that the last queue entries are at the server
 	b.ReportMetric((client()-mine)/float64(locks), "client-B/awaited")
 	b.ReportMetric((resident(b, pid)-server)/float64(locks), "server-B/awaited")
 	cancel()

@@ -61,7 +61,7 @@ func startRedis(b *testing.B) (url string) {
 
 // BenchmarkHeld measures what many held locks with a TTL of 30 s cost their process on one
 // Redis: heap, goroutines, and processor time to renew them and to look for early ends. It
-// reports how many were lost. No other client may get one that was not.
+// reports the number of lost locks. No other client may be granted a lock that was not lost.
 //
 //	go test -run '^$' -bench Held -benchtime 1x -timeout 20m ./bench/capacity -held 100000 -for 5m
 func BenchmarkHeld(b *testing.B) {
@@ -103,9 +103,9 @@ func BenchmarkHeld(b *testing.B) {
 	}
 }
 
-// BenchmarkWaiters measures how the pairs of one hot name on Redis change with the number of
-// goroutines that contend for it in one process, by default and without local handoffs. No
-// two may hold it at once, and tokens rise strictly.
+// BenchmarkWaiters measures pairs of lock and unlock of one hot name on Redis. Different
+// numbers of goroutines contend for it in one process, by default and without local
+// handoffs. No two of them may hold the lock at the same time, and tokens rise strictly.
 //
 //	go test -run '^$' -bench Waiters -benchtime 2s ./bench/capacity
 func BenchmarkWaiters(b *testing.B) {

@@ -32,10 +32,10 @@ func start(b testing.TB) *servers.Redis {
 	return r
 }
 
-// BenchmarkServerTime: what a contended handover costs the server, by its own account.
-// 16 Lockers, each with a connection of its own, take one name again and again without a
-// local handoff. The time of a script is the median of the server's slow log, so other
-// work on the machine counts little.
+// BenchmarkServerTime measures the server's own time for each step from one holder of a
+// contended name to the next. 16 Lockers, each with a connection of its own, take one name
+// again and again without a local handoff. The time of a script is the median in the
+// server's slow log, so other work on the machine counts little.
 func BenchmarkServerTime(b *testing.B) {
 	r := start(b)
 	ctx := context.Background()
@@ -106,7 +106,8 @@ func BenchmarkServerTime(b *testing.B) {
 	}
 }
 
-// stepOf names the step of a script call by its arguments: EVALSHA SHA KEYS KEY... ARG...
+// stepOf returns the step that a script call makes. It finds the step by the arguments:
+// EVALSHA SHA KEYS KEY... ARG...
 func stepOf(args []string) string {
 	var keys int
 	if len(args) < 4 || !strings.EqualFold(args[0], "evalsha") {
@@ -129,7 +130,7 @@ func stepOf(args []string) string {
 	return "confirmation"
 }
 
-// commandStats is how many microseconds the server has spent in script calls.
+// commandStats returns the microseconds that the server has spent in script calls.
 func commandStats(b *testing.B, c *goredis.Client) float64 {
 	b.Helper()
 	text, err := c.Info(context.Background(), "commandstats").Result()

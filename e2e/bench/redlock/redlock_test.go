@@ -98,7 +98,8 @@ func contenders(b *testing.B) []contender {
 	}
 }
 
-// BenchmarkPair measures the median of a lock and an unlock of a free name, in turns.
+// BenchmarkPair measures the median time of a lock and an unlock of a free name. The
+// libraries take turns.
 func BenchmarkPair(b *testing.B) {
 	all := contenders(b)
 	for b.Loop() {
@@ -123,7 +124,8 @@ func BenchmarkPair(b *testing.B) {
 	}
 }
 
-// BenchmarkHotName measures the pairs of 16 goroutines that lock one name, in turns.
+// BenchmarkHotName measures how often 16 goroutines lock and unlock one name. The libraries
+// take turns.
 func BenchmarkHotName(b *testing.B) {
 	all := contenders(b)
 	for b.Loop() {

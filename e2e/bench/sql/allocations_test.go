@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// BenchmarkPair: the allocations of one lock and unlock of a free name.
+// BenchmarkPair measures the allocations of one lock and unlock of a free name.
 func BenchmarkPair(b *testing.B) {
 	for _, k := range kinds {
 		b.Run(k.name, func(b *testing.B) {

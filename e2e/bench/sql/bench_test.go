@@ -30,7 +30,7 @@ import (
 
 const workerEnv = "HOLDFAST_BENCH_SQL"
 
-// job is what a worker process does.
+// job describes the work of a worker process.
 type job struct {
 	Kind, Address string
 	Hand          bool
@@ -132,8 +132,9 @@ func median(all []time.Duration) time.Duration {
 	return all[len(all)/2]
 }
 
-// BenchmarkFreeNames measures 64 callers of one process, each with its own name. Every second
-// it switches between locks by hand, with a connection for each caller, and one Locker.
+// BenchmarkFreeNames measures 64 callers of one process, each with its own name. Every
+// second the benchmark switches between locks by hand, with a connection for each caller,
+// and one Locker.
 func BenchmarkFreeNames(b *testing.B) {
 	const callers, turn = 64, time.Second
 	for _, k := range kinds {
@@ -219,7 +220,7 @@ func BenchmarkFourProcesses(b *testing.B) {
 			each := 2 * time.Second
 			var rates [2]float64
 			least := 1.0
-			for range 2 { // by turns
+			for range 2 { // each way has two turns
 				for i, hand := range []bool{true, false} {
 					counts := runProcesses(b, job{Kind: k.name, Address: at, Hand: hand, For: each})
 					sum := 0
@@ -267,7 +268,7 @@ func runProcesses(b *testing.B, j job) []int {
 			b.Fatal(err)
 		}
 		r := bufio.NewReader(out)
-		if _, err := r.ReadString('\n'); err != nil { // it is ready
+		if _, err := r.ReadString('\n'); err != nil { // the process is ready
 			b.Fatal(err)
 		}
 		all, outs = append(all, c), append(outs, r)
@@ -275,7 +276,7 @@ func runProcesses(b *testing.B, j job) []int {
 		defer func() { _ = c.Process.Kill() }()
 		ins = append(ins, in)
 	}
-	for _, in := range ins { // all are ready
+	for _, in := range ins { // all processes are ready, and start now
 		fmt.Fprintln(in)
 	}
 	var counts []int
@@ -292,7 +293,8 @@ func runProcesses(b *testing.B, j job) []int {
 	return counts
 }
 
-// work is a worker process. It reports that it is ready, waits for the start, and counts.
+// work runs a worker process. It reports that it is ready, waits for the start, and counts
+// pairs.
 func work(text string) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {

@@ -1,5 +1,5 @@
-// Package zookeeper measures locks on ZooKeeper beside go-zookeeper's own Lock, in
-// one run and in turns.
+// Package zookeeper compares locks on ZooKeeper with go-zookeeper's own Lock. Both
+// take turns in one run.
 package zookeeper
 
 import (
@@ -22,8 +22,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// start begins a server as it comes, with synced writes and the default compiler and size
-// of its log's pieces, apart from sessions that last long enough for the default TTL.
+// start starts a server with ZooKeeper's own settings: synced writes, the default compiler,
+// and the default size of pieces of the log. Sessions may last long enough for the default
+// TTL.
 func start(b *testing.B) *servers.ZooKeeper {
 	b.Helper()
 	z, err := servers.StartZooKeeper(b.Context(), filepath.Join(b.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
@@ -40,11 +41,11 @@ func start(b *testing.B) *servers.ZooKeeper {
 	return z
 }
 
-// pair locks and unlocks once.
+// pair is a function that locks and unlocks once.
 type pair func() error
 
-// ours is a Locker over a store of its own, in the layout that go-zookeeper's Lock
-// shares.
+// ours returns a pair of a Locker over a store of its own, in the layout that holdfast
+// shares with go-zookeeper's Lock.
 func ours(b *testing.B, address, name string) pair {
 	b.Helper()
 	s, err := zkstore.Open(b.Context(), "zk://"+address+"/bench", zkstore.WithLayout(zkstore.Mutex))
@@ -93,8 +94,8 @@ func dial(b *testing.B, address string) *zookeeper.Conn {
 	return c
 }
 
-// theirs is go-zookeeper's Lock; with a token it reads the node's czxid as well,
-// which a guard at the resource needs.
+// theirs returns a pair of go-zookeeper's Lock. With a token it also reads the node's
+// czxid, which a guard at the resource needs.
 func theirs(c *zookeeper.Conn, name string, token bool) pair {
 	l := zookeeper.NewLock(c, "/peer/"+name, zookeeper.WorldACL(zookeeper.PermAll))
 	return func() error {
@@ -116,8 +117,8 @@ func must(b *testing.B, err error) {
 	}
 }
 
-// cost is what clients have made a server do: the requests it received, and the
-// writes to its disk, each of which may carry several of them.
+// cost counts the requests that a server has received, and its writes to the disk. One
+// write may serve several requests.
 type cost struct{ requests, writes float64 }
 
 func costOf(b *testing.B, z *servers.ZooKeeper) (c cost) {
@@ -150,8 +151,8 @@ func (c cost) report(b *testing.B, who string, pairs float64) {
 	b.ReportMetric(c.writes/pairs, who+"-disk-writes/pair")
 }
 
-// BenchmarkSerial takes and gives back one lock after another: the median of ours,
-// with its token, of the peer's without one and with one, in turns.
+// BenchmarkSerial locks and unlocks one name again and again. It reports the median time of
+// holdfast, of the peer without a token, and of the peer with one, which take turns.
 func BenchmarkSerial(b *testing.B) {
 	address := start(b).Address()
 	c := dial(b, address)
@@ -182,7 +183,8 @@ func BenchmarkSerial(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkHot lets 16 compete for one name, for a while each in turns.
+// BenchmarkHot lets 16 clients contend for one name. Those of holdfast and those of the
+// peer take turns.
 func BenchmarkHot(b *testing.B) {
 	for _, shape := range []string{"sessions", "session"} {
 		b.Run("16-"+shape, func(b *testing.B) {
@@ -226,7 +228,8 @@ func BenchmarkHot(b *testing.B) {
 	}
 }
 
-// compete counts the pairs that all make in that time.
+// compete runs all pairs side by side for the time d, and returns how often they were
+// completed.
 func compete(b *testing.B, all []pair, d time.Duration) float64 {
 	var count atomic.Int64
 	var wg sync.WaitGroup

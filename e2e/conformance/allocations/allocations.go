@@ -12,15 +12,15 @@ import (
 // rounds is the time for which AtMost repeats its rounds.
 const rounds = 30 * time.Second
 
-// AtMost checks that the Lock and the Unlock of a free name allocate at most so many times.
+// AtMost checks that a Lock and an Unlock of a free name together allocate at most the given
+// number of times.
 //
-// The count is that of the whole process, with all that its background tasks allocate
-// meanwhile. On a busy machine these do more for each pair, for example because a hold is
-// long enough to be recorded, and a client does more while its connection is new. So the
-// least of many short rounds counts, and the first round within the limit is enough.
+// The count includes what the background tasks of the process allocate. On a busy machine
+// they allocate more for each pair, and a client allocates more while its connection is
+// new. So AtMost runs many short rounds, and passes if one of them is within the limit.
 func AtMost(t *testing.T, url string, most float64) {
 	t.Helper()
-	ctx := context.Background() // one that can be cancelled costs a few more
+	ctx := context.Background() // a context that can be cancelled costs a few allocations more
 	l, err := holdfast.Open(ctx, url)
 	if err != nil {
 		t.Fatal(err)

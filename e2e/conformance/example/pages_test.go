@@ -33,7 +33,7 @@ func newOutside(t *testing.T, require []string) *outside {
 	o := &outside{t, t.TempDir()}
 	o.run("go", "mod", "init", "example.com/jobs")
 	edit := []string{"mod", "edit"}
-	var sums []byte // those of the clone, so that no checksum is looked up
+	var sums []byte // the checksums of the clone, so that go looks none up
 	for _, dir := range published {
 		path := strings.TrimSuffix(module+"/"+dir, "/")
 		edit = append(edit, "-replace="+path+"="+filepath.Join(clone, dir))
@@ -121,7 +121,8 @@ func TestReplaceLinesAreComplete(t *testing.T) {
 			lines += block
 		}
 	}
-	// Module path and folder of each line, with the loop over the stores unrolled.
+	// replaced has the module path of each replace line. A line in the loop over the stores
+	// counts for each store.
 	replaced := map[string]bool{}
 	for _, m := range regexp.MustCompile(`-replace=(\S+?)=\.\./holdfast(\S*)`).FindAllStringSubmatch(lines, -1) {
 		each := []string{""}
@@ -147,7 +148,7 @@ func TestReplaceLinesAreComplete(t *testing.T) {
 	for path := range strings.FieldsSeq(string(out)) {
 		if strings.HasPrefix(path, module) && !replaced[path] {
 			t.Errorf("no -replace=%s", path)
-			replaced[path] = true // once
+			replaced[path] = true // report each path once
 		}
 	}
 }

@@ -111,7 +111,7 @@ func (c task) update(ctx context.Context, s driver.Store) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.Guarantees(ctx); err != nil { // which connects
+	if _, err := s.Guarantees(ctx); err != nil { // Guarantees connects to the server
 		return err
 	}
 	add := func(_ context.Context, old []byte) ([]byte, error) {

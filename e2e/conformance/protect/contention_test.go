@@ -82,7 +82,7 @@ func addUp(t *testing.T, s system, processes, each int) measurement {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counter := "counter-" + rand.Text() + "-" // the server serves every -count
+	counter := "counter-" + rand.Text() + "-" // all runs of -count use one server
 	m := measurement{Processes: processes, Updates: processes * each}
 	if *long {
 		l, err := holdfast.New(store)

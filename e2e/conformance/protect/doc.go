@@ -1,6 +1,6 @@
-// Package protect tests what a lock protects, with processes that are stopped and killed, on
-// every store: guards, versioned values and sequences.
+// Package protect tests guards, versioned values and sequences on every store. The tests
+// stop and kill processes that use them.
 //
-// A server whose binary is missing is skipped, and with HOLDFAST_REQUIRE_SERVERS=1 fails.
+// If a server is missing, its tests are skipped. With HOLDFAST_REQUIRE_SERVERS=1 they fail.
 // The flag -long makes the runs long. With -v they print the numbers of docs/choosing.md.
 package protect

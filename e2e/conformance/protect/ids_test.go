@@ -32,7 +32,7 @@ func drawIDs(t *testing.T, s system, total int) {
 	var mu sync.Mutex
 	seen := map[uint64]int{}
 	enough := make(chan struct{})
-	kills := map[int]bool{} // how many ids are drawn when a process is killed
+	kills := map[int]bool{} // the numbers of drawn ids at which a process is killed
 	for len(kills) < 2 {
 		kills[1+rand.IntN(total-1)] = true
 	}

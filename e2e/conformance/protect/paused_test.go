@@ -115,5 +115,5 @@ func pausedHolder(t *testing.T, s system) {
 		t.Errorf("A's write without a guard: %s", got)
 	}
 	content("A", "after the write of A without a guard")
-	_ = b.Unlock() // a slow machine may have lost it
+	_ = b.Unlock() // on a slow machine the lock may be lost
 }

@@ -40,7 +40,7 @@ func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 			t.Fatal("the client has no connection for a sole caller")
 		}
 	}
-	pairs(t, s, 50) // they use the new connection
+	pairs(t, s, 50) // these pairs use the new connection
 }
 
 // pairs takes and releases a lock n times.
@@ -59,8 +59,8 @@ func pairs(t *testing.T, s driver.Store, n int) {
 	}
 }
 
-// TestCancelEndsRequestToSilentServer cancels a request with a distant deadline while the server is
-// silent. The request returns. The next one succeeds when the server continues.
+// TestCancelEndsRequestToSilentServer: the server is silent, and the caller cancels a request with a
+// distant deadline. The request returns. When the server continues, the next request succeeds.
 func TestCancelEndsRequestToSilentServer(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
@@ -101,8 +101,9 @@ func TestCancelEndsRequestToSilentServer(t *testing.T) {
 	pairs(t, s, 1)
 }
 
-// TestCancelEndsManyRequestsToSilentServer pauses the server and sends more requests than one connection
-// buffers. All return when their context ends. The client continues when the server does.
+// TestCancelEndsManyRequestsToSilentServer pauses the server, and sends more requests than one
+// connection buffers. All of them return when their context ends. When the server continues, the client
+// works again.
 func TestCancelEndsManyRequestsToSilentServer(t *testing.T) {
 	t.Run("rueidis", func(t *testing.T) {
 		r := start(t)

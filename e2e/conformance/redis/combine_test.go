@@ -111,7 +111,7 @@ func (l *link) submit(t *testing.T, names []string) *combined {
 		if awaitBatches(t, n-singles) {
 			return c
 		}
-		// The last probe was too old for a request. Begin again after the next one.
+		// The client first had to probe the server again. Undo all requests, and begin again.
 		l.release()
 		for i, q := range c.requests {
 			_, _ = c.wait(i)
@@ -321,8 +321,9 @@ func TestLostAnswerOfBatchIsUnknown(t *testing.T) {
 	c.resolved(l.s, r)
 }
 
-// TestCancelledCallerInBatch: every second caller is cancelled while its batch is under way, and its
-// request is rolled back before the batch arrives. The server refuses it then, and grants the others.
+// TestCancelledCallerInBatch: every second caller is cancelled while its batch is under way, and the
+// client rolls its request back. When the batch arrives later, the server refuses these requests and
+// grants the others.
 func TestCancelledCallerInBatch(t *testing.T) {
 	r, l := gated(t, "")
 	c := l.submit(t, numbered("n", 80))
@@ -357,8 +358,8 @@ func TestCancelledCallerInBatch(t *testing.T) {
 	}
 }
 
-// TestCloseEndsBatches: a store is closed while batches are under way to a silent server. All callers
-// return. What the server grants later is rolled back.
+// TestCloseEndsBatches: a store is closed while its batches wait for a silent server. All callers
+// return. If the server grants a request later, the grant is rolled back.
 func TestCloseEndsBatches(t *testing.T) {
 	r, l := gated(t, "")
 	c := l.submit(t, numbered("n", 80))

@@ -94,8 +94,8 @@ func proxy(t testing.TB, r *servers.Redis) *servers.Proxy {
 	return p
 }
 
-// refreshes reports whether rueidis will refresh its view of the cluster. That goroutine sleeps for a
-// second and does not notice the end of the client.
+// refreshes reports whether rueidis will refresh its view of the cluster. For that rueidis starts a
+// goroutine, which sleeps for a second and does not notice the end of the client.
 func refreshes() []string {
 	b := make([]byte, 1<<20)
 	if strings.Contains(string(b[:runtime.Stack(b, true)]), "rueidis.(*call).DelayDo") {
@@ -175,7 +175,7 @@ func TestConformanceCluster(t *testing.T) {
 	})
 }
 
-// unhurried sets the sentinels to replace no server, however slow it is.
+// unhurried configures the sentinels so that they replace no server, even a slow one.
 func unhurried(t *testing.T, s *servers.RedisSentinel) {
 	t.Helper()
 	if err := s.DownAfter(t.Context(), 10*time.Minute); err != nil {

@@ -175,8 +175,8 @@ func TestLostAnswerIsUnknown(t *testing.T) {
 		drop()
 		q := request(name, driver.Exclusive, long)
 		q.Wait = wait
-		// Cancel it after the server has applied it. No other client is granted the name until
-		// it is undone.
+		// Cancel the request after the server has applied it. No other client is granted the name until
+		// the client has undone the request.
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		acquired := make(chan error, 1)
@@ -409,7 +409,7 @@ func TestHolderNoticesBreakWithoutMessages(t *testing.T) {
 		if err := operator.Break(t.Context(), "x", g.Token); err != nil {
 			t.Fatal(err)
 		}
-		next := must(t, operator, request("x", driver.Exclusive, long)) // it is free
+		next := must(t, operator, request("x", driver.Exclusive, long)) // the name is free
 		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; s.Classify(a.Err) != driver.CodeNotHeld || a.Cause != driver.CauseTaken {
 			t.Errorf("renewed: %v, cause %q", a.Err, a.Cause)
 		}

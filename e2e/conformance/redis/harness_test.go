@@ -95,7 +95,7 @@ func open(t testing.TB, url string, o ...redisstore.Option) *redisstore.Store {
 	return s
 }
 
-// kept returns a function that opens a store, which the end of the test closes.
+// kept returns a function that opens a store. The store is closed when the test ends.
 func kept(t *testing.T, f func(string) (driver.Store, error)) func() driver.Store {
 	return func() driver.Store {
 		s, err := f("")

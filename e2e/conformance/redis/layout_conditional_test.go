@@ -35,9 +35,9 @@ func answers(t *testing.T, r *servers.Redis, args ...string) bool {
 	return err == nil
 }
 
-// TestPlainUsesConditionalCommands renews and releases locks of the layout plain on a server
-// with the commands that compare a string, or without them; as a user with the right to them
-// and without it; and on a full server, which refuses SET.
+// TestPlainUsesConditionalCommands renews and releases locks of the layout plain. The server has the
+// commands that compare a string, or lacks them. The user has the right to these commands, or lacks it.
+// The server may also be full, and refuse SET.
 func TestPlainUsesConditionalCommands(t *testing.T) {
 	r := start(t)
 	deletes, sets := "", answers(t, r, "SET", "probe", "1", "IFEQ", "1")

@@ -78,7 +78,7 @@ func TestLayoutRefusesAnotherType(t *testing.T) {
 }
 
 // TestPlainLockWithoutTTLLasts: another client has set a key without a time to live. For holdfast that
-// lock never expires. Its waiters are granted when the key is deleted.
+// lock never expires. Waiters of holdfast are granted when the key is deleted.
 func TestPlainLockWithoutTTLLasts(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain))

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// scripted returns a store over p, and a function that finds a script by its name and returns it with
-// the arguments of its last call.
+// scripted returns a store over p, and a function. The function finds a script by its name, and returns
+// it with the arguments of its last call.
 func scripted(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *redisstore.Script, args []string)) {
 	t.Helper()
 	scripts, last := map[string]*redisstore.Script{}, map[string][]string{}

@@ -78,10 +78,11 @@ func runLockers() {
 	}
 }
 
-// sentKinds are commands that no script calls. The server counts a script's calls in the same place.
+// sentKinds are commands that no script of the store calls. The server counts commands that scripts call
+// together with those that clients send.
 var sentKinds = []string{"evalsha", "eval", "ping", "subscribe", "unsubscribe", "script|load", "wait"}
 
-// sent returns how many of these commands the clients have sent.
+// sent returns how many of the commands in sentKinds the clients have sent.
 func sent(t testing.TB, r *servers.Redis) (n int) {
 	for _, c := range sentKinds {
 		n += calls(t, r, c)
@@ -160,7 +161,7 @@ func TestManyLockersServedInOrder(t *testing.T) {
 	n := processes * lockers
 	var st holdfast.State
 	for end := time.Now().Add(3 * time.Minute); len(st.Waiters) < n; time.Sleep(100 * time.Millisecond) {
-		// They may keep the machine so busy that the answer comes after the timeout.
+		// The Lockers may keep the machine so busy that the answer comes after the timeout.
 		if st, err = l.Inspect(t.Context(), "hot"); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatal(err)
 		}
@@ -219,8 +220,7 @@ func costOfGrants(t *testing.T, waiters int) float64 {
 	url := "redis://" + r.Address()
 	s := open(t, url)
 	g := must(t, s, request("x", driver.Exclusive, time.Hour))
-	// Two clients have all the waiters. Many clients would send many refreshes, and the test would
-	// measure those.
+	// Two clients have all the waiters. With many clients the test would mainly measure their refreshes.
 	waiting := make([]*waiter, waiters)
 	clients := []*redisstore.Store{open(t, url), open(t, url)}
 	for i := range waiting {
@@ -237,7 +237,7 @@ func costOfGrants(t *testing.T, waiters int) float64 {
 		g, s = w.granted(), clients[i%waiters%2]
 		u2, c2 := spent(t, r)
 		used, n = used+u2-u, n+c2-c
-		if waiters == 10 { // the number of waiters stays the same
+		if waiters == 10 { // a new waiter keeps the number of waiters the same
 			waiting[i%waiters] = queue(t, s, request("x", driver.Exclusive, time.Hour))
 		}
 	}

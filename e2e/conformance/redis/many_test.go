@@ -38,7 +38,7 @@ func TestEveryHolderNoticesFlush(t *testing.T) {
 		t.Errorf("%d calls for %d checks of grants, want at least 20 checks in each call", scripts, checked)
 	}
 	// A check that finds no grant takes two commands. On a busy machine the answer to a check may come
-	// too late, so that another follows, but not after every flush.
+	// too late, and the client checks again. That does not happen after every flush.
 	var least int
 	for round := range 5 {
 		if round > 0 {
@@ -81,7 +81,8 @@ func takeAll(t *testing.T, s driver.Store, requests []driver.Request) {
 	}
 }
 
-// hashCommands returns how many commands on hashes the server has executed, those in scripts included.
+// hashCommands returns the number of commands on hashes that the server has executed, including those in
+// scripts.
 func hashCommands(t *testing.T, stats string) (n int) {
 	t.Helper()
 	for line := range strings.Lines(stats) {

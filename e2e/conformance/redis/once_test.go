@@ -13,8 +13,8 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// TestUnansweredCommandIsSentOnce: go-redis does not repeat an unanswered command of the store, neither a
-// single one nor a pipeline, although this client is set to three retries.
+// TestUnansweredCommandIsSentOnce: a command of the store has no answer. go-redis does not repeat it,
+// neither alone nor in a pipeline, although this client has three retries.
 func TestUnansweredCommandIsSentOnce(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)

@@ -219,8 +219,8 @@ func TestRefusedRequestChangesNothing(t *testing.T) {
 		w := queue(t, slow, request(right+"-other", driver.Exclusive, long))
 		key := redisstore.Key("", right+"-other")
 		gate.hold()
-		// Change the record so that the lease has expired: the only client with all rights is
-		// disconnected.
+		// Change the record so that the lease has expired. The client of the waiter has all rights, but
+		// is disconnected and cannot react.
 		rec, _ := do(t, r, "HGET", key, "s0").(string)
 		at := strings.LastIndex(rec, " ")
 		do(t, r, "HSET", key, "s0", rec[:at]+" 1+1")

@@ -7,9 +7,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestReservedTokensStayBehindTheClock: after a flush the server has no tokens, and a new client gets the
-// clock as its token. So no reserved token may be ahead of the clock, and a bucket without a counter
-// reserves none.
+// TestReservedTokensStayBehindTheClock: after a flush the server has no tokens, and gives a new client
+// its clock as a token. So no reserved token may be ahead of the clock. A request for a bucket without a
+// counter reserves none.
 func TestReservedTokensStayBehindTheClock(t *testing.T) {
 	r := start(t)
 	url := "redis://" + r.Address()

@@ -75,7 +75,7 @@ func certificates(t *testing.T) (files servers.TLS, client *tls.Config) {
 	return files, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}}}
 }
 
-// documented lists the commands that a user needs, as in docs/redis.md.
+// documented lists the commands that docs/redis.md requires for a user.
 var documented = []string{"eval", "evalsha", "time", "get", "set", "del", "pttl", "pexpire", "hget", "hset", "hsetnx", "hdel", "hmget", "hgetall",
 	"publish", "subscribe", "unsubscribe", "hello", "ping"}
 

@@ -69,7 +69,8 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 	}
 }
 
-// TestPromotedReplicaThatEvictsIsRefused: after a failover the primary has another eviction policy.
+// TestPromotedReplicaThatEvictsIsRefused: a replica that evicts keys becomes the primary. The store
+// refuses new locks.
 func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
@@ -230,8 +231,8 @@ func acknowledgedSoon(t *testing.T, s driver.Store, name string) (g driver.Grant
 	return g
 }
 
-// TestClusterNodeThatEvictsIsRefused: a server that evicts keys becomes the primary of a hash slot
-// while the stores are in use, first a promoted replica and then a new node of the cluster.
+// TestClusterNodeThatEvictsIsRefused: while the stores are in use, a server that evicts keys becomes the
+// primary of a hash slot. First it is a promoted replica, then a new node of the cluster.
 func TestClusterNodeThatEvictsIsRefused(t *testing.T) {
 	installed(t)
 	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
@@ -275,8 +276,8 @@ func TestClusterNodeThatEvictsIsRefused(t *testing.T) {
 	do(t, replica, "CONFIG", "SET", "maxmemory-policy", "volatile-lru")
 	var began time.Time
 	eventually(t, "the replica does not become the primary", func() bool {
-		// A server gives a failover up after 5 s. A new one starts from the beginning, and a
-		// primary refuses it.
+		// A replica gives up a failover after 5 s. The test starts a new one only after that time,
+		// because a new failover begins from the start. A primary refuses the command.
 		if time.Since(began) > 6*time.Second {
 			began = time.Now()
 			_, _ = replica.Do(t.Context(), "CLUSTER", "FAILOVER")

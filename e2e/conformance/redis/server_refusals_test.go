@@ -68,7 +68,7 @@ func TestWrongPasswordIsRefused(t *testing.T) {
 	r := start(t, "--requirepass", "secret")
 	refused(t, r, "redis://:wrong-secret@"+r.Address(), "WRONGPASS")
 	refused(t, r, "redis://"+r.Address(), "NOAUTH")
-	// The Locker reports the same.
+	// A Locker reports the same error.
 	l, err := holdfast.Open(t.Context(), "redis://:wrong-secret@"+r.Address())
 	if err != nil {
 		t.Fatal(err)

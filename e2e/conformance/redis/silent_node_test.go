@@ -36,7 +36,7 @@ func TestSilentNodeDoesNotBlockOthers(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				release(t, s, must(t, s, request(name, driver.Exclusive, long))) // it is connected
+				release(t, s, must(t, s, request(name, driver.Exclusive, long))) // now the client is connected to the node
 				if owner != silent {
 					names = append(names, name)
 				}

@@ -27,8 +27,8 @@ func (s swallowing) Write(p []byte) (int, error) {
 	return s.Conn.Write(p)
 }
 
-// TestDeadConnectionsDoNotBlockOthers: requests on connections that are dead without notice do not keep
-// other requests from being sent.
+// TestDeadConnectionsDoNotBlockOthers: some connections are dead, and the client has not noticed it.
+// Requests on them do not block other requests.
 func TestDeadConnectionsDoNotBlockOthers(t *testing.T) {
 	r := common(t)
 	var old atomic.Pointer[atomic.Bool]

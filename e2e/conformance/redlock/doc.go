@@ -1,4 +1,4 @@
-// Package redlock holds the tests of quorum locks on real servers: the conformance suite
-// on fleets of three and five, with and without failures of a minority, and what the
-// protections promise. The tests need a redis-server.
+// Package redlock tests quorum locks on real servers. It runs the conformance suite on
+// fleets of three and five servers, with and without failures of a minority. Other tests
+// check the promises of the protections. The tests need a redis-server.
 package redlock

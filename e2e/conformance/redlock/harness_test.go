@@ -224,7 +224,7 @@ func (f *fleet) leftovers(testing.TB) (left []string) {
 	return left
 }
 
-// until waits until ok returns true.
+// until waits until ok returns true, and fails the test after a minute.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {

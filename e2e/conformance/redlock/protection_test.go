@@ -95,7 +95,7 @@ func TestReloadWithoutSaving(t *testing.T) {
 	}
 	var second driver.Grant
 	until(t, "the request is granted", func() bool {
-		for i := range 2 { // again, since the holder may have renewed its vote at the first of them meanwhile
+		for i := range 2 { // in each try, as a renewal may restore the holder's votes
 			f.do(i, "DEBUG", "RELOAD", "NOSAVE")
 		}
 		second, err = acquire(t, b, name, time.Minute)
@@ -325,7 +325,7 @@ func TestHealsAfterAnUnansweredRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := must(t, s, "healed", time.Hour)
-	f.proxies[0].Cut() // what it has not passed on is lost
+	f.proxies[0].Cut() // the proxy drops what it has not passed on
 	if err := f.proxies[0].Heal(); err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +349,7 @@ func TestRenewalBesideARelease(t *testing.T) {
 		for range 4 {
 			renewal.Go(func() { s.Renew(t.Context(), []driver.Grant{g}) })
 		}
-		time.Sleep(time.Duration(i) * 20 * time.Microsecond) // so that the release meets each step
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond) // so that releases meet each step of a renewal
 		release(t, s, g)
 		renewal.Wait()
 	}
@@ -401,7 +401,7 @@ func TestClientWhoseClockStoodStill(t *testing.T) {
 	}
 	f.setUp(f.config)
 	s := f.open(t)
-	for _, p := range f.proxies[1:] { // so that the first server's clock is seen first
+	for _, p := range f.proxies[1:] { // so that the client reads the first server's clock first
 		if err := p.Delay(100 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}

@@ -104,7 +104,7 @@ func buildExamples(dir string) error {
 
 var digits = regexp.MustCompile(`-?\d+`)
 
-// normal removes the tokens from a text, which differ from store to store.
+// normal removes the tokens from a text, because they differ from store to store.
 func normal(s string) string { return digits.ReplaceAllString(strings.TrimSpace(s), "N") }
 
 // run runs an example, and returns its output. The example must end by itself.
@@ -121,8 +121,8 @@ func (e example) run(t *testing.T, url string) string {
 	return out.String()
 }
 
-// testExamples runs every example during an outage of the server, in which it must not crash
-// and must end. It runs each again with the server, and compares the declared output.
+// testExamples runs every example during an outage of the server. The example must end, and
+// must not crash. Then each runs again with the server, and must print the declared output.
 func testExamples(t *testing.T, srv server, url string) {
 	program.Do(func() {
 		dir, err := os.MkdirTemp("", "holdfast-examples")

@@ -69,11 +69,12 @@ func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 	restart(t, srv)
 }
 
-// testDrain: after SIGTERM a service works on for several TTLs, and no other client gets the
-// name meanwhile. The server stops and starts in this time.
+// testDrain: after SIGTERM a service works on for two TTLs, and no other client is granted
+// the name in this time. If srv is given, the test uses a long TTL and restarts the server
+// while the service works.
 //
-// A machine that stands still for a TTL loses a lock. So the test is repeated with longer
-// TTLs if the lock expires.
+// A lock expires if the machine stands still for a TTL. The test is then repeated with a
+// longer TTL.
 func testDrain(t *testing.T, s store, url string, srv server) {
 	for ttl := s.ttl; ttl <= 4*s.ttl; ttl *= 2 {
 		if !drains(t, url, srv, worker{Role: "drain", URL: url, Name: fmt.Sprint("drain-", ttl), TTL: ttl, Drain: 2 * ttl}) {

@@ -173,7 +173,7 @@ func (w worker) start(t *testing.T, lines chan report) *process {
 		for s := bufio.NewScanner(out); s.Scan(); {
 			r := report{worker: p}
 			if err := json.Unmarshal(s.Bytes(), &r); err != nil {
-				continue // cut off by a SIGKILL
+				continue // a SIGKILL has cut the line off
 			}
 			p.lines <- r
 		}

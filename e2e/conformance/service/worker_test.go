@@ -135,7 +135,7 @@ func (w *worker) run() error {
 	return err
 }
 
-// close takes a lock and does not release it: Close does.
+// close takes a lock, and leaves its release to Close.
 func (w *worker) close(ctx context.Context, locker *holdfast.Locker) error {
 	k, err := locker.Lock(ctx, w.Name, holdfast.TTL(w.TTL))
 	for errors.Is(err, holdfast.ErrUnavailable) {
@@ -183,7 +183,7 @@ func (w *worker) lead(ctx context.Context, locker *holdfast.Locker) error {
 	say(report{Kind: "candidate"})
 	return locker.Lead(ctx, w.Name, func(ctx context.Context) error {
 		token := holdfast.Token(ctx, w.Name)
-		if token == 0 { // lost before this line, on a machine that stood still
+		if token == 0 { // the machine stood still, and the lock is lost already
 			return ctx.Err()
 		}
 		say(report{Kind: "leads", Token: token})

@@ -29,7 +29,7 @@ func TestCheckPageNamesEveryFault(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, "crew.go") { // crew.go has orders to workers
+		if strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, "crew.go") { // crew.go has commands for workers
 			continue
 		}
 		for _, m := range faultInSource.FindAllStringSubmatch(string(text), -1) {

@@ -278,7 +278,8 @@ func tests(t *testing.T) func(test string) bool {
 	return func(test string) bool { return found[test] }
 }
 
-// TestPageOfPromisesIsJudged: a missing, stale or misspelt row is a fault, and the fault names the text to write.
+// TestPageOfPromisesIsJudged: judge finds missing, stale and misspelt rows. Each fault names the text to
+// write.
 func TestPageOfPromisesIsJudged(t *testing.T) {
 	stores := []driver.Guarantees{
 		{Kind: "a", Order: "first", EarlyEnd: []string{"a flush", "a kill"}},

@@ -1,4 +1,4 @@
-// Package tables keeps the documentation's tables the same as what the code
+// Package tables checks that the tables of the documentation equal what the code
 // declares.
 package tables
 
@@ -38,7 +38,7 @@ func TestGuarantees(t *testing.T) {
 		want += "| " + p.Name + " | " + strings.Join(p.Versions, ", ") + " |\n"
 	}
 
-	var base driver.Guarantees // of the variants that follow it
+	var base driver.Guarantees // the store of the variants that follow
 	for _, g := range declared(t) {
 		rows := g.Rows()
 		want += "\n## " + g.Kind + "\n\n"

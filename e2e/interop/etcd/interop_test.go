@@ -1,8 +1,8 @@
-// Package etcd shares locks on etcd with the real clients of others: etcdctl,
+// Package etcd tests that holdfast shares locks on etcd with other clients: etcdctl,
 // clientv3/concurrency and jetcd, in both directions.
 //
-// A peer whose program is missing is skipped, and with
-// HOLDFAST_REQUIRE_SERVERS=1 fails.
+// If the program of a peer is missing, its tests are skipped. With
+// HOLDFAST_REQUIRE_SERVERS=1 they fail.
 package etcd
 
 import (
@@ -73,7 +73,8 @@ func open(t *testing.T, endpoint string) *holdfast.Locker {
 	return l
 }
 
-// holdfasts adds to the register from several Lockers, until all is done.
+// holdfasts starts Lockers that each add to the register the given number of times. The
+// caller waits for them with wg.
 func holdfasts(t *testing.T, wg *sync.WaitGroup, endpoint, name string, r register.Register, lockers, times int) {
 	for range lockers {
 		l := open(t, endpoint)
@@ -97,7 +98,8 @@ func client(t *testing.T, endpoint string) *clientv3.Client {
 	return c
 }
 
-// TestConcurrency: concurrency.Mutex and holdfast add to one register.
+// TestConcurrency: concurrency.Mutex and holdfast add to one register, and no increment is
+// lost.
 func TestConcurrency(t *testing.T) {
 	endpoint, r := start(t), register.New(t)
 	const lockers, times = 3, 100
@@ -129,7 +131,8 @@ func TestConcurrency(t *testing.T) {
 	r.Want(t, 2*lockers*times)
 }
 
-// TestBothWays: each excludes the other, and each is seen by the other.
+// TestBothWays: concurrency.Mutex and holdfast exclude each other. Holdfast reports the
+// mutex as the holder.
 func TestBothWays(t *testing.T) {
 	endpoint := start(t)
 	l := open(t, endpoint)
@@ -174,7 +177,8 @@ func TestBothWays(t *testing.T) {
 	}
 }
 
-// TestEtcdctl: `etcdctl lock NAME COMMAND` and holdfast add to one register.
+// TestEtcdctl: `etcdctl lock NAME COMMAND` and holdfast add to one register, and no
+// increment is lost.
 func TestEtcdctl(t *testing.T) {
 	endpoint, r := start(t), register.New(t)
 	etcdctl := find(t, "etcdctl")
@@ -201,8 +205,8 @@ func TestEtcdctl(t *testing.T) {
 	r.Want(t, loops*times+2*ours)
 }
 
-// TestJetcd: jetcd's Lock client, which uses the server's own lock service, and
-// holdfast add to one register.
+// TestJetcd: jetcd's Lock client uses the lock service of the server. The client and
+// holdfast add to one register, and no increment is lost.
 func TestJetcd(t *testing.T) {
 	java, err := exec.LookPath("java")
 	if err != nil {
@@ -243,7 +247,7 @@ func TestJetcd(t *testing.T) {
 			}
 		})
 	}
-	ready.Wait() // they contend
+	ready.Wait() // all processes run, and contend with holdfast
 	holdfasts(t, &wg, endpoint, "shared", r, 2, ours)
 	wg.Wait()
 	r.Want(t, processes*times+2*ours)

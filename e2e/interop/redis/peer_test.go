@@ -1,8 +1,8 @@
-// Package redis shares locks on Redis with the real clients of others: Redisson, redis-py,
-// redsync and bsm/redislock, in both directions.
+// Package redis tests that holdfast shares locks on Redis with other clients: Redisson,
+// redis-py, redsync and bsm/redislock, in both directions.
 //
-// A peer whose program is missing is skipped, and with HOLDFAST_REQUIRE_SERVERS=1 the test
-// fails.
+// If the program of a peer is missing, its tests are skipped. With
+// HOLDFAST_REQUIRE_SERVERS=1 they fail.
 package redis
 
 import (
@@ -29,16 +29,17 @@ import (
 )
 
 const (
-	// testTimeout bounds every wait for something that must happen.
+	// testTimeout limits every wait for an event that must happen.
 	testTimeout = 2 * time.Minute
-	// endless is a lease that outlasts every test: a waiter that is not notified fails.
+	// endless is a lease that outlasts every test, so that a test fails if a waiter is not
+	// notified.
 	endless = 10 * time.Minute
-	// lease is short enough to outlast it several times.
+	// lease is so short that a test can hold a lock for several leases.
 	lease    = 6 * time.Second
 	fairWait = 20 * time.Second
 )
 
-// kind is a kind of lock: as Redisson calls it, and as holdfast does.
+// kind is a kind of lock: Redisson's name of it, and holdfast's layout and options for it.
 type kind struct {
 	java   string
 	layout redisstore.Layout
@@ -55,8 +56,8 @@ var kinds = []kind{
 	{"permits", redisstore.RedissonPermits, []holdfast.LockOption{holdfast.Limit(1)}},
 }
 
-// A worker is this test binary again, with the URL of its server in the environment. It reads
-// lines as the other peers do.
+// workerEnv has the URL of the server. A process of this test binary with that variable is
+// a worker: it reads commands, like the other peers.
 const workerEnv = "HOLDFAST_INTEROP_WORKER"
 
 func TestMain(m *testing.M) {
@@ -136,7 +137,7 @@ func missing(t *testing.T, err error) {
 	t.Skip(err)
 }
 
-// deployment is a server, or a Cluster.
+// deployment is one server, or a Cluster.
 type deployment struct {
 	mode, url, address string
 	nodes              []*servers.Redis
@@ -170,7 +171,8 @@ func urlOf(url string, l redisstore.Layout) string {
 	return url
 }
 
-// open opens a Locker whose waiters are woken, or wait until the lease of the holder ends.
+// open opens a Locker without a fallback: its waiters are notified, or wait until the
+// holder's lease ends.
 func (d *deployment) open(t *testing.T, l redisstore.Layout, ttl time.Duration, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
 	s, err := redisstore.Open(t.Context(), urlOf(d.url, l))
@@ -188,7 +190,7 @@ func (d *deployment) open(t *testing.T, l redisstore.Layout, ttl time.Duration, 
 	return locker
 }
 
-// operator opens a Locker that can look at locks.
+// operator opens a Locker that inspects and breaks locks.
 func (d *deployment) operator(t *testing.T, l redisstore.Layout, o ...holdfast.LockOption) *holdfast.Locker {
 	t.Helper()
 	locker, err := holdfast.Open(t.Context(), urlOf(d.url, l), holdfast.Defaults(o...))
@@ -203,9 +205,9 @@ func (d *deployment) operator(t *testing.T, l redisstore.Layout, o ...holdfast.L
 	return locker
 }
 
-// remains waits until no key is left that Redisson itself would not leave: its tokens, the
-// number of a semaphore, and for the time of a call the latch of an unlock. What expires
-// within ten seconds does not stay.
+// remains waits until only those keys are left that Redisson keeps, too: its tokens, and
+// the number of a semaphore's permits. It ignores keys of holdfast that expire within ten
+// seconds.
 func (d *deployment) remains(t *testing.T) {
 	t.Helper()
 	var left []string
@@ -235,7 +237,7 @@ func (d *deployment) remains(t *testing.T) {
 	t.Errorf("keys are left: %q", left)
 }
 
-// peer is a process that carries out what its standard input says.
+// peer is a process that executes commands from standard input.
 type peer struct {
 	t       *testing.T
 	cmd     *exec.Cmd
@@ -312,7 +314,7 @@ func (p *peer) await(what string) string {
 	return ""
 }
 
-// kill ends the process as a crash does.
+// kill kills the process with SIGKILL.
 func (p *peer) kill() {
 	p.killed = true
 	_ = p.cmd.Process.Kill()
@@ -382,7 +384,7 @@ func (d *deployment) python(t *testing.T) *peer {
 	return launch(t, cmd)
 }
 
-// worker is a process of holdfast.
+// worker starts a process of this test binary that uses holdfast.
 func (d *deployment) worker(t *testing.T) *peer {
 	t.Helper()
 	self, err := os.Executable()
@@ -392,7 +394,7 @@ func (d *deployment) worker(t *testing.T) *peer {
 	return launch(t, cmd)
 }
 
-// queued reports when a Locker's waiter waits.
+// queued receives the names for which a Locker waits.
 type queued struct{ all chan string }
 
 func newQueued() *queued { return &queued{make(chan string, 100)} }
@@ -408,14 +410,14 @@ func (q *queued) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// waiting is a Lock on a goroutine of its own.
+// waiting is a call of Lock on a goroutine of its own.
 type waiting struct {
 	t    *testing.T
 	got  chan *holdfast.Lock
 	name string
 }
 
-// wait begins to wait, and returns when it does.
+// wait calls Lock on a goroutine of its own, and returns when that call waits.
 func wait(t *testing.T, l *holdfast.Locker, q *queued, name string, o ...holdfast.LockOption) *waiting {
 	t.Helper()
 	w := &waiting{t, make(chan *holdfast.Lock, 1), name}
@@ -461,7 +463,7 @@ func busy(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOptio
 	}
 }
 
-// each runs a test for some kinds side by side.
+// each runs a test side by side for all kinds but those in without.
 func each(t *testing.T, f func(t *testing.T, k kind), without ...string) {
 	t.Run("each", func(t *testing.T) {
 		for _, k := range kinds {

@@ -14,7 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestPlain shares locks with each client of one string per name, in both directions.
+// TestPlain: holdfast shares locks with each client that stores a lock as one string per
+// name, in both directions.
 func TestPlain(t *testing.T) {
 	d := start(t, "single")
 	client := goredis.NewClient(&goredis.Options{Addr: d.address})
@@ -116,14 +117,16 @@ func TestPlain(t *testing.T) {
 	d.remains(t)
 }
 
-// TestPlainSum: two processes each of Java, Python and Go make 1,000 increments.
+// TestPlainSum: two processes each of Java, Python and Go add to one register, and no
+// increment is lost.
 func TestPlainSum(t *testing.T) {
 	d := start(t, "single")
 	contend(t, "plain", 167, d.java(t, endless), d.java(t, endless), d.python(t), d.python(t), d.worker(t), d.worker(t))
 	d.remains(t)
 }
 
-// TestPlainHolderDies: a lock of a process of holdfast that is killed is free after its lease.
+// TestPlainHolderDies: a process of holdfast holds a lock and is killed. Another client
+// gets the lock after the lease.
 func TestPlainHolderDies(t *testing.T) {
 	t.Parallel()
 	d := start(t, "single")

@@ -23,8 +23,8 @@ import (
 
 var handoffs = flag.Int("handoffs", 60, "how often TestRedissonHandoffs passes a lock from Java to Go and back")
 
-// TestRedisson: with each kind of lock, Java holds it and Go waits, and then Go holds it and Java waits.
-// The leases outlast the test, so a waiter that is not notified fails.
+// TestRedisson: for each kind of lock, Java holds it while Go waits, and then Go holds it while Java
+// waits. The leases outlast the test, so the test fails if a waiter is not notified.
 func TestRedisson(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestRedisson(t *testing.T) {
 					t.Errorf("Java gets the lock that Go holds: %s", got)
 				}
 				other.send("acquire")
-				time.Sleep(rand.N(50 * time.Millisecond)) // so that the other may wait or not
+				time.Sleep(rand.N(50 * time.Millisecond)) // so that Java sometimes waits already, and sometimes not
 				must(t, mine.Unlock())
 				other.await("acquire")
 				busy(t, l, name, k.option...)
@@ -68,7 +68,8 @@ func TestRedisson(t *testing.T) {
 	}
 }
 
-// readers: readers of Java and Go hold the lock together, and a writer of each waits for the other's.
+// readers: readers of Java and Go hold the lock together. A writer of each waits for the
+// other's readers.
 func readers(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
@@ -93,7 +94,7 @@ func readers(t *testing.T, d *deployment, java *peer) {
 	must(t, k.Unlock())
 	read.await("acquire")
 	read.does("release")
-	// Java has two readers: the writer waits for the last.
+	// A writer of Java waits for a reader of Go, and excludes it.
 	one, err := l.Lock(t.Context(), name, holdfast.Shared())
 	must(t, err)
 	write.send("acquire")
@@ -107,8 +108,8 @@ func readers(t *testing.T, d *deployment, java *peer) {
 	java.lock("write", name).does("release")
 }
 
-// betweenTryAndWait releases a write lock as soon as the server has refused Redisson's last try
-// before it waits. Redisson drops the message of its own writers while no thread waits.
+// betweenTryAndWait releases a write lock as soon as the server has refused Redisson's last try before
+// its wait. While no thread waits, Redisson drops the messages of its own writers.
 func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	l := d.open(t, redisstore.RedissonReadWrite, endless)
@@ -122,7 +123,7 @@ func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 	_, err = io.WriteString(monitor, "MONITOR\r\n")
 	must(t, err)
 	commands := bufio.NewScanner(monitor)
-	scan := func(part string) { // until a line with the part
+	scan := func(part string) { // scan reads until a line contains part
 		must(t, monitor.SetReadDeadline(time.Now().Add(testTimeout)))
 		for commands.Scan() {
 			if strings.Contains(commands.Text(), part) {
@@ -131,7 +132,7 @@ func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 		}
 		t.Fatalf("MONITOR ends without %q: %v", part, commands.Err())
 	}
-	scan("+OK") // from here on it shows each command
+	scan("+OK") // from now on the server shows each command
 	for range 300 {
 		k, err := l.Lock(t.Context(), other.name)
 		must(t, err)
@@ -145,7 +146,8 @@ func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 	}
 }
 
-// fairOrder: Redisson's queue serves waiters of Java and Go in their order.
+// fairOrder: Redisson's queue serves the waiters of Java and Go in the order of their
+// entries.
 func fairOrder(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
@@ -176,7 +178,7 @@ func fairOrder(t *testing.T, d *deployment, java *peer) {
 	must(t, k.Unlock())
 	two.await("acquire")
 	two.does("release")
-	// A waiter of Go that gives up leaves no gap.
+	// A waiter of Go is cancelled, and the waiter behind it is granted.
 	k, err = first.Lock(t.Context(), name)
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -210,7 +212,7 @@ func (d *deployment) queue(t *testing.T, name string, n int) {
 	t.Fatalf("%s: not %d waiters", name, n)
 }
 
-// fencedTokens: the tokens of Java and Go are one sequence.
+// fencedTokens: tokens rise strictly when Java and Go hold the lock by turns.
 func fencedTokens(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	l := d.open(t, redisstore.RedissonFenced, endless)
@@ -230,7 +232,8 @@ func fencedTokens(t *testing.T, d *deployment, java *peer) {
 	}
 }
 
-// reentrancy: Java's threads and Go's contexts enter their own lock again, and no other.
+// reentrancy: a thread of Java and a context of Go can take a lock again that they hold. No
+// other thread or context can.
 func reentrancy(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	l := d.open(t, redisstore.Redisson, endless)
@@ -272,7 +275,7 @@ func reentrancy(t *testing.T, d *deployment, java *peer) {
 	one.does("release")
 }
 
-// severalPermits: the permits of Java and Go count together.
+// severalPermits: permits that Java and Go hold count together towards the limit.
 func severalPermits(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	for _, of := range kinds[5:] {
@@ -302,8 +305,8 @@ func severalPermits(t *testing.T, d *deployment, java *peer) {
 	}
 }
 
-// operators: an inspection shows Java's lock, and a lock that Java's forceUnlock or holdfast's
-// break ends is lost.
+// operators: holdfast inspects and lists Java's lock. If Java's forceUnlock ends a lock of
+// Go, its holder is notified. If holdfast breaks a lock, Java gets it.
 func operators(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	l := d.operator(t, redisstore.Redisson)
@@ -382,15 +385,17 @@ func multiLock(t *testing.T, d *deployment, java *peer) {
 	other.does("release")
 }
 
-// TestRedissonLeases has a Java process and a Go process hold a lock of each kind for several
-// leases, and kills both. Then the other side gets each.
+// TestRedissonLeases: a Java process and a Go process hold a lock of each kind for several
+// leases. The test then kills both. Afterwards Go gets each lock of Java, and Java each
+// lock of Go.
 func TestRedissonLeases(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			d := start(t, mode)
 			java, victim, worker := d.java(t, lease), d.java(t, lease), d.worker(t)
-			// Redisson's permits are renewed by calls, and those of its semaphore have no lease.
+			// Redisson renews its permits only by calls of the program. The permits of its
+			// semaphore have no lease.
 			var ofJava, ofGo []lock
 			for _, k := range kinds {
 				if k.java != "semaphore" && k.java != "permits" {
@@ -430,7 +435,7 @@ func TestRedissonLeases(t *testing.T) {
 					}
 				}
 			}
-			time.Sleep(5 * lease / 2) // each was renewed, or has expired
+			time.Sleep(5 * lease / 2) // each lock was renewed, or has expired
 			held()
 			victim.kill()
 			worker.kill()
@@ -439,7 +444,8 @@ func TestRedissonLeases(t *testing.T) {
 				go func() { got <- lockers[k.kind].Do(t.Context(), k.name, func(context.Context) error { return nil }) }()
 			}
 			for _, k := range ofGo {
-				// The next request of a holdfast client returns the permits of a dead one.
+				// The next request of a holdfast client returns the permits of a dead
+				// holdfast client.
 				if k.kind == "semaphore" {
 					must(t, lockers[k.kind].Do(t.Context(), k.name, func(context.Context) error { return nil }))
 				}
@@ -482,14 +488,14 @@ func contend(t *testing.T, kind string, times int, all ...*peer) {
 	r.Want(t, times*len(all))
 }
 
-// TestRedissonHandoffs hands a lock over from Java to Go and back. A waiter that is not notified waits for
-// the end of the lease. So 99 of a hundred handoffs take less than a tenth of the lease.
+// TestRedissonHandoffs hands a lock over from Java to Go and back. A waiter that is not notified waits
+// for the end of the lease. So 99 % of the handoffs must take less than a tenth of the lease.
 func TestRedissonHandoffs(t *testing.T) {
 	const lease = 30 * time.Second
 	d := start(t, "single")
 	java := d.java(t, lease).lock("lock", "lock-handoffs")
 	l := d.open(t, redisstore.Redisson, lease)
-	clock := func() time.Duration { // as Java's System.nanoTime
+	clock := func() time.Duration { // the same clock as Java's System.nanoTime
 		var ts unix.Timespec
 		must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
 		return time.Duration(ts.Nano())
@@ -507,7 +513,7 @@ func TestRedissonHandoffs(t *testing.T) {
 			}
 			got <- k
 		}()
-		time.Sleep(rand.N(3 * time.Millisecond)) // while the other begins to wait
+		time.Sleep(rand.N(3 * time.Millisecond)) // in this time Go may begin to wait
 		released, err := strconv.ParseInt(java.does("release"), 10, 64)
 		must(t, err)
 		took = append(took, <-at-time.Duration(released))

@@ -1,5 +1,5 @@
-// Package register is a number in a file that tests of several processes add to. Nothing but
-// the lock that they test protects it.
+// Package register keeps a number in a file. Several processes of a test add to it. Only the
+// lock under test protects the number.
 package register
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Register is the path of the file.
+// Register is the path of a file with a number.
 type Register string
 
 // New creates a register with the value 0. The end of the test removes it.

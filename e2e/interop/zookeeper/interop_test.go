@@ -90,8 +90,8 @@ func TestCuratorWaitersAreServedInOrder(t *testing.T) {
 	}
 }
 
-// TestCuratorReadersShareTheLock: readers of Java and Go hold the lock together, and a writer of each waits for the
-// other's readers.
+// TestCuratorReadersShareTheLock: readers of Java and Go hold the lock together. A writer of each waits
+// for the other's readers.
 func TestCuratorReadersShareTheLock(t *testing.T) {
 	address := start(t)
 	const name = "readers"
@@ -140,8 +140,8 @@ func TestCuratorReadersShareTheLock(t *testing.T) {
 	writer.does("release")
 }
 
-// TestCuratorSharesPermits: a semaphore of two is full with a holder of Java and a holder of Go. A permit that
-// either releases goes to the other's waiter.
+// TestCuratorSharesPermits: a holder of Java and a holder of Go have the two permits of a semaphore.
+// When either releases its permit, the other's waiter is granted.
 func TestCuratorSharesPermits(t *testing.T) {
 	address := start(t)
 	const name = "permits"
@@ -183,8 +183,8 @@ func TestCuratorSharesPermits(t *testing.T) {
 	state(t, l, name, 0, 0)
 }
 
-// TestCuratorRevocationNotifiesHolder: Curator's Revoker notifies a holdfast holder, and Break notifies a Curator holder
-// with a listener. Without a listener the holder loses its node.
+// TestCuratorRevocationNotifiesHolder: Curator's Revoker notifies a holdfast holder. Break notifies a
+// Curator holder with a listener. A Curator holder without a listener loses its node.
 func TestCuratorRevocationNotifiesHolder(t *testing.T) {
 	address := start(t)
 	for _, recipe := range []string{"mutex", "rw"} {
@@ -237,7 +237,7 @@ type quiet struct{}
 
 func (quiet) Printf(string, ...any) {}
 
-// child returns the only child of a node, as go-zookeeper reads it.
+// child reads with go-zookeeper, and returns the only child of a node.
 func child(t *testing.T, address, path string) string {
 	t.Helper()
 	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
@@ -251,8 +251,8 @@ func child(t *testing.T, address, path string) string {
 	return children[0]
 }
 
-// TestKazooRespectsCuratorNames: kazoo respects Curator's names if it is configured to, and shares the lock in both directions
-// if it uses those names itself.
+// TestKazooRespectsCuratorNames: if kazoo is configured to respect Curator's names, it waits for their
+// holders. If kazoo uses those names itself, it shares the lock in both directions.
 func TestKazooRespectsCuratorNames(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)
@@ -273,7 +273,8 @@ func TestKazooRespectsCuratorNames(t *testing.T) {
 		curator(t, address, "mutex", "both"))
 }
 
-// TestGoZooKeeperSharesMutex: go-zookeeper's own Lock uses the mutex's names.
+// TestGoZooKeeperSharesMutex: go-zookeeper's own Lock uses the names of the layout Mutex, and shares its
+// locks.
 func TestGoZooKeeperSharesMutex(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)

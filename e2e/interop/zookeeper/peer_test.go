@@ -1,8 +1,8 @@
 // Package zookeeper tests shared locks on ZooKeeper with other client libraries, in both directions:
 // Curator, kazoo and go-zookeeper.
 //
-// A peer whose program is missing is skipped, and with
-// HOLDFAST_REQUIRE_SERVERS=1 fails.
+// If the program of a peer is missing, its tests are skipped. With
+// HOLDFAST_REQUIRE_SERVERS=1 they fail.
 package zookeeper
 
 import (
@@ -30,7 +30,8 @@ const (
 	testTimeout = 2 * time.Minute
 )
 
-// A worker is this test binary again: URL NAME, with LIMIT in the environment.
+// workerEnv is set in a process of this test binary that is a worker. Its arguments are a
+// URL and the name of a lock.
 const workerEnv = "HOLDFAST_INTEROP_WORKER"
 
 func TestMain(m *testing.M) {

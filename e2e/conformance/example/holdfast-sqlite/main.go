@@ -1,7 +1,7 @@
 //go:build linux
 
-// Holdfast-sqlite is the holdfast command with the example's store, and with files
-// for those who name none.
+// Holdfast-sqlite is the holdfast command with the store of the example. It also
+// has the file store, which the command uses if no URL is given.
 package main
 
 import (

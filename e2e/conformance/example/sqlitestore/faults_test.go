@@ -17,7 +17,7 @@ import (
 // faults injects faults between the store and its file.
 type faults struct {
 	file  string
-	plain *sql.DB // of another process
+	plain *sql.DB // a connection beside the store
 	stop  *sql.Tx
 	delay atomic.Int64 // delay of the answers to commits, in nanoseconds
 	lose  atomic.Bool  // whether the next commit loses its answer

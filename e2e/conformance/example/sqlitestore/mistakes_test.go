@@ -16,9 +16,9 @@ import (
 // mistake is a common mistake of a first store, planted in a copy of this store.
 type mistake struct {
 	name string
-	// edits are pairs of a text of the source and its replacement.
+	// edits are pairs: a text of the source, and its replacement.
 	edits []string
-	// test must convict the mistake, with says in its output.
+	// test is the test that must convict the mistake. Its output contains says.
 	test, says string
 }
 
