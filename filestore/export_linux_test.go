@@ -1,4 +1,5 @@
 package filestore
 
-// FileSystem is what Open finds out by the type that statfs reports.
+// FileSystem returns the name of a file system for the type that statfs reports, and whether Open
+// considers it local.
 var FileSystem = fileSystem
