@@ -21,16 +21,16 @@ type config struct {
 	namespace string
 	mode      fs.FileMode
 	modeGiven bool
-	allowed   []string // file systems beside those that are known to be local
+	allowed   []string // the file systems of AllowFileSystem
 }
 
 // Namespace separates the names of this store from the names in other namespaces of the same
 // directory. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// Mode sets which users may lock here: with 0700, the default, this user alone; with 0770 also the
-// directory's group; with 0777 all users of the machine. The umask has no effect. Every user that may
-// lock may also break.
+// Mode sets which users may lock in the directory. With 0700, the default, this is only the present
+// user, with 0770 also the directory's group, and with 0777 all users of the machine. The umask has no
+// effect. Every user that may lock may also break locks.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
 }
@@ -95,8 +95,8 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// Dir returns the directory that a file URL names, and makes nothing. A URL that Open
-// would refuse is an error of code CodeInvalid.
+// Dir returns the directory that a file URL names. It does not create the directory. It returns an
+// error of code CodeInvalid for a URL that Open would refuse.
 func Dir(rawURL string) (string, error) {
 	u, err := storeurl.Parse(rawURL, "file")
 	if err != nil {

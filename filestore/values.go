@@ -23,10 +23,10 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// A value is a file below values, named by the hash of its namespace and key: a line with
-// its version, a line with the key as Go quotes it, for people, and the data. A Put writes a new
-// file, syncs it and renames it, all under the flock of values/lock. So a reader needs no
-// lock, and a process that is killed leaves the old value or the new one.
+// A value is a file in the directory values, named by the hash of its namespace and key. It contains a
+// line with its version, a line with the quoted key, for people, and the data. Put writes a new file,
+// syncs it and renames it, all under the flock of values/lock. So a reader needs no lock, and a process
+// that is killed leaves the old value or the new one.
 
 // Get implements driver.Values.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
@@ -48,7 +48,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = lock.Close() }() // which ends the flock
+	defer func() { _ = lock.Close() }() // the close ends the flock
 	switch _, now, err := readValue(path); {
 	case err != nil:
 		return "", err
@@ -96,12 +96,12 @@ func readValue(path string) (data []byte, version string, err error) {
 	return data, string(head), nil
 }
 
-// lockValues waits for the lock by polling, because a flock that blocks cannot be
-// cancelled. A holder keeps it for as long as three syncs take.
+// lockValues waits for the flock of values/lock by polling, because a blocking flock cannot be
+// cancelled. A process keeps the flock no longer than three syncs take.
 func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	path := filepath.Join(s.valuesDir(), "lock")
 	if err := os.Mkdir(s.valuesDir(), 0o700); err == nil {
-		// The umask does not count for what others share.
+		// Chmod sets the mode without the umask, because other users may share the directory.
 		if err := os.Chmod(s.valuesDir(), s.mode); err != nil {
 			return nil, coded("creating", s.valuesDir(), err)
 		}
@@ -110,7 +110,7 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, coded("opening", path, err)
 	}
-	_ = lock.Chmod(s.fileMode()) // only its owner can, and need
+	_ = lock.Chmod(s.fileMode()) // fails if another user owns the file; that user has set the mode
 	for n := 0; ; n++ {
 		err := flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -134,7 +134,7 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// replaceValue is durable when it returns nil.
+// replaceValue replaces a value's file. When it returns nil, the new content is on the disk.
 func (s *Store) replaceValue(path string, content []byte) error {
 	temp, err := os.CreateTemp(s.valuesDir(), ".new-")
 	if err != nil {
@@ -153,7 +153,7 @@ func (s *Store) replaceValue(path string, content []byte) error {
 	if err == nil {
 		err = errors.Join(dir.Sync(), dir.Close())
 	}
-	if err != nil { // it is written, but may not survive a loss of power
+	if err != nil { // the file is replaced, but the change may not survive a loss of power
 		return driver.Errorf(driver.CodeUnknown, "syncing %s: %w", s.valuesDir(), err)
 	}
 	return nil
