@@ -114,8 +114,8 @@ func (st *state) blocks(k key, limit int) bool {
 	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
-// ahead returns the sessions that the waiter at index i watches: the session of the waiter before
-// it, or the sessions of the holders if it is the first waiter.
+// ahead returns the sessions that the waiter at index i watches. The first waiter watches the holders'
+// sessions. Every other waiter watches the session of the waiter before it.
 func (st *state) ahead(k key, i int) []string {
 	for j := i - 1; j >= 0; j-- {
 		if e := &st.entries[j]; e.token == 0 && e.is(k) {

@@ -91,8 +91,9 @@ type entry struct {
 	tokens         int  // the number that an exclusive grant has or requests
 	asked          bool // an operator has requested the holder to end
 
-	// first and ahead record what the waiter watched before the present change. If first is set,
-	// that is the holders' sessions, otherwise the session ahead. The file does not contain them.
+	// first and ahead record which sessions the waiter watched before the present change. If first
+	// is set, it watched the holders' sessions, otherwise the session ahead. The file does not
+	// contain these fields.
 	first bool
 	ahead string
 }

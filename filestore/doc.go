@@ -30,8 +30,8 @@
 // one to each holder's session. When the process at the other end dies, the connection ends. The
 // waiter proves the death by the session's file, removes the entries of the dead session, and grants
 // the name to the next waiter, often itself. So a release wakes one waiter, and a death wakes only
-// the waiters behind that process. When a change alters what a waiter has to watch, the process
-// that makes the change notifies it.
+// the waiters behind that process. After a change a waiter may have to watch other sessions. The
+// process that makes the change then notifies the waiter.
 //
 // A grant may have several tokens, for the holders to which its process hands it off. The bucket's
 // counter then jumps beyond the last of them in the same critical section. An exclusive entry has no

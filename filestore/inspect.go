@@ -228,8 +228,8 @@ func (s *Store) stillHeld(ctx context.Context, e *entry) error {
 	return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
 }
 
-// Watch calls changed after each change of a name, or of any name if name is empty. It reports the
-// death of a holder or waiter within a second if no other waiter is behind it, and otherwise at once.
+// Watch calls changed after changes of a name, or of any name if name is empty. If no other waiter is
+// behind a holder or waiter that dies, changed is called within a second.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	var b *bucket
 	if name != "" {

@@ -38,8 +38,8 @@ func (s *Store) hold(h *held) {
 	s.mu.Unlock()
 }
 
-// arm starts the timer of check. A release does not stop the timer: check stops to set it when there
-// are no grants. The caller holds the store's mutex.
+// arm starts the timer that calls check. A release does not stop the timer: check does not start it
+// again when there are no grants. The caller holds the store's mutex.
 func (s *Store) arm() {
 	if s.armed || s.closing {
 		return
@@ -122,8 +122,8 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	}
 	var losses []loss
 	for _, h := range here {
-		// A grant that was released meanwhile has no entry, and is not lost. s.held does not contain
-		// it any more, because a release unregisters it inside its critical section.
+		// A grant that was released meanwhile has no entry, and is not lost. A release unregisters
+		// the grant inside its critical section, so s.holds returns false for it.
 		i := b.find(key{s.ns, h.name}, h.id)
 		switch {
 		case !s.holds(h):

@@ -179,9 +179,9 @@ func (s *Store) dead(sid string) bool {
 	return dead
 }
 
-// prove reports whether a session is dead. If its file exists, prove returns it locked. The caller keeps
-// it locked until it has removed the session: a new session whose file is not yet locked looks dead, and
-// must not lock its file meanwhile.
+// prove reports whether a session is dead. If a dead session's file exists, prove returns it locked. The
+// caller keeps the file locked until it has removed the session. The reason is a new session: before it
+// has locked its file, it looks dead, and it must not lock the file meanwhile.
 func (s *Store) prove(sid string) (fd int, dead bool) {
 	fd, err := open(s.sessionPath(sid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

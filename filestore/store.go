@@ -82,9 +82,9 @@ const (
 )
 
 // Open opens the locks in a directory, given as a path or as a URL such as file:///var/lib/locks. It
-// creates the directory if it is missing. It refuses a directory that it cannot write, that belongs
-// to another user (unless Mode shares it), or that is on a file system which is not known to be local
-// to this machine (unless AllowFileSystem names it).
+// creates the directory if it is missing. It refuses a directory that it cannot write. It refuses
+// another user's directory unless Mode shares it. It also refuses a file system that is not known to be
+// local to this machine, unless AllowFileSystem names it.
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	if strings.HasPrefix(dir, "file:") {
 		u, err := storeurl.Parse(dir, "file")
