@@ -14,7 +14,8 @@ import (
 
 // Acquire requests a grant. See [driver.Store].
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	// The core has checked this. What the file format cannot represent must never be written.
+	// The core has checked the request. The store checks it again, because it must never write an
+	// entry that the file format cannot represent.
 	if r.ID == "" || len(r.ID) > 40 || r.Name == "" || len(r.Name) > driver.MaxName || r.Limit < 1 || r.Limit > driver.Unlimited {
 		return driver.Grant{}, driver.Errorf(driver.CodeInvalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
@@ -43,7 +44,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if blocked && !r.Wait {
 		busy := &driver.BusyError{Holders: b.holders(k)}
 		if dropped && b.write() != nil {
-			b.notices = nil // the next call finds these sessions dead as well
+			b.notices = nil // nothing was written, and the next call also finds these sessions dead
 		}
 		s.notify(b, b.unlock())
 		return driver.Grant{}, busy
@@ -113,8 +114,8 @@ func (st *state) blocks(k key, limit int) bool {
 	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
-// ahead returns the sessions that the waiter at index i watches: that of the waiter before it,
-// or those of the holders if it is the first.
+// ahead returns the sessions that the waiter at index i watches. The first waiter watches the holders'
+// sessions. Every other waiter watches the session of the waiter before it.
 func (st *state) ahead(k key, i int) []string {
 	for j := i - 1; j >= 0; j-- {
 		if e := &st.entries[j]; e.token == 0 && e.is(k) {
@@ -130,8 +131,8 @@ func (st *state) ahead(k key, i int) []string {
 	return sids
 }
 
-// clear removes the dead sessions before index i. A live waiter there checks those before itself.
-// With trust, an open connection proves that a session lives.
+// clear removes the entries of dead sessions before index i. It stops at a live waiter, which checks
+// the entries before itself. With trust, an open connection proves that a session lives.
 func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err error) {
 	lives := map[string]bool{}
 	dead := func(sid string) bool {

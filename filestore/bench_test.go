@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// BenchmarkBareFlock measures the least cost of a lock file, for comparison with
+// BenchmarkBareFlock measures the least possible cost of a lock file, for comparison with
 // BenchmarkPair.
 func BenchmarkBareFlock(b *testing.B) {
 	path := filepath.Join(tempDir(b), "lock")
@@ -46,8 +46,8 @@ func BenchmarkPair(b *testing.B) {
 	}
 }
 
-// BenchmarkHandoff passes a lock between two stores: each wait ends with the other's
-// release.
+// BenchmarkHandoff passes a lock back and forth between two stores. Each wait ends when the other
+// store releases the lock.
 func BenchmarkHandoff(b *testing.B) {
 	dir := tempDir(b)
 	a, z := open(b, dir), open(b, dir)

@@ -20,10 +20,10 @@ import (
 // reserved is the number of tokens that one fdatasync makes safe to use.
 const reserved = 1 << 16
 
-// fileID identifies a file as long as a descriptor keeps the inode in use.
+// fileID identifies a file, as long as a process has it open.
 type fileID struct{ dev, ino uint64 }
 
-// bucket is one file of names. sem guards every field. A goroutine that has it, and has locked
+// bucket is one file of names. sem guards every field. A goroutine that holds sem, and has locked
 // the file, may read and change the state.
 type bucket struct {
 	store *Store
@@ -38,16 +38,16 @@ type bucket struct {
 	state
 }
 
-// errNoFile reports that a bucket to inspect has no file.
+// errNoFile is the error of a bucket whose file does not exist.
 var errNoFile = errors.New("no such bucket")
 
-// lock enters the critical section and reads the state. If a process is stopped in its critical
-// section, others wait until their contexts end.
+// lock enters the critical section and reads the state. If another process is stopped in the
+// critical section, lock waits until ctx ends.
 func (b *bucket) lock(ctx context.Context, create bool) error {
 	return b.lockUntil(ctx, b.store.done, create)
 }
 
-// lockUntil is lock, but also ends when done is closed.
+// lockUntil is like lock, but also ends when done is closed.
 func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -81,7 +81,8 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 			<-b.sem
 			return coded("locking", b.path, err)
 		}
-		// The path decides, not the descriptor: other processes may use a new file by now.
+		// The file at the path is the valid one. It may be a new file by now, which other
+		// processes use.
 		var st unix.Stat_t
 		err = stat(b.path, &st)
 		if err == nil && idOf(&st) == b.id {
@@ -103,7 +104,7 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 }
 
 // block waits for the file's lock on a goroutine, because flock cannot be cancelled. If the
-// context ends first, the goroutine takes over sem, and frees both when it gets the lock.
+// context ends first, the goroutine keeps sem. It frees sem and the file when it gets the lock.
 func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, err error) {
 	got, gone := make(chan error), make(chan struct{})
 	fd := b.fd
@@ -148,7 +149,8 @@ func (b *bucket) unlock() []notice {
 	if b.used.Load() {
 		flock(b.fd, unix.LOCK_UN)
 	} else {
-		// This store uses no name in the file, so the file need not stay open.
+		// This store has no names in the file. It has only inspected the file, or removed the
+		// entries of dead sessions, so the file need not stay open.
 		b.forget()
 	}
 	<-b.sem
@@ -198,8 +200,8 @@ func (b *bucket) open(create bool) error {
 	return nil
 }
 
-// read loads the state. A new or damaged file has no entries, and its tokens start above all that
-// it may have granted.
+// read loads the state. A new or damaged file has no entries, and its tokens start above all tokens
+// that it may have granted.
 func (b *bucket) read() error {
 	n, err := pread(b.fd, b.page, 0)
 	if err != nil {
@@ -210,8 +212,8 @@ func (b *bucket) read() error {
 	b.empty = n == 0
 	var ok bool
 	if b.header, ok = parseHeader(b.page[:n]); !ok {
-		// The file is new, or its first sector is damaged. A counter starts at the clock and rises by less
-		// than one per microsecond, so the clock is above it.
+		// The file is new, or its header is damaged. A counter starts at the clock's microseconds
+		// and rises by less than one per microsecond, so the clock is above every earlier token.
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
 	}
@@ -258,7 +260,7 @@ func (b *bucket) write() error {
 		h.off = inlineAt
 		putHeader(b.out, &h)
 		if b.empty {
-			// Write the whole page, so that later writes of it need no space.
+			// It writes the whole page, so that later writes of this page need no more disk space.
 			b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
 		}
 		if err := b.replace(b.out); err != nil {
@@ -288,7 +290,7 @@ func (b *bucket) write() error {
 	return nil
 }
 
-// replace writes the beginning of the first page.
+// replace replaces the beginning of the first page by p.
 func (b *bucket) replace(p []byte) error {
 	n, err := pwrite(b.fd, p, 0)
 	if n == len(p) {
@@ -304,10 +306,10 @@ func (b *bucket) replace(p []byte) error {
 	return coded("writing", b.path, err)
 }
 
-// reserve raises the ceiling durably before a token below it is used: after a crash of the machine
-// tokens continue from the ceiling. It changes only the header; the body stays on the disk. Until the
-// ceiling is on the disk, the header has a boot ID that no boot has. If this process ends before that, or
-// the disk fails, the next process does not rely on the ceiling.
+// reserve writes a higher ceiling to the disk before a token below it is used. After a crash of the
+// machine, tokens continue from the ceiling. reserve changes only the header, not the body. Until the
+// ceiling is on the disk, the header has an ID that belongs to no boot. If this process ends before that,
+// or the disk fails, the next process does not rely on the ceiling.
 func (b *bucket) reserve() error {
 	h, ok := parseHeader(b.page)
 	if !ok {
@@ -347,5 +349,5 @@ func (b *bucket) drop(match func(*entry) bool) (bool, error) {
 
 func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
 
-// wallMicros returns the time at which new counters start, and by which entries are dated.
+// wallMicros returns the clock's microseconds. New counters start there, and entries have this time.
 func wallMicros() int64 { return max(time.Now().UnixMicro(), 1) }

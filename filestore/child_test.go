@@ -26,7 +26,7 @@ const (
 	envName = "FILESTORE_TEST_NAME"
 )
 
-// fork makes a child without exec, on the systems where the tests do so.
+// fork makes a child process without exec. It is nil on systems where the tests cannot do that.
 var fork func() (pid int, err error)
 
 func TestMain(m *testing.M) {
@@ -40,8 +40,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play runs a child. It prints each step on its standard output and ends with its standard
-// input.
+// play runs the role of a child process. It prints each step on standard output, and ends at the end
+// of standard input.
 func play(role, dir, name string) error {
 	ctx := context.Background()
 	s, err := filestore.Open(ctx, dir)
@@ -86,7 +86,7 @@ func play(role, dir, name string) error {
 		s.NoFallback()
 		return work(s, dir, name)
 	case "hammer":
-		// A long list of waiters that changes all the time.
+		// The list of entries is long, and changes all the time.
 		for i := 0; ; i++ {
 			r := r
 			r.ID, r.From, r.Wait = fmt.Sprintf("%s-%d", r.ID, i), newRequester(), false
@@ -111,8 +111,8 @@ func play(role, dir, name string) error {
 	return s.Close(ctx)
 }
 
-// work takes the lock again and again and prints when it has it, until its standard input
-// ends.
+// work takes and releases the lock repeatedly until its standard input ends. It logs each begin and
+// end.
 func work(s *filestore.Store, dir, name string) error {
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {

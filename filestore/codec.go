@@ -14,14 +14,14 @@ import (
 // A bucket file begins with a header of headerLen bytes. The body, the list of entries, follows at
 // inlineAt if it fits in the first page. Then one pwrite inside one page replaces header and body
 // together, and the kernel does not interrupt such a write for a signal. A longer body has a region
-// of its own, which never overlaps the body that it replaces. It counts when the header is written.
+// of its own, which never overlaps the body that it replaces. It is valid when the header is written.
 const (
 	magic     = "hfbucket"
 	headerLen = 72
 	inlineAt  = 128
 	pageLen   = 4096
 	inlineMax = pageLen - inlineAt
-	// maxBody is far above what the processes of a machine can queue: a longer body is damage.
+	// maxBody is far above the size that the processes of a machine need: a longer body is damaged.
 	maxBody = 1 << 28
 	// maxField is the limit of each text of an entry; names, IDs and namespaces have smaller
 	// limits.
@@ -60,7 +60,7 @@ func putHeader(b []byte, h *header) {
 	binary.LittleEndian.PutUint32(b[68:], crc32.Checksum(b[:68], castagnoli))
 }
 
-// parseHeader returns false for anything that putHeader did not write.
+// parseHeader decodes a header. It returns false for bytes that putHeader did not write.
 func parseHeader(b []byte) (h header, ok bool) {
 	if len(b) < headerLen || string(b[:8]) != magic ||
 		binary.LittleEndian.Uint32(b[68:]) != crc32.Checksum(b[:68], castagnoli) {
@@ -77,10 +77,10 @@ func parseHeader(b []byte) (h header, ok bool) {
 	return h, placed && h.length <= maxBody && h.last < driver.MaxToken && h.ceiling < driver.MaxToken
 }
 
-// entry is one request: granted, or waiting with token 0.
+// entry is one request: a grant, or a waiter, whose token is 0.
 type entry struct {
 	ns, name, id   string
-	sid            string // the session that it ends with
+	sid            string // the session; the entry ends with it
 	host, instance string
 	reason         string
 	pid            int
@@ -91,14 +91,15 @@ type entry struct {
 	tokens         int  // the number that an exclusive grant has or requests
 	asked          bool // an operator has requested the holder to end
 
-	// first and ahead are what the waiter watched before the present change: the holders, or
-	// the session of the waiter before it. They are not stored.
+	// first and ahead record which sessions the waiter watched before the present change. If first
+	// is set, it watched the holders' sessions, otherwise the session ahead. The file does not
+	// contain these fields.
 	first bool
 	ahead string
 }
 
-// mark returns the slot's number plus one. An exclusive entry has no slot: its mark is the number
-// of tokens beyond the first.
+// mark returns the value of the file's slot field: the slot's number plus one. An exclusive entry has
+// no slot, so its mark is the number of tokens beyond the first.
 func (e *entry) mark() uint64 {
 	if e.limit == driver.Exclusive {
 		return uint64(max(e.tokens, 1) - 1)
@@ -200,7 +201,7 @@ func (r *reader) text() string {
 	return s
 }
 
-// clip shortens a text for people to the limit of the file.
+// clip cuts a text that only people read to the limit of the file format.
 func clip(s string) string {
 	if len(s) > maxField {
 		return s[:maxField]

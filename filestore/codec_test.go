@@ -66,8 +66,8 @@ func TestHeaderComesBack(t *testing.T) {
 	}
 }
 
-// FuzzBody: a body is either refused or encodes to the same bytes. A body with a wrong
-// checksum is refused.
+// FuzzBody requires that parseBody refuses a body, or that the parsed entries encode to the same bytes.
+// It refuses a body with a wrong checksum.
 func FuzzBody(f *testing.F) {
 	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, asked: true}
 	one := appendEntry(nil, &e)
@@ -180,7 +180,7 @@ func TestCutWriteKeepsOldState(t *testing.T) {
 		}
 		b.unlock()
 	}
-	// A body that was long takes no room after it became short.
+	// When a long body has become short, the file is short again.
 	info, err := os.Stat(b.path)
 	if err != nil || info.Size() > pageLen {
 		t.Errorf("an empty bucket: %v, %v", info, err)

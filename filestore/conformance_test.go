@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// leftovers lists entries and sessions.
+// leftovers returns the entries and the session files that are left in the directory.
 func leftovers(t testing.TB, dir string) (left []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "sessions", "*"))

@@ -20,8 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// TestKilledHolderWakesWaiter: the waiters do not check by themselves here, so only the
-// event can have woken them.
+// TestKilledHolderWakesWaiter: the holder's process is killed. The waiters do not check by themselves
+// here, so only the end of the connection can wake them.
 func TestKilledHolderWakesWaiter(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "hold", dir, "a")
@@ -55,8 +55,8 @@ func TestOneKilledHolderOfSeveralWakesWaiter(t *testing.T) {
 	pb.granted(t)
 }
 
-// TestHeadWatchesEveryHolder: a waiter becomes the head while other clients hold permits. It
-// must see the death of any of them, not only of the one before it.
+// TestHeadWatchesEveryHolder: a waiter becomes the first one while other clients hold permits. The
+// death of any of these clients must wake it.
 func TestHeadWatchesEveryHolder(t *testing.T) {
 	dir := tempDir(t)
 	a, b, d := open(t, dir), open(t, dir), open(t, dir)
@@ -87,8 +87,8 @@ func TestKilledWaiterIsPassedOver(t *testing.T) {
 	p.granted(t)
 }
 
-// TestGrantToAKilledProcessIsPassedOn: the granted process dies before another process
-// notices the grant.
+// TestGrantToAKilledProcessIsPassedOn: a killed process gets a grant before another process detects
+// its death. The next waiter then gets the lock.
 func TestGrantToAKilledProcessIsPassedOn(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
@@ -107,7 +107,8 @@ func TestGrantToAKilledProcessIsPassedOn(t *testing.T) {
 	p.granted(t)
 }
 
-// TestChildrenDoNotKeepTheLock: processes that the holder has started outlive it.
+// TestChildrenDoNotKeepTheLock: the holder dies, and a process that it has started still runs. The
+// lock is free.
 func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "parent", dir, "a")
@@ -126,8 +127,8 @@ func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	}
 }
 
-// TestGrantToADeadWaiterIsRemoved: the name is granted to a dead waiter without another
-// waiter behind it. The granting process removes the grant.
+// TestGrantToADeadWaiterIsRemoved: a process releases the lock, and grants it to a dead waiter. No
+// other waiter is behind that one, so the granting process removes the grant.
 func TestGrantToADeadWaiterIsRemoved(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
@@ -155,7 +156,8 @@ func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
 	}
 }
 
-// TestNewSessionRemovesDeadSessions with all their entries and files.
+// TestNewSessionRemovesDeadSessions requires that a new session removes the entries and the files of
+// all dead sessions.
 func TestNewSessionRemovesDeadSessions(t *testing.T) {
 	dir := tempDir(t)
 	for i := range 3 {
@@ -172,7 +174,8 @@ func TestNewSessionRemovesDeadSessions(t *testing.T) {
 	})
 }
 
-// TestSweepSparesNewSessions: a session that is just being made looks dead to a sweeper.
+// TestSweepSparesNewSessions: stores make sessions while other stores remove dead ones. A session that
+// is not yet locked looks dead, but no store loses its session.
 func TestSweepSparesNewSessions(t *testing.T) {
 	dir := tempDir(t)
 	var wg sync.WaitGroup
@@ -215,8 +218,8 @@ func eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// TestKilledWriterLeavesReadableBucket: a process is killed at any moment of its writing.
-// Other processes can read the bucket, and no entry of it blocks them.
+// TestKilledWriterLeavesReadableBucket: a process is killed at a random moment while it writes. Other
+// processes can read the bucket, and no entry of the killed process blocks them.
 func TestKilledWriterLeavesReadableBucket(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
@@ -237,8 +240,8 @@ func TestKilledWriterLeavesReadableBucket(t *testing.T) {
 	}
 }
 
-// TestKilledWorkersExclude: processes that compete for one name are killed at random.
-// Between a holder's begin and end no other holder begins, unless the first was killed.
+// TestKilledWorkersExclude: the test kills processes that compete for one name, at random moments.
+// Between a holder's begin and end no other holder begins, unless the test killed the first one.
 // Tokens rise. The next waiter gets the lock although waiters do not check by themselves.
 func TestKilledWorkersExclude(t *testing.T) {
 	dir := tempDir(t)

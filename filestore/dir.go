@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// format is the content of the file of that name. Versions with another layout have another one,
-// and refuse each other.
+// format is the content of the file named format. A version with another layout has another content,
+// so that each version refuses the directories of the other.
 const format = "holdfast filestore 1\n"
 
 // sockName is the length of a session's socket name in the sessions directory, with its slash.
@@ -30,7 +30,8 @@ func (s *Store) sessionsDir() string { return filepath.Join(s.dir, "sessions") }
 // fileMode returns the mode of files: that of the directory without execution.
 func (s *Store) fileMode() fs.FileMode { return s.mode &^ 0o111 }
 
-// prepare checks the options, creates what is missing, and returns errors for users.
+// prepare checks the options, and creates the directory and its missing files. Its errors are
+// messages for users.
 func (s *Store) prepare(ctx context.Context) error {
 	refuse := func(f string, a ...any) error {
 		return driver.Errorf(driver.CodeRefused, "filestore: directory %s: %w", s.dir, fmt.Errorf(f, a...))
@@ -114,7 +115,7 @@ func (s *Store) socketFits(refuse func(string, ...any) error) error {
 		len(s.dir), len("/sessions")+sockName, room)
 }
 
-// layout creates what is missing below the directory, and the directory itself if it was removed.
+// layout creates the missing subdirectories, and the directory itself if it was removed.
 func (s *Store) layout() error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
@@ -149,7 +150,8 @@ func (s *Store) adopt(dir string) error {
 	return os.Chmod(dir, m)
 }
 
-// writeFormat creates the file in one step, since another process may read it at once.
+// writeFormat creates the file named format with its whole content in one step, because another
+// process may read it at any time.
 func (s *Store) writeFormat() error {
 	path := filepath.Join(s.dir, "format")
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {

@@ -21,17 +21,17 @@
 //
 // # The algorithm
 //
-// Acquire appends an entry: a grant if the limits of all holders and its own allow that and there is
-// no waiter, otherwise a waiter. Release removes the entry. In the same critical section it grants
-// the name to the first waiters as long as the rule admits them. Then it notifies each new holder
-// over its session's socket.
+// Acquire appends an entry. The entry is a grant if there is no waiter, and its own limit and the
+// limits of all holders allow another holder. Otherwise it is a waiter. Release removes the entry. In
+// the same critical section it grants the name to the first waiters, as long as the limits allow
+// that. Then it notifies each new holder over its session's socket.
 //
 // A waiter keeps a connection to the session of the waiter just before it; the first waiter keeps
 // one to each holder's session. When the process at the other end dies, the connection ends. The
 // waiter proves the death by the session's file, removes the entries of the dead session, and grants
 // the name to the next waiter, often itself. So a release wakes one waiter, and a death wakes only
-// the waiters behind that process. When a change alters what a waiter has to watch, the process
-// that makes the change notifies it.
+// the waiters behind that process. After a change a waiter may have to watch other sessions. The
+// process that makes the change then notifies the waiter.
 //
 // A grant may have several tokens, for the holders to which its process hands it off. The bucket's
 // counter then jumps beyond the last of them in the same critical section. An exclusive entry has no
@@ -39,37 +39,38 @@
 //
 // # Why it is safe
 //
-// Every decision is made from the content of a bucket under its lock. The valid file is the one that
-// the path names after the lock was taken, so a file that was deleted or replaced cannot have two
-// groups of users. An entry counts only while its session's file is locked, and a store gives up a
-// session before its entries can be taken for those of a dead session. Messages over the sockets
-// decide nothing: after a lost message a waiter checks within a second by itself. A message about a
-// grant is credible because the grant was written before, and because the directory is closed to
-// other users.
+// A process decides only from the content of a bucket, while it has the bucket locked. After it has
+// locked the file, it checks that the path still names this file. So if a file is deleted or
+// replaced, no two groups of processes use different files. An entry counts only while its session's
+// file is locked. A store reports the loss of its session's grants before it gives the session up.
+// Messages over the sockets decide nothing: after a lost message a waiter checks within a second by
+// itself. A waiter can rely on a message about its grant, because the sender has written the grant
+// before, and other users have no access to the directory.
 //
-// What happens when
+// The effects of failures:
 //
-//   - A process is killed: the kernel unlocks its session. If it was writing, a short list was
-//     replaced by a single write inside a page, which signals do not interrupt, and a long list
-//     does not count until the header that points to it is written. If it had granted a name
-//     without a notification, the waiters behind it notice its end and check.
+//   - A process is killed: the kernel unlocks its session. A single write inside a page replaces a
+//     short list, and signals do not interrupt it. A long list does not count until the header that
+//     points to it is written. So the bucket has the old list or the new one. If the process had
+//     granted a name and not yet notified the new holder, the waiters behind it detect its end and
+//     check.
 //   - A process is stopped: it keeps its locks, and Break reports that it is stopped. If it was
 //     stopped inside a critical section it blocks its bucket; calls then end with their contexts.
 //   - The machine crashes: all sessions are dead, and a list that was written in part fails its
-//     checksum. The bucket has the ID of an earlier boot. So tokens continue from a ceiling, which
-//     was made durable, for a block of 65536 tokens, before the first of them was granted. Until it is
-//     durable the header has the ID of no boot. So if the process ends meanwhile, no other process
-//     relies on that ceiling.
-//   - The directory, a bucket or a session's file is deleted or replaced: the holders with entries
-//     there are notified within a second. A new counter starts at the clock's microseconds, above
-//     all earlier tokens: they rise by less than one per microsecond, and a grant reserves no
-//     token that is ahead of the clock. Only a clock that was set back can repeat tokens.
+//     checksum. The bucket has the ID of an earlier boot, so tokens continue from its ceiling. A
+//     process writes the ceiling to the disk for each block of 65536 tokens, before it grants the
+//     first of them. Until the ceiling is on the disk, the header has an ID that belongs to no boot.
+//     So if the process ends meanwhile, no other process relies on that ceiling.
+//   - The directory, a bucket or a session's file is deleted or replaced: the store notifies the
+//     holders with entries there within a second. A new counter starts at the clock's microseconds.
+//     That is above all earlier tokens: they rise by less than one per microsecond, and a grant
+//     reserves no token that is ahead of the clock. Tokens can repeat only if the clock was set back.
 //   - A child process is started: descriptors are closed on exec. A fork without exec keeps its
 //     parent's session alive.
 //   - The directory is on a file system that is not known to be local to this machine: Open
 //     refuses it, because flock may be local to one machine there, and sessions of another
 //     machine look dead. AllowFileSystem permits one that no other machine uses.
 //
-// The locks are advisory, and every user with the right to write the directory may break them: by default
-// this user alone, see Mode.
+// The locks are advisory. Every user with the right to write the directory may break them. By default
+// only the user that created the directory has this right; see Mode.
 package filestore

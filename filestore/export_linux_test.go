@@ -1,5 +1,5 @@
 package filestore
 
-// FileSystem returns the name of the file system with a type that statfs reports, and whether it is
-// local to this machine.
+// FileSystem returns the name of a file system for the type that statfs reports, and whether Open
+// considers it local.
 var FileSystem = fileSystem

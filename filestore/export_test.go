@@ -17,7 +17,8 @@ func (s *Store) PretendBoot() { s.boot[0]++ }
 // PretendNow replaces the clock from which new counters start.
 func (s *Store) PretendNow(now int64) { s.now = func() int64 { return now } }
 
-// OnSync makes f replace the writing of a bucket to the disk. f gets the ceiling that is to be written.
+// OnSync makes the store call f instead of fdatasync. f gets the ceiling that fdatasync would make
+// durable.
 func (s *Store) OnSync(f func(ceiling uint64) error) {
 	s.sync = func(fd int) error {
 		page := make([]byte, headerLen)
@@ -40,8 +41,8 @@ func (s *Store) SessionPath() string {
 	return ""
 }
 
-// StallBucket locks the file of a name until resume, as a process does that is stopped in its
-// critical section.
+// StallBucket locks the file of a name until the test calls resume, like a process that is stopped in
+// its critical section.
 func (s *Store) StallBucket(name string) (resume func(), err error) {
 	b := s.bucketOf(name)
 	fd, err := open(b.path, unix.O_RDWR, 0)
@@ -64,10 +65,11 @@ func Entries(raw []byte) (int, error) {
 	return len(es), err
 }
 
-// Watches reports whether the store sees the end of the session of a file.
+// Watches reports whether the store has a connection to the session of another store, and so sees its
+// end.
 func (s *Store) Watches(other *Store) bool { return s.linkedTo(other.sess.Load().sid) }
 
-// Links returns the number of sessions from which the store gets notifications.
+// Links returns the number of sessions to which the store has a connection.
 func (s *Store) Links() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +79,8 @@ func (s *Store) Links() int {
 // Dial connects to the session of another store, as a waiter does to be notified of its end.
 func (s *Store) Dial(other *Store) bool { return s.dial(other.sess.Load().sid, nil) != nil }
 
-// Unkept counts the connections that the store has made and that nothing would close.
+// Unkept returns the number of connections that the store has dialled but neither uses nor keeps as
+// idle, so that it would never close them.
 func (s *Store) Unkept() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,5 +92,5 @@ func (s *Store) Unkept() (n int) {
 	return n
 }
 
-// Closing ends when Close has begun.
+// Closing returns a channel that is closed when Close has begun.
 func (s *Store) Closing() <-chan struct{} { return s.done }

@@ -13,7 +13,7 @@ import (
 
 func init() { fork = forkSleeper }
 
-// sleeperTime limits how long the child of a failed test continues to run.
+// sleeperTime limits how long the forked child runs if a failed test does not end it.
 var sleeperTime = syscall.Timespec{Sec: 600}
 
 // forkSleeper forks this process without exec. The child sleeps. It has one thread and no Go scheduler,
@@ -33,7 +33,7 @@ func forkSleeper() (pid int, err error) {
 }
 
 // TestForkedChildKeepsTheLock: the holder is killed. A child that it forked without exec still runs.
-// The lock is busy until the child ends.
+// The lock stays held until the child ends.
 func TestForkedChildKeepsTheLock(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)

@@ -16,14 +16,14 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// testTimeout is how long a test waits for what must happen at once. It decides
-// nothing but when a broken test ends.
+// testTimeout is how long a test waits for an event that must happen at once. It only decides when a
+// failing test ends.
 const testTimeout = time.Minute
 
-// requester is the core's side of a request, as a test implements it.
+// requester implements the core's side of a request for a test.
 type requester struct {
 	owner  driver.Owner
-	queued chan struct{} // one for each Queued, if not nil
+	queued chan struct{} // if not nil, gets a value for each call of Queued
 	lost   chan driver.Cause
 
 	mu      sync.Mutex
@@ -51,7 +51,7 @@ func newRequester() *requester {
 	return &requester{queued: make(chan struct{}, 64), lost: make(chan driver.Cause, 64)}
 }
 
-// tempDir is short enough for the path of a socket, also on macOS.
+// tempDir returns a temporary directory whose path is short enough for a socket, also on macOS.
 func tempDir(t testing.TB) string {
 	t.Helper()
 	if runtime.GOOS != "darwin" {
@@ -77,7 +77,7 @@ func open(t testing.TB, dir string, o ...filestore.Option) *filestore.Store {
 
 var ids atomic.Int64
 
-// newID is unique in all processes of a test.
+// newID returns an ID that is unique among all processes of a test.
 func newID() string { return fmt.Sprintf("%d-%d", os.Getpid(), ids.Add(1)) }
 
 func request(name string, limit int) driver.Request {
@@ -91,7 +91,7 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// take acquires at once.
+// take acquires a lock that is free.
 func take(t testing.TB, s *filestore.Store, name string, limit int) driver.Grant {
 	t.Helper()
 	g, err := s.Acquire(testContext(t), request(name, limit))
@@ -115,7 +115,7 @@ func wantCode(t testing.TB, s *filestore.Store, err error, code driver.Code) {
 	}
 }
 
-// waiter is a request that waits.
+// waiter is a request that waits in a goroutine.
 type waiter struct {
 	r      driver.Request
 	from   *requester
@@ -148,7 +148,7 @@ func queue(t testing.TB, s *filestore.Store, name string, limit int) *waiter {
 	return p
 }
 
-// granted waits for the grant.
+// granted waits for the grant, and returns it.
 func (p *waiter) granted(t testing.TB) driver.Grant {
 	t.Helper()
 	select {
@@ -162,7 +162,7 @@ func (p *waiter) granted(t testing.TB) driver.Grant {
 	return p.g
 }
 
-// ended waits for the error.
+// ended waits until the request has failed, and returns the error.
 func (p *waiter) ended(t testing.TB) error {
 	t.Helper()
 	select {

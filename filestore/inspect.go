@@ -93,7 +93,7 @@ func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	return states, nil
 }
 
-// note returns the remarks about a holder for operators.
+// note returns the remarks about a holder that an operator sees.
 func (s *Store) note(e *entry) string {
 	var notes []string
 	if e.asked {
@@ -113,7 +113,7 @@ func (e *entry) holder() driver.Holder {
 	return driver.Holder{Owner: e.owner(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
 }
 
-// holders returns the holders of a name by rising token.
+// holders returns the holders of a name, the one with the lowest token first.
 func (st *state) holders(k key) []driver.Holder {
 	var hs []driver.Holder
 	for i := range st.entries {
@@ -142,7 +142,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	tick := time.NewTicker(wakeInterval)
 	defer tick.Stop()
 	for {
-		// Check before the first wait: the grant may have ended before changes are reported.
+		// The first check comes before the first wait, because the grant may have ended before
+		// changes began to report.
 		there, err := s.standing(ctx, b, k, e.token)
 		if err == nil && !there {
 			return nil
@@ -158,8 +159,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 }
 
-// requestEnd marks the entry and notifies its session. It returns nil if the session was
-// dead, which has ended the grant.
+// requestEnd marks the holder's entry, and notifies its session. It returns no entry if the session
+// was dead, because then the grant has ended.
 func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -218,7 +219,7 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 	return i >= 0, nil
 }
 
-// stillHeld returns the error of a Break whose holder has not ended.
+// stillHeld returns the error of a Break whose holder has not released the lock.
 func (s *Store) stillHeld(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
 		return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
@@ -227,8 +228,8 @@ func (s *Store) stillHeld(ctx context.Context, e *entry) error {
 	return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
 }
 
-// Watch calls changed after changes. The death of a holder or waiter without another waiter behind it
-// is reported within a second.
+// Watch calls changed after changes of a name, or of any name if name is empty. If no other waiter is
+// behind a holder or waiter that dies, changed is called within a second.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	var b *bucket
 	if name != "" {
@@ -262,7 +263,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// print returns the holders and waiters in a form to compare.
+// print returns a text of the holders and waiters, which Watch compares with an earlier one.
 func (s *Store) print(ctx context.Context, name string) string {
 	var p strings.Builder
 	add := func(st driver.State) {

@@ -17,27 +17,29 @@ import (
 
 // The kinds of messages between sessions.
 const (
-	// msgHello opens a connection and names the session of the dialling process.
+	// msgHello is the first message of a connection. It names the session of the process that
+	// dialled.
 	msgHello byte = 'h'
-	// msgGrant: the request is granted, with this token and mark.
+	// msgGrant notifies a waiter that its request is granted, with this token and mark.
 	msgGrant byte = 'g'
-	// msgLook: what the waiter watches has changed; it checks by itself.
+	// msgLook notifies a waiter that the sessions to watch have changed. The waiter then reads the
+	// bucket.
 	msgLook byte = 'l'
-	// msgEnd: an operator requests the holder of this token to end.
+	// msgEnd notifies the holder of this token that an operator requests it to end.
 	msgEnd byte = 'a'
 )
 
-// maxIdle is the number of idle connections that stay open, because two sessions that compete for a
-// name soon communicate again.
+// maxIdle is the number of idle connections that a store keeps open. Two sessions that compete for a
+// name usually need their connection again soon.
 const maxIdle = 8
 
-// link is a connection between two sessions. Both ends may send, and its end shows each that the
-// other may have died.
+// link is a connection between two sessions. Both processes may send. When the connection ends, each
+// process checks whether the other one has died.
 type link struct {
 	sid  string
 	conn *net.UnixConn
 	raw  syscall.RawConn
-	// Guarded by the store's mutex.
+	// The store's mutex guards these fields.
 	watchers map[*waiter]struct{}
 	dialled  bool
 }
@@ -72,7 +74,8 @@ func (s *Store) listen(sess *session) {
 			return
 		}
 		if err != nil {
-			// Most likely there are no free descriptors. Peers check by themselves meanwhile.
+			// The usual cause is that no descriptor is free. Meanwhile the waiters of other
+			// processes check by themselves.
 			if !s.pause() {
 				return
 			}
@@ -106,7 +109,7 @@ func (s *Store) serve(l *link) {
 		if err != nil || n.kind != msgHello {
 			return
 		}
-		if len(n.id) == sidLen { // otherwise the peer has no session and only sends
+		if len(n.id) == sidLen { // otherwise the dialling process has no session and only sends
 			s.mu.Lock()
 			l.sid = n.id
 			if s.links[l.sid] == nil {
@@ -157,8 +160,8 @@ func (s *Store) linkedTo(sid string) bool {
 	return s.links[sid] != nil
 }
 
-// dial connects to a session and sends a hello together with more. It returns nil if the session
-// cannot be reached.
+// dial connects to a session, and sends msgHello and the messages in more. It returns nil if it
+// cannot reach the session.
 func (s *Store) dial(sid string, more []byte) *link {
 	sess := s.sess.Load()
 	hello, dir := "", (*os.File)(nil)
@@ -190,7 +193,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 	if s.links[sid] == nil {
 		s.links[sid] = l
 	} else {
-		s.rest(l) // another goroutine was faster
+		s.rest(l) // another goroutine has dialled the same session first
 	}
 	s.mu.Unlock()
 	if !s.spawn(func() { s.serve(l) }) {
@@ -205,7 +208,8 @@ func (l *link) send(b []byte) bool {
 	sent := 0
 	err := l.raw.Write(func(fd uintptr) bool {
 		for sent < len(b) {
-			// From package syscall, like the reader's, because the race detector handles such a pair.
+			// The reader also uses package syscall. The race detector then sees that the write
+			// happens before the read.
 			n, err := syscall.Write(int(fd), b[sent:])
 			if err == syscall.EINTR {
 				continue
@@ -218,13 +222,13 @@ func (l *link) send(b []byte) bool {
 		return true
 	})
 	if err == nil && sent < len(b) {
-		l.conn.Close() // after nothing or half a message; its reader ends the link
+		l.conn.Close() // the message was not sent, or only a part; the reading goroutine then ends the link
 	}
 	return err == nil && sent == len(b)
 }
 
-// watch lets the end of a session wake the waiter. It returns false if the session cannot be reached,
-// and so has probably ended.
+// watch makes the end of a session wake the waiter. It returns false if it cannot reach the session,
+// which has then probably ended.
 func (s *Store) watch(w *waiter, sid string) bool {
 	if s.isOwn(sid) {
 		return true
@@ -249,7 +253,7 @@ func (s *Store) watch(w *waiter, sid string) bool {
 	return false
 }
 
-// unwatch ends watching, except for the sessions in keep.
+// unwatch makes the waiter watch no session any more, except those in keep.
 func (s *Store) unwatch(w *waiter, keep []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +267,8 @@ func (s *Store) unwatch(w *waiter, keep []string) {
 	})
 }
 
-// rest keeps an unwatched connection as an idle one.
+// rest keeps a connection that no waiter watches as an idle one. It closes the oldest idle connection
+// if there are too many.
 func (s *Store) rest(l *link) {
 	if _, open := s.conns[l]; !open || !l.dialled || len(l.watchers) > 0 || slices.Contains(s.idle, l) {
 		return
@@ -293,7 +298,8 @@ func (s *Store) notify(b *bucket, notices []notice) {
 			s.rest(l)
 			s.mu.Unlock()
 		} else {
-			// If the session is dead, the next waiter is served; if not, it checks by itself.
+			// If the session is dead, the store removes its entries, and the next waiter gets the
+			// lock. If the session lives, its waiter checks by itself.
 			s.suspect(n.sid, b)
 		}
 	}

@@ -38,8 +38,8 @@ func (s *Store) hold(h *held) {
 	s.mu.Unlock()
 }
 
-// arm starts the timer that checks grants. A release does not stop it: it stops by itself when there
-// are no grants. The caller holds the store's mutex.
+// arm starts the timer that calls check. A release does not stop the timer: check does not start it
+// again when there are no grants. The caller holds the store's mutex.
 func (s *Store) arm() {
 	if s.armed || s.closing {
 		return
@@ -52,7 +52,7 @@ func (s *Store) arm() {
 	}
 }
 
-// check finds grants that have ended without a release.
+// check finds grants that have ended without a release, and reports their loss.
 func (s *Store) check() {
 	if s.enter() != nil {
 		return
@@ -65,7 +65,7 @@ func (s *Store) check() {
 		}
 		s.sessMu.Unlock()
 	}
-	// A grant may have been registered while its session was being given up.
+	// A goroutine may have registered a grant while another one gave up the grant's session.
 	sess := s.sess.Load()
 	s.loseAll(func(h *held) bool { return h.sess != sess }, driver.CauseGone, errSession)
 	s.mu.Lock()
@@ -92,7 +92,7 @@ func (s *Store) check() {
 }
 
 func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
-	// The path first: that needs no lock, which a stopped process might have.
+	// The path is checked first, because that needs no lock. A stopped process might hold the lock.
 	var st unix.Stat_t
 	err := stat(b.path, &st)
 	gone := err == unix.ENOENT || err == unix.ENOTDIR
@@ -122,8 +122,8 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	}
 	var losses []loss
 	for _, h := range here {
-		// A grant that was released meanwhile has no entry and is no loss. lose finds that out,
-		// because a release removes it inside its critical section.
+		// A grant that was released meanwhile has no entry, and is not lost. A release unregisters
+		// the grant inside its critical section, so s.holds returns false for it.
 		i := b.find(key{s.ns, h.name}, h.id)
 		switch {
 		case !s.holds(h):
@@ -178,7 +178,7 @@ func (s *Store) loseEvery(cause driver.Cause, err error) {
 	s.loseAll(func(*held) bool { return true }, cause, err)
 }
 
-// replaced reports a loss to the holders in a file that was replaced.
+// replaced reports a loss to the holders with entries in a file that was replaced.
 func (s *Store) replaced(b *bucket, old fileID) {
 	s.loseAll(func(h *held) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
 	s.wakeAll()

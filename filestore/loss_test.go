@@ -163,7 +163,7 @@ func TestDamagedFilesEndGrants(t *testing.T) {
 			if err := s.Release(testContext(t), g, 0); err != nil && s.Classify(err) != driver.CodeNotHeld {
 				t.Errorf("release of a lost grant: %v", err)
 			}
-			// The waiter, or a later request, gets a grant from the present files.
+			// The waiter and later requests get grants from the new files.
 			h := p.granted(t)
 			if h.Token <= g.Token {
 				t.Errorf("token %d after %d", h.Token, g.Token)
@@ -174,8 +174,8 @@ func TestDamagedFilesEndGrants(t *testing.T) {
 	}
 }
 
-// TestReplacedFileDividesNoClients: a store with the old file open uses the new file like
-// the others.
+// TestReplacedFileDividesNoClients: a bucket's file is deleted while a store has it open. The store then
+// uses the new file, like the other stores.
 func TestReplacedFileDividesNoClients(t *testing.T) {
 	dir := tempDir(t)
 	a := open(t, dir)
@@ -189,8 +189,8 @@ func TestReplacedFileDividesNoClients(t *testing.T) {
 	wantCode(t, a, err, driver.CodeBusy)
 }
 
-// TestStalledBucketHonoursDeadlines: a process is stopped inside its critical section. Other
-// calls end with their contexts.
+// TestStalledBucketHonoursDeadlines: a process is stopped inside its critical section. The calls of
+// other processes end when their contexts end.
 func TestStalledBucketHonoursDeadlines(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
@@ -201,7 +201,8 @@ func TestStalledBucketHonoursDeadlines(t *testing.T) {
 	}
 	for _, wait := range []bool{false, true} {
 		var err error
-		// A call whose context ended before it reached the file reports more.
+		// The error differs if the context ends before the call has reached the file. The
+		// test then repeats with more time.
 		for timeout := 10 * time.Millisecond; timeout < testTimeout; timeout *= 2 {
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			r := request("a", driver.Exclusive)
@@ -248,7 +249,7 @@ func TestConcurrentDialsLeaveNoConnection(t *testing.T) {
 	release(t, a, g)
 }
 
-// late is a requester that returns its owner late.
+// late is a requester whose Owner blocks until the test calls resume.
 type late struct {
 	*requester
 	called, resume chan struct{}
@@ -261,8 +262,8 @@ func (l *late) Owner() driver.Owner {
 	return l.requester.Owner()
 }
 
-// TestGrantDuringCloseIsLost: a waiter that gets a grant while the store closes is notified
-// that it has ended.
+// TestGrantDuringCloseIsLost: a request gets a grant while the store closes. The store reports to the
+// holder that the grant is lost.
 func TestGrantDuringCloseIsLost(t *testing.T) {
 	s := open(t, tempDir(t))
 	r := request("a", driver.Exclusive)

@@ -28,9 +28,9 @@ type config struct {
 // directory. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// Mode sets which users may lock here: with 0700, the default, this user alone; with 0770 also the
-// directory's group; with 0777 all users of the machine. The umask has no effect. Every user that may
-// lock may also break locks.
+// Mode sets which users may lock in the directory. With 0700, the default, this is only the present
+// user, with 0770 also the directory's group, and with 0777 all users of the machine. The umask has no
+// effect. Every user that may lock may also break locks.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
 }
@@ -95,8 +95,8 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// Dir returns the directory that a file URL names, and creates no directory. For a URL that Open
-// would refuse, it returns an error of code CodeInvalid.
+// Dir returns the directory that a file URL names. It does not create the directory. It returns an
+// error of code CodeInvalid for a URL that Open would refuse.
 func Dir(rawURL string) (string, error) {
 	u, err := storeurl.Parse(rawURL, "file")
 	if err != nil {

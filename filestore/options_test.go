@@ -180,8 +180,8 @@ func TestDefaultDir(t *testing.T) {
 	}
 }
 
-// TestModeIsKept: new files have the requested mode for any umask. A process without the
-// option keeps the mode of the directory.
+// TestModeIsKept: new files have the requested mode whatever the umask is. A store without the option
+// uses the mode of the directory.
 func TestModeIsKept(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
@@ -227,7 +227,8 @@ func TestModeIsKept(t *testing.T) {
 	}
 }
 
-// TestLongDirectoryIsRefused: the path is longer than that of a socket may be.
+// TestLongDirectoryIsRefused: the directory's path is longer than the path of a socket may be. Only
+// systems that cannot shorten it refuse the directory.
 func TestLongDirectoryIsRefused(t *testing.T) {
 	dir := filepath.Join(tempDir(t), strings.Repeat("long", 50))
 	if runtime.GOOS != "linux" {
@@ -268,8 +269,8 @@ func TestGuarantees(t *testing.T) {
 	}
 }
 
-// TestFileSystemThatIsNotKnownToBeLocalIsRefused uses a file system of every Linux on which
-// no file can be locked.
+// TestFileSystemThatIsNotKnownToBeLocalIsRefused uses /proc: every Linux has this file system, and the
+// store does not know it as local.
 func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc")
@@ -289,7 +290,7 @@ func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	_, viaURL := opener(t.Context(), u, "")
 	_, viaOption := filestore.Open(t.Context(), dir, filestore.AllowFileSystem("nfs"), filestore.AllowFileSystem("proc"))
 	for _, err := range []error{viaURL, viaOption} {
-		// Now the file system is allowed, and another error follows.
+		// The option allows the file system. Open then returns another error.
 		if driver.CodeOf(err) != driver.CodeRefused || strings.Contains(err.Error(), "file system") {
 			t.Errorf("%v", err)
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// key is one name in one namespace.
+// key identifies one name in one namespace.
 type key struct{ ns, name string }
 
 func (e *entry) is(k key) bool { return e.name == k.name && e.ns == k.ns }
@@ -19,7 +19,7 @@ func (e *entry) is(k key) bool { return e.name == k.name && e.ns == k.ns }
 type state struct {
 	header
 	entries []entry
-	// notices are sent to other sessions once the change is written.
+	// notices are the messages that the store sends to sessions after it has written the change.
 	notices []notice
 }
 
@@ -49,7 +49,7 @@ func (st *state) awaited(k key) bool {
 	return slices.ContainsFunc(st.entries, func(e entry) bool { return e.token == 0 && e.is(k) })
 }
 
-// find returns the index of a request, -1 if there is none.
+// find returns the index of a request's entry, or -1 if there is none.
 func (st *state) find(k key, id string) int {
 	for i := range st.entries {
 		if e := &st.entries[i]; e.id == id && e.is(k) { // mutation: file-owner
@@ -59,8 +59,8 @@ func (st *state) find(k key, id string) int {
 	return -1
 }
 
-// slotFor returns the smallest free slot. There is one: at most limit-1 grants stand beside the new
-// one.
+// slotFor returns the smallest free slot. There is always one, because the name has at most limit-1
+// other holders.
 func (st *state) slotFor(k key, limit int) int {
 	if limit == driver.Exclusive || limit > driver.MaxLimit {
 		return driver.NoSlot
@@ -78,8 +78,8 @@ func (st *state) slotFor(k key, limit int) int {
 	return slot
 }
 
-// before records what each waiter of the name watches, so that settle can notify those for which that
-// changes.
+// before records which sessions each waiter of the name watches. After a change, settle notifies the
+// waiters that have to watch other sessions.
 func (st *state) before(k key) {
 	first, ahead := true, ""
 	for i := range st.entries {
@@ -90,8 +90,8 @@ func (st *state) before(k key) {
 	}
 }
 
-// settle grants the name to the first waiters that the rule admits, and notifies the others for which
-// the watched sessions change. reserve makes tokens available.
+// settle grants the name to the first waiters as long as the limits allow that. It notifies these
+// waiters, and those that have to watch other sessions now. reserve makes tokens available.
 func (st *state) settle(k key, now int64, reserve func() error) error {
 	holders, least := st.census(k)
 	first, ahead := true, ""
@@ -117,16 +117,17 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 	return failed
 }
 
-// heldOnlyBy reports whether the new first waiter keeps watching the same session.
+// heldOnlyBy reports whether all holders of the name belong to one session. Then the new first waiter,
+// which has watched this session, need not watch others.
 func (st *state) heldOnlyBy(k key, sid string) bool {
 	return !slices.ContainsFunc(st.entries, func(e entry) bool { return e.token > 0 && e.sid != sid && e.is(k) })
 }
 
-// maxTokens is the largest number of tokens of a grant.
+// maxTokens is the largest number of tokens that one grant may have.
 const maxTokens = 1024
 
-// grant gives the entry the next tokens and a slot. The counter is never ahead of the clock by
-// reserved tokens: a new counter starts at the clock.
+// grant gives the entry the next tokens and a slot. It reserves no tokens that are ahead of the clock,
+// because a new counter starts at the clock.
 func (st *state) grant(e *entry, now int64, reserve func() error) error {
 	tokens := uint64(1)
 	if free := now - int64(st.last); e.limit == driver.Exclusive && free > 1 {
@@ -144,7 +145,7 @@ func (st *state) grant(e *entry, now int64, reserve func() error) error {
 	return nil
 }
 
-// drop removes the entries that match, and grants to the waiters that they blocked.
+// drop removes the entries that match, and grants their names to the waiters that the entries blocked.
 func (st *state) drop(match func(*entry) bool, now int64, reserve func() error) (dropped bool, err error) {
 	var keys []key
 	for i := range st.entries {

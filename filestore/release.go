@@ -11,7 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// remove removes the entry of an id, if it has the token; 0 matches any token.
+// remove removes the entry of a request if it has the token. A token of 0 matches every entry. remove
+// then grants the name to the next waiters.
 func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token uint64) (found bool, err error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -28,7 +29,7 @@ func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token u
 	}
 	b.before(k)
 	b.entries = slices.Delete(b.entries, i, i+1)
-	// After a failure, the waiters' own checks grant the name.
+	// If this fails, the waiters grant the name at their own checks.
 	b.settle(k)
 	if err := b.write(); err != nil {
 		return false, s.fail(b, err)
@@ -70,7 +71,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 
 var errNotHeld = driver.Errorf(driver.CodeNotHeld, "the grant does not stand")
 
-// Renew checks whether grants still stand; they need no renewal.
+// Renew reports which grants have ended. The others do not expire, so they need no renewal.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
 	for i, g := range grants {

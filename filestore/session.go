@@ -22,19 +22,20 @@ import (
 // sidLen is the length of a session's name.
 const sidLen = 16
 
-// session proves that a Store lives: a file that it keeps locked, and that the kernel unlocks when the
-// process ends. The socket beside it carries messages, on which no decision depends.
+// session proves that a Store lives. It is a file that the Store keeps locked, and that the kernel
+// unlocks when the process ends. The socket beside the file carries messages. No decision depends on
+// them.
 type session struct {
 	sid  string
 	path string
 	fd   int
 	id   fileID
-	dir  *os.File // the sessions directory, for short names of sockets
+	dir  *os.File // the sessions directory, for short names of sockets; see sockName
 	ln   *net.UnixListener
 }
 
-// current returns the Store's session. The first request makes it. It is replaced when its file was
-// removed, since other processes then consider it dead.
+// current returns the Store's session. The first call makes it. If the session's file was removed,
+// other processes consider the session dead, so current replaces it.
 func (s *Store) current() (*session, error) {
 	if sess := s.sess.Load(); sess != nil && sess.linked() {
 		return sess, nil
@@ -96,8 +97,8 @@ func (s *Store) newSession() (*session, error) {
 	}
 }
 
-// trySession returns neither a session nor an error if a sweeper was faster: before it is locked, a
-// session's file looks like that of a dead session.
+// trySession makes a session. Before it has locked the new file, the file looks like that of a dead
+// session. If another process removes the file then, trySession returns neither a session nor an error.
 func (s *Store) trySession() (*session, error) {
 	var raw [sidLen * 5 / 8]byte
 	rand.Read(raw[:])
@@ -153,13 +154,14 @@ func (s *Store) trySession() (*session, error) {
 		dir.Close()
 		return nil, coded("listening on", path+".sock", err)
 	}
-	ln.SetUnlinkOnClose(false) // the name may be a short one; end removes the socket
+	ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
 	os.Chmod(path+".sock", s.fileMode())
 	keep = true
 	return &session{sid: sid, path: path, fd: fd, id: idOf(&own), dir: dir, ln: ln}, nil
 }
 
-// sockName returns the name of a session's socket for system calls.
+// sockName returns the path of a session's socket for system calls. It is a short one if the full path
+// is too long.
 func (s *Store) sockName(dir *os.File, sid string) string {
 	if s.shorten {
 		return shortName(dir) + "/" + sid + ".sock"
@@ -177,8 +179,9 @@ func (s *Store) dead(sid string) bool {
 	return dead
 }
 
-// prove keeps the file that it has locked open, if there is one: a session that is just being made looks
-// dead, and must not become alive between the proof and its removal.
+// prove reports whether a session is dead. If a dead session's file exists, prove returns it locked. The
+// caller keeps the file locked until it has removed the session. The reason is a new session: before it
+// has locked its file, it looks dead, and it must not lock the file meanwhile.
 func (s *Store) prove(sid string) (fd int, dead bool) {
 	fd, err := open(s.sessionPath(sid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -196,7 +199,7 @@ func (s *Store) isOwn(sid string) bool {
 	return sess != nil && sess.sid == sid
 }
 
-// sweep finds dead sessions that have left entries or files.
+// sweep removes the entries and files of dead sessions.
 func (s *Store) sweep() {
 	files, err := os.ReadDir(s.sessionsDir())
 	if err != nil {
@@ -209,7 +212,7 @@ func (s *Store) sweep() {
 			sids = append(sids, sid)
 		}
 	}
-	// A limited number at a time, because each needs a descriptor.
+	// It handles 64 sessions at a time, because each needs a descriptor.
 	for some := range slices.Chunk(sids, 64) {
 		s.removeDead(some, nil)
 	}
@@ -250,7 +253,7 @@ func (s *Store) removeDead(sids []string, first *bucket) {
 	}
 	for _, b := range s.buckets {
 		if b != first && s.purge(b, dead) != nil {
-			return // the sweep of the next session retries it
+			return // the sweep of the next new session tries again
 		}
 	}
 	for sid := range dead {

@@ -38,7 +38,7 @@ type Store struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   <-chan struct{}
-	// ops are the present calls, tasks the goroutines of the store.
+	// ops counts the calls that have not returned, and tasks the goroutines of the store.
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
@@ -47,12 +47,12 @@ type Store struct {
 	sess    atomic.Pointer[session]
 
 	mu      sync.Mutex
-	closing bool // no new calls
-	closed  bool // no new goroutines
+	closing bool // the store refuses new calls
+	closed  bool // the store starts no new goroutines
 	sids    []string
 	waiting map[string]*waiter
 	held    map[string]*held
-	links   map[string]*link // one for each session that is connected
+	links   map[string]*link // the connection to each connected session
 	conns   map[*link]struct{}
 	idle    []*link
 	buried  map[string]bool
@@ -70,11 +70,11 @@ var (
 )
 
 const (
-	// notice limits how late a holder is notified that its grant is gone.
+	// noticeBound limits how late the store notifies a holder that its grant is gone.
 	noticeBound = time.Second
-	// checkEvery leaves a part of it for the check itself.
+	// checkEvery is shorter than noticeBound, because the check itself takes time.
 	checkEvery = noticeBound * 8 / 10
-	// wakeInterval limits the delay by a lost message.
+	// wakeInterval limits how long a lost message delays a waiter.
 	wakeInterval = time.Second
 	// closeTimeout limits how long Close waits for a bucket that a stopped process has locked. The
 	// end of the session frees the entries there as well.
@@ -82,9 +82,9 @@ const (
 )
 
 // Open opens the locks in a directory, given as a path or as a URL such as file:///var/lib/locks. It
-// creates the directory if it is missing. It refuses a directory that it cannot write, that belongs
-// to another user (unless Mode shares it), or that is on a file system which is not known to be local
-// to this machine (unless AllowFileSystem names it).
+// creates the directory if it is missing. It refuses a directory that it cannot write. It refuses
+// another user's directory unless Mode shares it. It also refuses a file system that is not known to be
+// local to this machine, unless AllowFileSystem names it.
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	if strings.HasPrefix(dir, "file:") {
 		u, err := storeurl.Parse(dir, "file")
@@ -167,7 +167,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	}, nil
 }
 
-// Classify returns the code of an error. An error without a code came from an interrupted write.
+// Classify returns the code of an error. Only a write that was cut off returns an error without a code.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 // enter begins a call. The caller ends it with ops.Done.
@@ -198,7 +198,7 @@ func (s *Store) isClosed() bool {
 	return s.closed
 }
 
-// pause waits a moment after a failure. It returns false when the store is closed.
+// pause waits for 50 ms after a failure. It returns false when the store is closed.
 func (s *Store) pause() bool {
 	t := time.NewTimer(50 * time.Millisecond)
 	defer t.Stop()
@@ -213,8 +213,8 @@ func (s *Store) pause() bool {
 // jitter returns the interval of a waiter's own checks: at most fallback, with a random part.
 func (s *Store) jitter() time.Duration { return s.fallback - rand.N(s.fallback/4+1) }
 
-// Close releases every grant and queue entry of this store, serves the waiters behind them, and ends the
-// session. If its context ends first, the end of the session frees the rest.
+// Close removes every grant and queue entry of this store, grants the names to the waiters behind them,
+// and ends the session. If ctx ends first, the end of the session frees the remaining names.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closing {
@@ -235,7 +235,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.cancel()
 	s.loseEvery(driver.CauseClosed, errClosed)
 	wait(ctx, &s.ops)
-	s.loseEvery(driver.CauseClosed, errClosed) // grants that were being given
+	s.loseEvery(driver.CauseClosed, errClosed) // the grants that the last calls have returned
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.vacate(ctx, b)

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Store is one client of a directory of locks.
+// Store is one client of a directory of locks. On this system Open returns none.
 type Store struct{ driver.Store }
 
 // Open returns an error of code CodeUnsupported on this system: the store needs flock and Unix sockets

@@ -191,7 +191,8 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 	}
 }
 
-// TestAdmission compares mixes of limits with the rule in its simplest form.
+// TestAdmission makes random requests with mixed limits. It compares the grants with a simple
+// implementation of the rule.
 func TestAdmission(t *testing.T) {
 	dir := tempDir(t)
 	s := []*filestore.Store{open(t, dir), open(t, dir)}
@@ -252,7 +253,8 @@ func TestMutualExclusionUnderLoad(t *testing.T) {
 	for range 4 {
 		stores = append(stores, open(t, dir))
 	}
-	// Plain variables: the lock guards them, and the race detector can check that.
+	// These variables need no other synchronization, because the lock guards them. The race detector
+	// checks that.
 	var inside, total int
 	var last uint64
 	var wg sync.WaitGroup
@@ -341,8 +343,8 @@ func TestInspectionMakesNoSession(t *testing.T) {
 	}
 }
 
-// TestWaitersWorkWithoutSockets: without any socket no message and no watch is possible, and
-// the waiters check by themselves.
+// TestWaitersWorkWithoutSockets: the test removes all sockets, so that the stores can send no message and
+// watch no session. The waiters check by themselves.
 func TestWaitersWorkWithoutSockets(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)

@@ -63,7 +63,7 @@ func parseBoot(b []byte) (id bootID, err error) {
 	return id, nil
 }
 
-// coded returns the error of a step that failed before any change, with its code.
+// coded adds a code and the path to the error of a step that has changed nothing.
 func coded(doing, path string, err error) error {
 	code := driver.CodeUnavailable
 	switch {

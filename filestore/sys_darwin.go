@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// localFileSystems are those with an flock and files of one machine.
+// localFileSystems contains the file systems whose files and flocks belong to one machine.
 var localFileSystems = []string{"apfs", "hfs", "tmpfs"}
 
 // fileSystemOf returns the file system of a directory, and whether it is known to be local to this
@@ -29,7 +29,8 @@ func bootNow() (id bootID, err error) {
 	return parseBoot([]byte(s))
 }
 
-// datasync uses F_FULLFSYNC: fsync does not reach the drive here.
+// datasync writes a file to the disk. It uses F_FULLFSYNC, because on this system fsync may leave the
+// data in the cache of the drive.
 func datasync(fd int) error {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_FULLFSYNC, 0)
 	if err == unix.ENOTSUP || err == unix.EINVAL {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// localFileSystems are those with an flock and files of one machine, by the type that statfs returns.
-// The others are too many to list.
+// localFileSystems contains the file systems whose files and flocks belong to one machine, by the type
+// that statfs returns. Every other file system counts as not local.
 var localFileSystems = map[uint32]string{
 	unix.BCACHEFS_SUPER_MAGIC:  "bcachefs",
 	unix.BTRFS_SUPER_MAGIC:     "btrfs",
@@ -28,7 +28,8 @@ var localFileSystems = map[uint32]string{
 	0x2fc12fc1:                 "zfs",
 }
 
-// otherFileSystems have names, for messages and for AllowFileSystem. The rest are named by the number.
+// otherFileSystems contains the names of other file systems, for messages and for AllowFileSystem. For a
+// file system without a name the number of its type is used.
 var otherFileSystems = map[uint32]string{
 	unix.AFS_SUPER_MAGIC:   "afs",
 	unix.AFS_FS_MAGIC:      "afs",
@@ -61,7 +62,7 @@ func fileSystemOf(dir string) (name string, local bool, err error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return "", false, err
 	}
-	// The field is signed or not, and 32 or 64 bits wide, by architecture.
+	// The type of this field depends on the architecture.
 	name, local = fileSystem(uint32(st.Type))
 	return name, local, nil
 }

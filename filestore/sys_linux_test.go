@@ -6,8 +6,8 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// TestOnlyKnownFileSystemsAreLocal: a network file system that the list does not name
-// is refused, too.
+// TestOnlyKnownFileSystemsAreLocal requires that file systems count as local only if the list contains
+// them. A network file system without a name in this package does not count as local, either.
 func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 	for kind, want := range map[uint32]struct {
 		name  string

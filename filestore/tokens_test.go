@@ -45,8 +45,8 @@ func TestTokensSurviveReopening(t *testing.T) {
 	rising(open(t, dir))
 }
 
-// TestTokensRiseAfterACrash: all tokens of the last durable block may have been granted
-// before the machine crashed. The entries end with their sessions.
+// TestTokensRiseAfterACrash: before the machine crashed, stores may have granted all tokens below the
+// ceiling. After the crash tokens continue above it, and the old entries are gone.
 func TestTokensRiseAfterACrash(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
@@ -60,8 +60,8 @@ func TestTokensRiseAfterACrash(t *testing.T) {
 	}
 }
 
-// TestTokensWaitForTheDisk: no token is granted above the ceiling that is on the disk, and none while
-// the disk fails. A ceiling that did not get there is not relied on, also by another process.
+// TestTokensWaitForTheDisk: a store grants no token above the ceiling that is on the disk, and none while
+// the disk fails. No store relies on a ceiling that is not on the disk.
 func TestTokensWaitForTheDisk(t *testing.T) {
 	dir := tempDir(t)
 	failing, s := open(t, dir), open(t, dir)

@@ -23,11 +23,10 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// A value is a file in the directory "values". The hash of its namespace and key is its name. The
-// first line has the version. The second line has the key, for people, with spaces in place of
-// line breaks. The data follow. A Put writes a new file, syncs it and renames it, while it has the
-// flock of values/lock. So a reader needs no lock, and a killed process leaves the old value or the
-// new one.
+// A value is a file in the directory values, named by the hash of its namespace and key. It contains a
+// line with its version, a line with the quoted key, for people, and the data. Put writes a new file,
+// syncs it and renames it, all under the flock of values/lock. So a reader needs no lock, and a process
+// that is killed leaves the old value or the new one.
 
 // Get implements driver.Values.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
@@ -97,12 +96,12 @@ func readValue(path string) (data []byte, version string, err error) {
 	return data, string(head), nil
 }
 
-// lockValues polls for the lock, because a flock that blocks cannot be cancelled. A holder keeps
-// the lock for about the time of three syncs.
+// lockValues waits for the flock of values/lock by polling, because a blocking flock cannot be
+// cancelled. A process keeps the flock no longer than three syncs take.
 func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	path := filepath.Join(s.valuesDir(), "lock")
 	if err := os.Mkdir(s.valuesDir(), 0o700); err == nil {
-		// Other users share the directory, so the umask must not restrict it.
+		// Chmod sets the mode without the umask, because other users may share the directory.
 		if err := os.Chmod(s.valuesDir(), s.mode); err != nil {
 			return nil, coded("creating", s.valuesDir(), err)
 		}
@@ -135,7 +134,7 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// replaceValue replaces the content of a file. When it returns nil, the new content is durable.
+// replaceValue replaces a value's file. When it returns nil, the new content is on the disk.
 func (s *Store) replaceValue(path string, content []byte) error {
 	temp, err := os.CreateTemp(s.valuesDir(), ".new-")
 	if err != nil {

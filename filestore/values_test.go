@@ -23,7 +23,7 @@ func TestValues(t *testing.T) {
 	}
 	drivertest.RunValues(t, open)
 
-	// A file of another origin is no value, and Put leaves no temporary file behind.
+	// Put has left no temporary file behind. A file with other content is not a value.
 	files, err := filepath.Glob(filepath.Join(dir, "values", ".new-*"))
 	if err != nil || len(files) != 0 {
 		t.Errorf("left behind: %v, %v", files, err)

@@ -18,7 +18,7 @@ type waiter struct {
 	k     key
 	wake  chan struct{}
 	owner driver.Owner // as recorded
-	// Guarded by the store's mutex.
+	// The store's mutex guards these fields.
 	sess  *session
 	file  fileID
 	grant *held
@@ -40,8 +40,8 @@ func (w *waiter) wakeUp() {
 // kernel may close its socket a moment before it frees its flock. The delay doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
-// await waits for the grant. A notice reports it, or the waiter finds it when a session that it watches has
-// ended, or at one of its own checks.
+// await waits for the grant, and returns it. A notice reports the grant to the waiter. Without a notice the
+// waiter finds the grant when a session that it watches has ended, or at one of its own checks.
 func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
 	var tick <-chan time.Time
@@ -89,7 +89,7 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 	}
 }
 
-// look returns the waiter's grant, or the sessions that it waits behind.
+// look reads the bucket. It returns the waiter's grant, or the sessions that the waiter has to watch.
 func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []string, err error) {
 	if g, ok := s.taken(ctx, w); ok {
 		return g, nil, nil
@@ -105,7 +105,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 	changed := false
 	i := b.find(w.k, w.r.ID)
 	if i < 0 {
-		// The file was replaced. The entry is lost, and a new one is the last.
+		// The file was replaced, and the waiter's entry is lost. A new entry joins the end of the queue.
 		b.entries = append(b.entries, s.newEntry(w.r, w.owner, sess))
 		i, changed = len(b.entries)-1, true
 	}
@@ -129,7 +129,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 		return g, nil, s.fail(b, err)
 	}
 	if i < 0 {
-		// The session was just closed, together with its entries.
+		// Another goroutine has just ended the session, together with its entries.
 		s.notify(b, b.unlock())
 		w.wakeUp()
 		return g, []string{}, nil
@@ -167,7 +167,7 @@ func (s *Store) granted(w *waiter, token, mark uint64) {
 	s.arm()
 }
 
-// taken returns the grant that a waiter has received.
+// taken returns the waiter's grant, and false if the waiter has none yet.
 func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	s.mu.Lock()
 	h := w.grant
@@ -175,7 +175,8 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	if h == nil {
 		return driver.Grant{}, false
 	}
-	// Another caller than the one that queued may be at the head of the core's queue.
+	// The caller at the head of the core's queue may be another one than the caller that made the
+	// entry. Then the entry gets the new owner.
 	if o := w.r.From.Owner(); o.Reason != w.owner.Reason || o.Instance != w.owner.Instance || o.PID != w.owner.PID || o.Host != w.owner.Host {
 		s.resign(ctx, w, o)
 	}
@@ -185,7 +186,7 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	}, true
 }
 
-// resign records another owner. Only inspection shows the owner, so a failure is ignored.
+// resign records another owner in the entry. Only inspections use the owner, so resign ignores a failure.
 func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 	if w.b.lock(ctx, false) != nil {
 		return
@@ -197,7 +198,7 @@ func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 	w.b.unlock()
 }
 
-// withdraw removes the entry, or a grant that was given meanwhile.
+// withdraw removes the waiter's entry, also if the entry has become a grant meanwhile.
 func (s *Store) withdraw(ctx context.Context, w *waiter) error {
 	cause := ctx.Err()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)

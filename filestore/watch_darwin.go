@@ -1,4 +1,4 @@
 package filestore
 
-// changes reports nothing on this system: the callers poll.
+// changes returns a nil channel, because this system has no inotify. The callers poll.
 func (s *Store) changes(*bucket) (c <-chan struct{}, stop func()) { return nil, func() {} }

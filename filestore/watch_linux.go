@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changes returns a channel that reports each write to a bucket, or to any bucket if b is nil. The
+// changes returns a channel that gets a value after writes to a bucket, or to any bucket if b is nil. The
 // channel is nil if the kernel provides no watch; the callers then poll.
 func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -21,7 +21,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 		}
 		_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
 		if err == unix.ENOENT {
-			// It does not exist yet, or was replaced: watch its directory.
+			// The bucket's file does not exist yet, or was replaced. So watch its directory.
 			_, err = unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_CREATE|unix.IN_MOVED_TO)
 		}
 		return err

@@ -69,7 +69,7 @@ func TestWatchReportsChanges(t *testing.T) {
 		c.says("granted")
 		until("another process", 1, 0)
 		c.kill()
-		for { // no store writes: only a check detects it
+		for { // no store writes to the bucket, so only a check of the watching store detects the death
 			notified("a death")
 			if st, err := b.Inspect(testContext(t), "a"); err == nil && len(st.Holders) == 0 {
 				break
@@ -104,7 +104,7 @@ func TestWatchFollowsANewFile(t *testing.T) {
 	<-done
 }
 
-// TestCloseLeavesNothing: no goroutine and no descriptor outlives Close.
+// TestCloseLeavesNothing: after Close, no goroutine, descriptor or session file is left.
 func TestCloseLeavesNothing(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	descriptors := func() int {
@@ -145,7 +145,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// Earlier descriptors may be closed now, and the last one may be on its way.
+	// The number may be lower than before, and the last descriptors may close a moment after Close.
 	eventually(t, fmt.Sprintf("no more than the %d descriptors before", before), func() bool { return descriptors() <= before })
 	left, err := os.ReadDir(filepath.Join(dir, "sessions"))
 	if err != nil || len(left) > 0 {

@@ -53,7 +53,7 @@ func playActor(words []string) int {
 	case "child":
 		return leave(rest, false)
 	}
-	hold, err := os.Open("hold") // before the other end can be closed
+	hold, err := os.Open("hold") // opened before "ready", so that the test cannot close the other end first
 	if err != nil {
 		return 1
 	}

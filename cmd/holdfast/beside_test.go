@@ -203,7 +203,8 @@ func awaitForeground(p *process, name string) {
 	}
 }
 
-// outcome is the result of a situation: the tool's status, and what the next holder found.
+// outcome is the result of a situation: the tool's status, and the next holder's report of the
+// processes that are still alive.
 type outcome struct{ status, next string }
 
 func (c situation) play(t *testing.T, tool tool) outcome {

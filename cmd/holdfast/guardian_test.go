@@ -210,7 +210,7 @@ func TestFrontStopped(t *testing.T) {
 	p.ready()
 	p.signal(syscall.SIGSTOP)
 	awaitState(t, p.cmd.Process.Pid, "T")
-	// The test waits until the lease would have expired, with no upper bound.
+	// The test waits at least until the lease would have expired without a renewal.
 	w.run("run", "--store", w.storeURL(), "--min-hold", "5s", "y", "--", "true").expectStatus(t, 0)
 	p.send("say on")
 	p.stdout.expect("said on")

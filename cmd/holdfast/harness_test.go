@@ -118,8 +118,8 @@ func testMain(m *testing.M) int {
 }
 
 // resetIgnoredSignals gives HUP and INT their default action in the programs that this one
-// starts, also under nohup or in a script's background. exec resets a handled signal, and
-// keeps an ignored one, so this program handles both and discards them.
+// starts, also under nohup or in a script's background. When a program is executed, the kernel
+// resets handled signals but not ignored ones. So this program handles both and discards them.
 func resetIgnoredSignals() {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(s) {

@@ -132,7 +132,7 @@ func TestEveryFlagRefusesBadInput(t *testing.T) {
 			w := newWorld(t)
 			r := w.run(args...)
 			r.expectStatus(t, 64)
-			shown, _, _ := strings.Cut(strings.Trim(strconv.Quote(value), `"`), ":") // of a URL the scheme
+			shown, _, _ := strings.Cut(strings.Trim(strconv.Quote(value), `"`), ":") // the message shows only the scheme of a URL
 			if !strings.Contains(r.stderr, "--"+f.Name) || !strings.Contains(r.stderr, shown[:min(len(shown), 40)]) {
 				t.Errorf("stderr does not name --%s and %q:\n%s", f.Name, value, r.stderr)
 			}

@@ -155,7 +155,7 @@ func playSetuid(t *testing.T, tool tool) outcome {
 	p, pid := s.startSetuid(tool.hold...)
 	alive := func() bool { return syscall.Kill(pid, 0) == nil }
 	next := s.asNobody(tool.hold, "sh", "-c", `grep -q "^State:.[^Z]" /proc/$0/status 2>/dev/null && echo "found 1" || echo "found 0"`, fmt.Sprint(pid))
-	// The lock is the same for nobody and for root.
+	// The users nobody and root compete for the same lock.
 	if tool.name == holdfastTool.name {
 		await := s.asNobody([]string{"$holdfast", "watch", "x"})
 		await.stdout.expect("\twaiting\t")

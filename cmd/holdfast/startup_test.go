@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestPackagesInitializeLittle limits what the packages of every build allocate before main. Each
-// run starts two processes, and so initializes them twice.
+// TestPackagesInitializeLittle limits the memory that the packages of every build allocate before
+// main. Each run starts two processes, so it initializes the packages twice.
 func TestPackagesInitializeLittle(t *testing.T) {
 	const most = 32 << 10
 	r := newWorld(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")

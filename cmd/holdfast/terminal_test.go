@@ -238,7 +238,7 @@ func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 	p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
-	// The test waits until the lease would have expired, with no upper bound.
+	// The test waits at least until the lease would have expired without a renewal.
 	w.run("run", "--min-hold", "8s", "y", "--", "true").expectStatus(t, 0)
 	p.send("fg")
 	p.stdout.expect("signal continued")

@@ -9,7 +9,7 @@ import (
 )
 
 // TestBadInputIsRefused: the command refuses every invalid input before it opens a store. The
-// message names the field, the value, and what is allowed.
+// message names the field, the value, and the allowed values.
 func TestBadInputIsRefused(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	for name, c := range map[string]struct {

@@ -29,7 +29,7 @@ type Source func(context.Context, func([]driver.State) error) error
 func Run(ctx context.Context, title string, waiters bool, source Source) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The caller handles signals and ends ctx with them.
+	// The caller handles the signals, and ends ctx when it receives one.
 	options := []tea.ProgramOption{tea.WithoutSignalHandler(), tea.WithOutput(os.Stdout)}
 	if !term.IsTerminal(os.Stdin.Fd()) {
 		tty, err := os.Open("/dev/tty")
@@ -68,7 +68,7 @@ func Run(ctx context.Context, title string, waiters bool, source Source) error {
 	return last.(model).err
 }
 
-// The messages of the program.
+// The messages that the view handles.
 type (
 	looked struct {
 		states []driver.State

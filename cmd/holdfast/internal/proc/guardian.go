@@ -138,7 +138,7 @@ func (g *Guardian) watch() {
 func (g *Guardian) KillTree(group int) (denied []Process) { return killTree(g.PID, group) }
 
 // KillOrphans kills the processes that an ended guardian has left behind, and waits for their end.
-// group is the command's process group, or 0 if it is unknown. KillOrphans returns the number of
+// The group is the command's process group, or 0 if it is unknown. KillOrphans returns the number of
 // killed processes. It also returns the processes that this one has no right to kill; they may
 // continue.
 func (g *Guardian) KillOrphans(group int) (killed int, denied []Process) {

@@ -120,7 +120,7 @@ func (t *Terminal) SaveModes() {
 
 var outputStops struct {
 	sync.Mutex
-	ignored bool // by this process, and not inherited
+	ignored bool // this process ignores SIGTTOU since IgnoreOutputStops, and has not inherited that
 }
 
 // IgnoreOutputStops makes this process ignore SIGTTOU. So it can write to the terminal and set the

@@ -22,7 +22,7 @@ type member struct {
 	pid, parent, group int
 	start              string // in clock ticks since the boot; a later process of the same number has another start
 	name               string
-	dead               bool // and not reaped yet
+	dead               bool // it has ended, and its parent has not reaped it yet
 	depth              int
 }
 
@@ -198,8 +198,8 @@ func reap() {
 
 // killChildren kills the children of this process that are not foreign, and the orphans that
 // become its children, until no child is left. It returns the number of killed children, and calls
-// reap to reap them. It reads the kernel's lists of children, because it takes longer to read all of
-// /proc: a process that starts another one and ends at once would be gone before.
+// reap to reap them. It reads the kernel's lists of children, because reading all of /proc takes
+// longer. A process that starts another one and ends at once would be gone before.
 func killChildren(foreign map[int]bool, reap func()) int {
 	self, seen, empty := syscall.Getpid(), map[int]bool{}, 0
 	for range passes {

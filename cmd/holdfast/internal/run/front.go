@@ -156,8 +156,8 @@ func (f *front) continued() {
 // time is left. It sends this limit to the front in advance. If the guardian is stopped, it does
 // not end the command by the limit. Then the front kills the command.
 
-// lead is how long before the limit the front requests a later limit from the guardian. late is how
-// long the front waits for the answer if the front itself was stopped until the limit.
+// lead is the time before the limit at which the front requests a later limit from the guardian. If
+// the front itself was stopped beyond the limit, it waits as long as late for the answer.
 const (
 	lead = 250 * time.Millisecond
 	late = time.Second

@@ -11,7 +11,7 @@
 // # What the run guarantees
 //
 // The guardian releases the lock only when no process is left that the command has started, in any
-// group or session. On Linux both the front and the guardian are subreapers: the kernel hands
+// group or session. On Linux both the front and the guardian are subreapers. The kernel hands
 // orphans to the guardian, so it has no children exactly when there are no descendants. On other
 // systems the guarantee covers only the command's process group. Until the release the guardian
 // renews the lease, also while it ends the command.
@@ -25,8 +25,8 @@
 // kills the command and its processes at the end of the lock's validity.
 //
 // When the guardian cannot renew the lock, it sends SIGTERM to the command and its processes while
-// one grace of validity is left, and SIGKILL before the validity ends. So none of them runs when
-// the store may grant the name to another client. When a store takes a lock away without a
+// one grace of validity is left. It sends SIGKILL before the validity ends. So none of them runs
+// when the store may grant the name to another client. When a store takes a lock away without a
 // warning, they get SIGTERM at once and SIGKILL after the grace. During that grace two
 // commands may run, and a resource can distinguish them by their tokens.
 //

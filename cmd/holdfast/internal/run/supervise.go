@@ -117,7 +117,7 @@ func newTimer() *time.Timer {
 	return t
 }
 
-// checkValidity ends the command when the remaining validity is only just long enough to end it.
+// checkValidity ends the command when the lock's remaining validity is no longer than the grace.
 func (s *supervision) checkValidity() {
 	left := s.lock.Remaining()
 	if left == driver.Forever || s.failed {
@@ -171,8 +171,8 @@ func (s *supervision) lost() {
 	s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
 }
 
-// end sends SIGTERM to the command and its processes, and sets the time of SIGKILL. It does nothing
-// if an earlier time is set.
+// end sends SIGTERM to the command and its processes, and sets the time of SIGKILL. If within is 0, it
+// sends SIGKILL at once. It does nothing if an earlier time is set.
 func (s *supervision) end(within time.Duration) {
 	at := time.Now().Add(within)
 	first := s.killAt.IsZero()
