@@ -30,7 +30,7 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		if !sqltest.Soon(func() bool { return count() == 0 }) {
 			t.Errorf("%d rows are left after a release", count())
 		}
-		// Sessions that end while they hold.
+		// The next sessions end while they have locks.
 		dead := mariadb.Store(t, schema, params)
 		for i := range 5 {
 			g, _ := sqltest.Must(t, dead, fmt.Sprintf("dead-%d", i), driver.Exclusive, time.Minute)
@@ -39,7 +39,7 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		sqltest.Close(t, dead)
 		kept, a := sqltest.Must(t, s, "kept", driver.Exclusive, time.Minute)
 		row(t, schema, kept)
-		next := mariadb.Store(t, schema, params) // removes such rows when it writes its first one
+		next := mariadb.Store(t, schema, params) // this store removes such rows when it writes its first one
 		defer sqltest.Close(t, next)
 		g, _ = sqltest.Must(t, next, "next", driver.Exclusive, time.Minute)
 		row(t, schema, g)

@@ -141,8 +141,8 @@ func (q queuedNever) Queued([]driver.Holder) {
 }
 
 // TestReplicaConfirmsNoWaiter: the primary hangs, and new connections lead to a replica that was not promoted
-// yet. A request on a session at the primary has no queue entry that a server has confirmed: its caller would
-// wait for an answer without a timeout.
+// yet. The store does not report a request at the primary as queued: its caller would then wait for an answer
+// without a timeout.
 func TestReplicaConfirmsNoWaiter(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
