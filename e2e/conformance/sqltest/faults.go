@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Kill requires that the end of a session by an administrator ends the grant, that its holder is
-// notified at once, and that the next grant has a larger token.
+// Kill requires that the grant ends when an administrator ends its session, and that the store
+// notifies the holder at once. The next grant must have a larger token.
 func Kill(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)

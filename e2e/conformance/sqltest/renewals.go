@@ -15,8 +15,8 @@ import (
 )
 
 // RenewalOfManyNames requires that a client renews grants of many names although another program has
-// locked a row, or an answer is lost. It also requires that while other clients renew grants of the
-// same names.
+// locked a row, or an answer is lost. It requires the same while other clients renew grants of these
+// names.
 func RenewalOfManyNames(t *testing.T, d *Database) {
 	const names = 8
 	database := d.Create(t)

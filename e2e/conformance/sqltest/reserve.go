@@ -37,7 +37,7 @@ func Reserved(t testing.TB, s driver.Store, name string, before driver.Grant) (d
 }
 
 // ReservedTokensAtGuard requires that a guard in the database accepts every token of a grant in
-// turn, and refuses all of them after the write of a later grant. The later grant follows a
+// turn. After the write of a later grant it must refuse all of them. The later grant follows a
 // release, and then a break.
 func ReservedTokensAtGuard(t *testing.T, d *Database, dialect fence.Dialect) {
 	guard := fence.SQL{Dialect: dialect}
