@@ -25,7 +25,7 @@
 // The store switches off all other timeouts of the session. Its isolation is READ COMMITTED,
 // its time zone UTC, and its sql_mode STRICT_ALL_TABLES, so that the server cuts no name.
 //
-// An answer on the connection does not prove that the session has the lock: if the
+// An answer on the connection does not prove that the session has the lock. If the
 // transaction becomes the victim of a deadlock, the server rolls it back and keeps the
 // connection. So each ping and each release of [Pessimistic] rolls back to a savepoint that
 // was set right after the row was locked. The rollback fails if the transaction is gone.

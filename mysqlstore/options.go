@@ -56,9 +56,9 @@ func Namespace(ns string) Option { return func(c *config) { c.Namespace = ns } }
 func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 
 // ExactNames makes Named pass the names to GET_LOCK unchanged, to share them with other
-// programs that use GET_LOCK. The store refuses names that the server would change: on
-// MySQL names with more than 64 characters or upper case, on MariaDB names with more than
-// 192 bytes. A store with exact names has no namespaces.
+// programs that use GET_LOCK. The store refuses names that the server would change. On
+// MySQL these are names with more than 64 characters or upper case, on MariaDB names with
+// more than 192 bytes. A store with exact names has no namespaces.
 func ExactNames() Option { return func(c *config) { c.exact = true } }
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock

@@ -17,10 +17,10 @@ import (
 //
 // Each name has a row. An exclusive grant locks the row alone, and all other grants share
 // it. Before a request shares the row, its client ensures, with the row locked, that the
-// column permits has its kind: 0 for readers, n for a semaphore of n. A change of permits
-// locks the row alone. So readers and permits, and semaphores of different sizes, never
-// have grants at the same time. They wait for one another, although their limits would
-// admit some of them. Each permit also locks a row of its own.
+// column permits has its kind. That is 0 for readers, and n for a semaphore of n. A change
+// of permits locks the row alone. So readers and permits, and semaphores of different
+// sizes, never have grants at the same time. They wait for one another, although their
+// limits would admit some of them. Each permit also locks a row of its own.
 type pessimistic struct{ sessions }
 
 // own reports whether the rows are those of a user's table.

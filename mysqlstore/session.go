@@ -108,7 +108,7 @@ func isReadOnly(value string) bool {
 }
 
 // Begin switches off every timeout of a session, a transaction or a statement, so that only
-// the TTL ends the session, and sets the session's clock to UTC. In strict mode the server
+// the TTL ends the session. It sets the session's clock to UTC. In strict mode the server
 // does not cut a name that is too long for a user's column.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
 	f, err := r.s.server.Wait(ctx)
@@ -141,9 +141,9 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return id, nil
 }
 
-// briefly returns a script that runs a statement with a short lock timeout, 0.2 s on MariaDB
-// and 1 s, the minimum, on MySQL; then the other statements. back restores the session
-// after an error.
+// briefly returns a script that runs a statement with a short lock timeout, and then the
+// other statements. The timeout is 0.2 s on MariaDB, and 1 s, the minimum, on MySQL. back
+// restores the session after an error.
 func (r sessions) briefly(statement string, others ...string) (script, back []string) {
 	if r.s.facts().maria {
 		return append([]string{brieflyMaria + statement}, others...), nil
@@ -330,7 +330,7 @@ func unlessGone(err error) error {
 	return err
 }
 
-// Evict marks the holder's row and ends its session, if it still has the grant: the server
+// Evict marks the holder's row and ends its session, if it still has the grant. The server
 // finds the session by the named lock of that grant, and ends it in one step.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
 	held := seen.Identity.Since
@@ -354,9 +354,9 @@ func (r sessions) processes() string {
 }
 
 // survey returns the sessions with a grant that is not recorded, the recorded holders of the
-// recipe, and the waiters: the sessions with a statement that waits. The server shows whether a
-// statement waits for a named lock. A statement that requests a row waits if it has run for a
-// while.
+// recipe, and the waiters. Waiters are the sessions with a statement that waits. The server
+// shows whether a statement waits for a named lock. A statement that requests a row waits if it
+// has run for a while.
 func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe, waits string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	// The holders are read after this, so that they include a grant that is recorded
 	// meanwhile.

@@ -15,10 +15,10 @@ import (
 //
 // Each name has a row. An exclusive grant locks the row alone, and all other grants share
 // it. Before a request shares the row, its client ensures, with the row locked, that the
-// column permits has its kind: 0 for readers, n for a semaphore of n. A change of permits
-// locks the row alone. So readers and permits, and semaphores of different sizes, never
-// have grants at the same time. They wait for one another, although their limits would
-// admit some of them. Each permit also locks a row of its own.
+// column permits has its kind. That is 0 for readers, and n for a semaphore of n. A change
+// of permits locks the row alone. So readers and permits, and semaphores of different
+// sizes, never have grants at the same time. They wait for one another, although their
+// limits would admit some of them. Each permit also locks a row of its own.
 //
 // PostgreSQL lets overlapping readers starve a writer, and lets new requests pass the
 // waiters of a row. So there is a gate before the row, an advisory lock. A waiter takes the
@@ -275,8 +275,8 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 	return err
 }
 
-// Survey reads pg_locks: a session with the sign is a holder, and a session that waits for
-// the gate, or has the gate and waits for the row, is a waiter.
+// Survey reads pg_locks. A session with the sign is a holder. A session that waits for the
+// gate, or has the gate and waits for the row, is a waiter.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	where := "l.objsubid = 1"
 	if !all {

@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// direct reports whether there is no pooler between the client and the server: a pooler
+// direct reports whether there is no pooler between the client and the server. A pooler
 // sends a number of its own for cancellation, and a server sends the number of the backend.
 func direct(ctx context.Context, l *pgLink) (bool, error) {
 	a, err := l.Run(ctx, "SELECT pg_backend_pid()")

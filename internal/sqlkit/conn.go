@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Conn is a network connection that reports its end at once, and not at the next Read:
-// between Watch and the next Read a goroutine reads ahead.
+// Conn is a network connection that reports its end at once, and not at the next Read. For
+// that a goroutine reads ahead between Watch and the next Read.
 type Conn struct {
 	net.Conn
 	gone chan struct{}

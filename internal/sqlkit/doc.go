@@ -1,5 +1,5 @@
 // Package sqlkit provides what the stores on SQL databases share: connections that run
-// scripts and notice their end, a small pool of such connections, and two engines.
+// scripts and notice their end, a small pool of them, and two engines.
 //
 // [Optimistic] keeps a name's grants in one row that every change replaces by
 // compare-and-set. [Sessions] keeps each grant on a database session of its own: the end of

@@ -8,11 +8,11 @@ import (
 	"github.com/holdfast-go/holdfast/internal/bound"
 )
 
-// Ender ends a connection when the context of its present statement ends. For the deadline
-// of a [bound.Context] it uses one timer for all statements of the connection, so that a
-// statement that is answered in time costs no timer and no context of its own. The timer is not
-// stopped after a statement: it is set again only for an earlier deadline, or when it fires
-// before the deadline of the present statement.
+// Ender ends a connection when the context of its present statement ends. For the deadline of a
+// [bound.Context] it uses one timer for all statements of the connection. So a statement that
+// is answered in time costs no timer and no context of its own. Ender does not stop the timer
+// after a statement. It sets the timer again only for an earlier deadline, or when the timer
+// fires before the deadline of the present statement.
 //
 // One goroutine at a time calls Begin and Stop.
 type Ender struct {

@@ -20,8 +20,8 @@ import (
 //
 // # Safety
 //
-// Every change replaces a row as it was read: the statement names the version that it
-// replaces, each write makes a new version, and the database does one write of a row at a
+// Every change replaces a row as it was read. The statement names the version that it
+// replaces, and each write makes a new version. The database does one write of a row at a
 // time. So a write that takes effect was decided on the present row. Time passes between
 // the read and the write, so a grant may expire in between. No expired grant becomes valid
 // again. The expiry time is counted from the read. The read follows the send of the
@@ -40,8 +40,8 @@ import (
 //
 // A write whose answer was lost may still arrive. Undo writes a newer version, so that the
 // version which the request has read is replaced, and its write changes nothing. Where
-// there was no row, Undo creates an empty one. A row is removed a minute after its last
-// change at the earliest, and a write has no effect half a minute after its read, by the
+// there was no row, Undo creates an empty one. A client removes a row a minute after its
+// last change at the earliest. A write has no effect half a minute after its read, by the
 // database's clock. So the removal of a row does not let a late write take effect either.
 // No step depends on which connection carried which statement, so poolers and proxies are
 // allowed.
@@ -104,10 +104,11 @@ const (
 	batch, maxBatch, lanes = 32, 128, 8
 )
 
-// inBatches calls f for each part of n grants. Several parts are handled at the same time, in lanes: over
-// a slow link, one script after another would take longer than a TTL. A lane stops when f returns false.
-// Then the part was certainly not applied, for example because the server accepts no more connections.
-// The other lanes continue. At the end inBatches calls f, with last, for each part that no lane has applied.
+// inBatches calls f for each part of n grants. If n is more than a batch, several lanes call f at the
+// same time. Over a slow link, one script after another would take longer than a TTL. f returns false
+// if the part was certainly not applied, for example because the server accepts no more connections.
+// The lane then stops, and the other lanes continue. At the end inBatches calls f, with last, for the
+// parts that are left.
 func inBatches(n int, f func(from, to int, last bool) bool) {
 	if n <= batch {
 		f(0, n, true)

@@ -115,7 +115,7 @@ const (
 	togetherBytes = 256 << 10
 )
 
-// applyTogether executes ops that change rows of different names and wake no waiter: It sends three
+// applyTogether executes ops that change rows of different names and wake no waiter. It sends three
 // statements for all of them, where apply sends three for each. It never waits for a row that another
 // transaction has locked, so that such a row delays no other. It tries such rows again until ctx ends. It
 // returns an error if ops are not done. Each op has its own error.

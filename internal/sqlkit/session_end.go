@@ -301,8 +301,9 @@ func (e *Sessions) pinged(l *lease, p *ping, look bool) {
 	}
 }
 
-// demoted ends what this client has at a server that has become read-only: idle sessions at
-// once, and each grant by a ping, which fails like the first one.
+// demoted ends the sessions of this client at a server that has become read-only. It closes
+// idle sessions at once, and pings the sessions with grants: each ping fails like the first
+// one.
 func (e *Sessions) demoted(server string) {
 	e.side.Flush()
 	e.mu.Lock()

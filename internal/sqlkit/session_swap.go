@@ -31,7 +31,7 @@ const (
 	PassNotHeld
 )
 
-// Passed returns the grant that follows old on the same session, if the clock has the value now and
+// Passed returns the grant that follows old on the same session. now is the value of the clock, and
 // the session has had the lock since old. Passed refuses the grant if there is no token for it.
 func (a *LockRequest) Passed(old *LockRequest, now int64) (Got, PassOutcome, error) {
 	last := int64(driver.LastToken(old.Token, old.Reserved))

@@ -13,36 +13,37 @@ import (
 //
 // # Safety
 //
-// The database frees a lock when its session ends and not before, so a grant stands as
-// long as its session. Three things end a session: this client, by Unlock or by closing it;
-// the network or an operator; and the server's timer for idle sessions, which is set to the
-// TTL before or with the lock. The timer runs from the end of the session's last statement.
-// The validity runs from the send of that statement, so it ends first. A renewal is a
-// statement on the session itself. After a wait, another statement confirms the grant.
+// The database frees a lock when its session ends and not before, so a grant stands as long
+// as its session. This client ends a session by closing it, and a grant by Unlock. The
+// network or an operator may end a session, and so may the server's timer for idle
+// sessions. The client sets this timer to the TTL before or with the lock. The timer runs
+// from the end of the session's last statement. The validity runs from the send of that
+// statement, so it ends first. A renewal is a statement on the session itself. After a
+// wait, another statement confirms the grant.
 //
 // A session carries one grant at most and one request at a time. So its end frees nothing
 // else, and no release is queued behind a wait. Database locks are re-entrant within a
 // session; two requests never share one.
 //
 // A clock token is a reading of the server's clock while the session has the lock. A grant may
-// have several tokens, for the holders to which its process hands it off: the recipe waits
-// for as many microseconds and reads the clock again, before the answer and with the lock.
-// The tokens are the microseconds from the first reading on and before the second one. Every
-// earlier grant of the name has read the clock before the first reading, and every later one
-// reads it after the second, whenever the session ends. So no other grant has a token between
-// the two, and no row has to record the last token. If the clock is set back between them the
-// grant has one token.
+// have several tokens, for the holders to which its process hands it off. For these the recipe
+// waits for as many microseconds and reads the clock again, before the answer and with the
+// lock. The tokens are the microseconds from the first reading on and before the second one.
+// Every earlier grant of the name has read the clock before the first reading. Every later one
+// reads it after the second reading, whenever the session ends. So no other grant has a token
+// between the two, and no row has to record the last token. If the clock is set back between
+// them the grant has one token.
 //
 // A durable token is the new value of a committed counter. Several tokens of a grant are the
 // last values above the old one, from the reading of the clock on.
 //
 // # A lock that is passed on
 //
-// Swap passes the lock of a session on to the next grant, if the recipe is a [Passer] and no
-// other session waits for the lock: the session keeps the lock, and one statement makes the
-// next grant of it. Exclusion holds because the lock does not change its session. Nothing
-// uses the session meanwhile, and the statement proves, like a ping, that it still has the lock. Validity runs
-// from the send of this statement, after which the timer starts anew.
+// Swap passes the lock of a session on to the next grant, if the recipe is a [Passer] and no other session
+// waits for the lock. The session keeps the lock, and one statement makes the next grant of it. Exclusion
+// holds because the lock does not change its session. Nothing uses the session meanwhile, and the statement
+// proves, like a ping, that it still has the lock. Validity runs from the send of this statement, after which
+// the timer starts anew.
 //
 // The tokens of the next grant are the last microseconds of the clock, as the statement reads
 // it. They are larger than the tokens of the old grant. The session has had the lock since it
@@ -63,16 +64,16 @@ import (
 // closes the connection and waits, on another one, until that identity is gone. After that
 // nothing of the request stands or can appear.
 //
-// A release whose session ends instead of answering may have been too late: the timer or an
-// operator may have ended the session before, and another client may have held the lock.
-// Release returns CodeNotHeld once the timer could have ended the session, and CodeUnknown
-// before. In both cases the session has ended, so that no waiter is blocked.
+// If a session ends before the answer to a release, the release may have been too late. The
+// timer or an operator may have ended the session before, and another client may have held
+// the lock. Release returns CodeNotHeld once the timer could have ended the session, and
+// CodeUnknown before. In both cases the session has ended, so that no waiter is blocked.
 //
-// The engine notices the end of a session by the end of its connection, or, on a connection
-// of a user's pool, by a ping every half second. A connection survives when its server
-// becomes read-only because another one was promoted. So one session of each server with
-// grants is pinged every half second, and if it finds the server demoted, all others are.
-// Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
+// The engine notices the end of a session by the end of its connection. On a connection of
+// a user's pool, it notices the end by a ping every half second. A connection survives when
+// its server becomes read-only because another one was promoted. So one session of each
+// server with grants is pinged every half second, and if it finds the server demoted, all
+// others are. Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
 type Sessions struct {
 	dial   func(context.Context) (Link, error)
 	recipe Recipe

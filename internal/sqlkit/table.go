@@ -10,8 +10,8 @@ import "context"
 // statement or later.
 type Table interface {
 	// Read returns one row: the time; the bucket's high-water mark; the name's version,
-	// token and state, which are NULL if the name has no row; and, if a server may be
-	// read-only, whether it is. It returns no row only if the bucket has none.
+	// token and state; and, if a server may be read-only, whether it is. Version, token and
+	// state are NULL if the name has no row. It returns no row only if the bucket has none.
 	Read(name []byte, bucket int) string
 	// Find returns one row for each of the names that has a row: as Read, but with the name in
 	// hexadecimal instead of the high-water mark.
@@ -31,7 +31,7 @@ type Table interface {
 	// List returns time, name in hexadecimal and state of the rows whose names begin with
 	// prefix and whose grants may stand.
 	List(prefix []byte) string
-	// Idle returns name in hexadecimal, bucket, version and token of at most max rows that
+	// Idle returns name in hexadecimal, bucket, version and token of at most max rows. They
 	// were unused, and without a grant, for at least this many microseconds.
 	Idle(micros int64, max int) string
 	// Raise raises a bucket's high-water mark to the token, unless the mark is higher.

@@ -37,8 +37,8 @@ func TestDrawnTokensRise(t *testing.T) {
 	})
 }
 
-// TestCountedTokensRise: durable tokens are above the mark before, at most the mark after, and not
-// below the clock when the lock was granted unless the clock was set back.
+// TestCountedTokensRise: durable tokens are above the mark before, and at most the mark after.
+// They are not below the clock when the lock was granted, unless the clock was set back.
 func TestCountedTokensRise(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		before := rapid.Int64Range(0, 2000).Draw(t, "before")
@@ -57,7 +57,7 @@ func TestCountedTokensRise(t *testing.T) {
 }
 
 // TestClockedTokens: clock tokens are the microseconds from the first reading on and before the
-// second one, and one if the clock was set back or has not moved.
+// second one. There is one token if the clock was set back or has not moved.
 func TestClockedTokens(t *testing.T) {
 	for _, c := range []struct {
 		second   int64

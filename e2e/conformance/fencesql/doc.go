@@ -1,7 +1,7 @@
-// Package fencesql tests the guards of package fence for database/sql on real
-// databases: SQLite in process, MariaDB and PostgreSQL as child processes on
-// free ports of the loopback interface.
+// Package fencesql tests the guards of package fence for database/sql on real databases.
+// SQLite runs in process. MariaDB and PostgreSQL run as child processes on free ports of
+// the loopback interface.
 //
-// A server whose binary is missing is skipped, and with
-// HOLDFAST_REQUIRE_SERVERS=1 fails.
+// If the binary of a server is missing, its tests are skipped. With
+// HOLDFAST_REQUIRE_SERVERS=1 they fail.
 package fencesql

@@ -162,7 +162,8 @@ func TestNamesCompareByteByByte(t *testing.T) {
 		for i, name := range names {
 			account(t, d, db, name)
 			tx := begin(t, db, sql.LevelDefault)
-			// The tokens fall, so any two names that are equal to the database show.
+			// The tokens fall, so the check fails if the database treats two names as
+			// equal.
 			if err := s.check(t.Context(), tx, name, uint64(100-i)); err != nil {
 				t.Errorf("%q: %v", name, err)
 			}
@@ -182,8 +183,9 @@ func TestColumnWithoutRowIsRefused(t *testing.T) {
 	})
 }
 
-// TestOpenTransactionHoldsOthers: a second transaction waits while the first is open, and
-// then finds its result. That also holds if it had taken its snapshot before.
+// TestOpenTransactionHoldsOthers: a second transaction waits while the first one is open,
+// and then finds its result. That is also true if the second one has taken its snapshot
+// before.
 func TestOpenTransactionHoldsOthers(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		if !d.isolates {
@@ -228,7 +230,7 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 						var rows int
 						for _, table := range []string{"accounts", fence.DefaultTable} {
 							if level == sql.LevelSerializable && d.dialect == fence.MySQL {
-								continue // a read takes locks there, and the first would wait
+								continue // a read takes locks there, and the first transaction would wait
 							}
 							if err := second.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM "+table).Scan(&rows); err != nil {
 								t.Fatal(err)
@@ -259,7 +261,8 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 					}
 					switch {
 					case test.commit && again(err) && level != sql.LevelReadCommitted:
-						// Refused with another error; the next try finds the number.
+						// The database refuses the check with another error. The next try
+						// finds the token.
 						t.Logf("the database requests a retry: %v", err)
 						if !errors.Is(err, fence.ErrUnavailable) && test.newest != 0 {
 							t.Errorf("it does not wrap ErrUnavailable: %v", err)
@@ -280,8 +283,8 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 // TestConcurrentTransactionsKeepTokenOrder: many holders have tokens of all ages, and some
 // roll back. Each accepted transaction records its token under the next number of its
 // resource, which it reads itself. Two overlapping transactions would use the same number,
-// and one that reads too little would repeat one. In the order of the numbers, tokens never
-// fall.
+// and so would one that does not see the last entry. In the order of the numbers, tokens
+// never fall.
 func TestConcurrentTransactionsKeepTokenOrder(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		if s.name == "SQL" {
@@ -507,8 +510,8 @@ func TestGuardNamesMissingTableOrColumn(t *testing.T) {
 	}
 }
 
-// TestColumnMustHoldIntegers: a column type with another order, or in which two tokens may
-// be equal, is refused. The column stays unchanged.
+// TestColumnMustHoldIntegers: the guard refuses a column type that has another order, or in
+// which two tokens may be equal. The column stays unchanged.
 func TestColumnMustHoldIntegers(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
@@ -540,7 +543,8 @@ func TestColumnMustHoldIntegers(t *testing.T) {
 	}
 }
 
-// TestCheckWaitEndsWithContext: the error contains the end of the context.
+// TestCheckWaitEndsWithContext: a check that waits ends with its context. Its error wraps
+// the error of the context.
 func TestCheckWaitEndsWithContext(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		if !d.isolates {

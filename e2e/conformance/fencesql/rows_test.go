@@ -73,7 +73,7 @@ func TestRowsLoseNoUpdate(t *testing.T) {
 				t.Errorf("Get of no row: %v, want ErrNotExist", err)
 			}
 
-			// In a transaction of the caller.
+			// In a transaction of the caller, Put succeeds, and Update is refused.
 			tx, err := db.BeginTx(t.Context(), nil)
 			if err != nil {
 				t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// database is a real database with its differences.
+// database is a real database, with the properties in which it differs from others.
 type database struct {
 	name     string
 	dialect  fence.Dialect
@@ -30,7 +30,7 @@ type database struct {
 	isolates bool // other transactions continue while one writes
 }
 
-// databases starts the installed databases.
+// databases returns the databases for a test. Their open functions start the servers.
 func databases(t *testing.T) []database {
 	every := []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 	maria := func(params string) func(*testing.T) *sql.DB {
@@ -39,8 +39,8 @@ func databases(t *testing.T) []database {
 	return []database{
 		{"SQLite", fence.SQLite, sqlite, []sql.IsolationLevel{sql.LevelDefault}, false},
 		{"MariaDB", fence.MySQL, maria(""), every, true},
-		// Both settings change the meaning of affected rows, or the form in which values
-		// travel.
+		// The first setting changes the meaning of affected rows, and the second one the
+		// form in which values travel.
 		{"MariaDB,clientFoundRows,interpolateParams", fence.MySQL, maria("?clientFoundRows=true&interpolateParams=true"), every, true},
 		{"PostgreSQL", fence.PostgreSQL, postgres, every, true},
 	}
@@ -95,7 +95,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// use starts the server unless that was done before.
+// use returns the server, and starts it at the first call.
 func (s *server[S]) use(t *testing.T, start func() (S, error)) S {
 	t.Helper()
 	s.once.Do(func() { s.s, s.err = start() })

@@ -21,7 +21,7 @@ func TestLocksWorkDuringBackup(t *testing.T) {
 			schema := mariadb.Create(t)
 			s := mariadb.Store(t, schema, "recipe="+c.recipe)
 			defer sqltest.Close(t, s)
-			for _, name := range []string{"held", "passed on"} { // they have rows
+			for _, name := range []string{"held", "passed on"} { // then the names have rows
 				g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 				sqltest.Release(t, s, g)
 			}

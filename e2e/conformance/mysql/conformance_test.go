@@ -1,4 +1,4 @@
-// Package mysql holds mysqlstore to the contract, on real servers.
+// Package mysql tests on real servers that mysqlstore fulfils the contract.
 package mysql
 
 import (
@@ -29,7 +29,7 @@ var mariadb = &sqltest.Database{
 		}
 		return sqltest.Server{Process: m, Address: m.Address}, nil
 	},
-	Fast:   "--innodb-flush-log-at-trx-commit=1", // or durable tokens are refused
+	Fast:   "--innodb-flush-log-at-trx-commit=1", // otherwise the store refuses durable tokens
 	Home:   "test",
 	Driver: "mysql",
 	DSN:    func(address, schema string) string { return fmt.Sprintf("root@tcp(%s)/%s", address, schema) },
@@ -44,7 +44,7 @@ var mariadb = &sqltest.Database{
 	},
 	Recipes:    sqltest.Names(mysqlstore.Recipes()...),
 	Sessions:   sqltest.Names(mysqlstore.Pessimistic, mysqlstore.Named),
-	SessionTTL: time.Second, // they count in seconds
+	SessionTTL: time.Second, // the server's timer counts seconds
 
 	Holder:      "SELECT IS_USED_LOCK(CONVERT(held USING utf8mb4)) FROM holdfast_session WHERE token = %d",
 	Running:     "SELECT id FROM information_schema.processlist WHERE info LIKE '%%%s%%' AND id <> CONNECTION_ID()",
@@ -142,9 +142,9 @@ func isMariaDB(t *testing.T) bool {
 }
 
 func TestOddRows(t *testing.T) {
-	foreign := "charset=swe7" // where the byte of a tilde is another letter
+	foreign := "charset=swe7" // in which the byte of a tilde is another letter
 	if !isMariaDB(t) {
-		foreign = "charset=sjis" // a session with swe7 is refused SHOW, which MySQL rewrites with backticks
+		foreign = "charset=sjis" // MySQL refuses SHOW in a session with swe7, since it rewrites SHOW with backticks
 	}
 	sqltest.OddRows(t, mariadb, foreign,
 		"CREATE TABLE odd (name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY) ENGINE=InnoDB")
@@ -162,7 +162,7 @@ func TestSettings(t *testing.T) {
 	sqltest.Settings(t, mariadb, set.Encode())
 }
 
-// TestTokenAfterTheWait also where SYSDATE is the same as NOW.
+// TestTokenAfterTheWait also tests a server on which SYSDATE is the same as NOW.
 func TestTokenAfterTheWait(t *testing.T) {
 	odd, err := mariadb.Start(t.Context(), "--sysdate-is-now", "--default-time-zone=+09:00")
 	if err != nil {

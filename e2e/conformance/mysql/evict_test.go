@@ -26,8 +26,8 @@ func row(t *testing.T, schema string, g driver.Grant) (held string, conn int64) 
 	return held, conn
 }
 
-// TestEvictTooLateEndsNothing: an operator that means to end a session for a grant, and
-// comes when the grant was released, does not end the session for its next grant.
+// TestEvictTooLateEndsNothing: an operator breaks a grant that its holder has just
+// released. The session keeps its next grant.
 func TestEvictTooLateEndsNothing(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
@@ -44,7 +44,8 @@ func TestEvictTooLateEndsNothing(t *testing.T) {
 		if err := other.Break(t.Context(), "one", first.Token); other.Classify(err) != driver.CodeNotHeld {
 			t.Errorf("breaking what was released: %v", err)
 		}
-		// What Break does at the end, when it saw the first grant before its release.
+		// This is the last statement of a Break that has seen the first grant before its
+		// release.
 		if _, err := mariadb.Pool(t, schema).Exec(fmt.Sprintf("KILL IS_USED_LOCK('%s')", held)); err == nil || !strings.Contains(err.Error(), "1094") {
 			t.Errorf("KILL for a grant that was released: %v", err)
 		}
@@ -56,9 +57,9 @@ func TestEvictTooLateEndsNothing(t *testing.T) {
 	})
 }
 
-// TestTakeoverSparesConnectionsOfOthers: after another server has taken over, nothing
-// ends another program's connection there that has the number of a session of this store
-// at the old server, although both servers were started at the same time.
+// TestTakeoverSparesConnectionsOfOthers: another server takes over, and another program has
+// connections there. They have the numbers of this store's sessions at the old server, and
+// both servers were started at the same time. The store does not end these connections.
 func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
@@ -87,8 +88,8 @@ func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 	}
 }
 
-// twins are two servers with holdfast's tables, started at the same time, and a router
-// that leads to the first.
+// twins starts two servers at the same time, with holdfast's tables, and a proxy that leads
+// to the first.
 func twins(t *testing.T) (first, second *servers.MySQL, r *servers.Proxy) {
 	t.Helper()
 	type started struct {

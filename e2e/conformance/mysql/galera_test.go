@@ -46,8 +46,8 @@ func galera(t *testing.T) *servers.MySQL {
 	return m
 }
 
-// TestGalera: locks of sessions are refused on a node of a Galera cluster, with the
-// reason, and leases pass the whole suite there.
+// TestGalera: the recipes with sessions refuse a node of a Galera cluster, with the reason.
+// The recipe optimistic passes the whole suite there.
 func TestGalera(t *testing.T) {
 	m := galera(t)
 	for _, r := range mariadb.Sessions {

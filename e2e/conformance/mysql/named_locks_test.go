@@ -105,8 +105,9 @@ func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 	sqltest.Release(t, s, w.Granted())
 }
 
-// TestNameWithTildeIsOneLock: a name with a tilde, given by the caller or generated, is the
-// same lock for a session in whose character set that byte is another letter.
+// TestNameWithTildeIsOneLock: a name has a tilde, from the caller or from the store.
+// Sessions with different character sets use the same lock, although the byte is another
+// letter in some sets.
 func TestNameWithTildeIsOneLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	c, err := mariadb.Pool(t, schema).Conn(t.Context())
@@ -134,7 +135,7 @@ func TestNameWithTildeIsOneLock(t *testing.T) {
 		}
 		sqltest.Release(t, s, g)
 	}
-	// A lock of another program, by its own name.
+	// Another program takes a lock with that name.
 	var got int
 	if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK('a~b', 0)").Scan(&got); err != nil || got != 1 {
 		t.Fatalf("GET_LOCK returned %d, %v", got, err)
@@ -167,7 +168,7 @@ func TestNamedNeedsNoTables(t *testing.T) {
 	defer sqltest.Close(t, s)
 	g, a := sqltest.Must(t, s, "bare", driver.Exclusive, time.Minute)
 	for range 2 {
-		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // it tries to record the holder
+		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // Renew tries to record the holder
 			t.Fatal(r[0].Err)
 		}
 	}

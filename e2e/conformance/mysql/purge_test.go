@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestHeldLockOpensNoReadView: the transaction of a held lock is in the server's list, and has no read view,
-// which would hold back the purge of old rows. That of a snapshot has one.
+// TestHeldLockOpensNoReadView: the server lists the transaction of a held lock without a read view, which
+// would hold back the purge of old rows. The transaction of a snapshot has a read view.
 func TestHeldLockOpensNoReadView(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	server, err := mariadb.Start(t.Context(), mariadb.Fast)
@@ -64,7 +64,8 @@ func TestHeldLockOpensNoReadView(t *testing.T) {
 	sqltest.Release(t, s, g)
 }
 
-// readViews reports of each open transaction, by the number of its connection, whether it has a read view.
+// readViews reports for each open transaction, by the number of its connection, whether it
+// has a read view.
 func readViews(t *testing.T, db *sql.DB) map[int]bool {
 	t.Helper()
 	var kind, name, status string

@@ -72,7 +72,7 @@ func TestStatementBinlogIsRefused(t *testing.T) {
 		}
 		set(t, m, "SET GLOBAL binlog_format = 'STATEMENT'")
 		refused(t, m.Address, "recipe="+recipe, "binlog_format")
-		if recipe == "pessimistic" { // READ COMMITTED, which the format excludes
+		if recipe == "pessimistic" { // it uses READ COMMITTED, which the format excludes
 			r, _ := sqltest.Request("a new name", driver.Exclusive, time.Minute)
 			if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused {
 				t.Errorf("Acquire: %v; want refused", err)

@@ -30,7 +30,7 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		if !sqltest.Soon(func() bool { return count() == 0 }) {
 			t.Errorf("%d rows are left after a release", count())
 		}
-		// These sessions end while they hold locks.
+		// The next sessions end while they have locks.
 		dead := mariadb.Store(t, schema, params)
 		for i := range 5 {
 			g, _ := sqltest.Must(t, dead, fmt.Sprintf("dead-%d", i), driver.Exclusive, time.Minute)

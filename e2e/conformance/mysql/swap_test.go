@@ -29,16 +29,16 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 			if released != nil || err != nil {
 				t.Fatal(released, err)
 			}
-			// The last release of SwapUntil is one as well.
+			// The count includes the last release of SwapUntil.
 			count(&after)
 			return after-before <= 2
 		})
 	})
 }
 
-// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap. Its transaction
-// ends like that of a deadlock's victim, or its named lock ends, or its connection. The release is denied,
-// and the request gets a new lock.
+// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap, since its
+// transaction, its named lock or its connection ends. The release returns an error, and the request gets a
+// new lock.
 func TestSwapNoticesLossOfTheLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	for _, test := range []struct {
@@ -64,8 +64,8 @@ func TestSwapNoticesLossOfTheLock(t *testing.T) {
 	}
 }
 
-// TestSwapAtReadOnlyServer: the server becomes read-only before a swap. The lock is released and not
-// passed on.
+// TestSwapAtReadOnlyServer: the server becomes read-only before a swap. The session does not pass
+// its lock on, but releases it.
 func TestSwapAtReadOnlyServer(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
@@ -100,8 +100,8 @@ func TestSwapAtReadOnlyServer(t *testing.T) {
 	})
 }
 
-// TestSwapServesGetLock: a program that waits in GET_LOCK for a name is served, although other clients pass
-// the lock on.
+// TestSwapServesGetLock: a program that waits in GET_LOCK for a name gets the lock, although other clients
+// pass the lock on.
 func TestSwapServesGetLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named&names=exact")

@@ -143,8 +143,8 @@ func (q queuedNever) Queued([]driver.Holder) {
 }
 
 // TestReplicaConfirmsNoWaiter: the primary hangs, and new connections lead to a replica that was not promoted
-// yet. No server has confirmed a queue entry of a request on a session at the primary. So the store must not
-// report it as queued: the caller would wait for the primary without a timeout.
+// yet. The store does not report a request at the primary as queued: its caller would then wait for an answer
+// without a timeout.
 func TestReplicaConfirmsNoWaiter(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {

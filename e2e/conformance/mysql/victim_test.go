@@ -30,7 +30,7 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 				s := mariadb.Store(t, schema, params)
 				defer sqltest.Close(t, s)
 				first, _ := sqltest.Must(t, s, "passed", driver.Exclusive, time.Minute)
-				// Each waiter holds on while the test lists the others.
+				// Each waiter keeps the lock for a while, and the test counts the holders.
 				const waiters = 4
 				var all sync.WaitGroup
 				var mu sync.Mutex
@@ -87,7 +87,7 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 				}
 				sqltest.Release(t, s, first)
 				all.Wait()
-				// The administrator may be the victim instead.
+				// The server may choose the administrator as the victim instead.
 				if err := <-locked; err != nil && !deadlocked(err) {
 					t.Error(err)
 				}
@@ -107,8 +107,8 @@ func deadlocked(err error) bool {
 	return ok && my.Number == 1213
 }
 
-// TestPingNoticesEndOfTransaction: a session whose transaction has ended has no lock,
-// although its connection is open. A renewal and a release return that, and the holder is notified.
+// TestPingNoticesEndOfTransaction: a session whose transaction has ended has no lock, although its
+// connection is open. A renewal and a release report that, and the store notifies the holder.
 func TestPingNoticesEndOfTransaction(t *testing.T) {
 	schema := mariadb.Create(t)
 	for _, limit := range []int{driver.Exclusive, driver.Unlimited, 3} {
@@ -129,8 +129,8 @@ func TestPingNoticesEndOfTransaction(t *testing.T) {
 	}
 }
 
-// TestPingNoticesLossOfNamedLock: so does a session that no longer has its lock of
-// GET_LOCK.
+// TestPingNoticesLossOfNamedLock: a session has lost its lock of GET_LOCK. A renewal
+// reports that, and the store notifies the holder.
 func TestPingNoticesLossOfNamedLock(t *testing.T) {
 	s, inject := injected(t, mariadb.Create(t), mysqlstore.Named)
 	g, a := sqltest.Must(t, s, "ended", driver.Exclusive, time.Minute)
@@ -141,8 +141,8 @@ func TestPingNoticesLossOfNamedLock(t *testing.T) {
 	a.AwaitLoss(t)
 }
 
-// injected is a store whose sessions run, once, a statement that is not the store's
-// before the first of its statements that begins as given.
+// injected returns a store and a function. After a call of inject, one session runs
+// statement once, just before the first of the store's statements that begins with before.
 func injected(t *testing.T, schema string, recipe mysqlstore.Recipe) (s sqltest.Store, inject func(before, statement string)) {
 	t.Helper()
 	cfg, err := mysql.ParseDSN(mariadb.DSN(mariadb.Server(t).Address, schema))

@@ -1,4 +1,4 @@
-// Package postgres holds pgstore to the contract, on real servers.
+// Package postgres tests on real servers that pgstore fulfils the contract.
 package postgres
 
 import (
@@ -50,7 +50,7 @@ var postgres = &sqltest.Database{
 	Running:     "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%%s%%' AND pid <> pg_backend_pid()",
 	End:         "SELECT pg_terminate_backend(%d)",
 	Interrupt:   "SELECT pg_cancel_backend(%d)",
-	Ended:       driver.CauseTaken, // in the form that the server prints
+	Ended:       driver.CauseTaken, // a break uses the same statement
 	Settings:    "SELECT current_setting('idle_session_timeout') || ' ' || current_setting('application_name')",
 	LockTimeout: "lock_timeout=1s",
 	Parameter:   "$1",
@@ -113,7 +113,7 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 
 func TestSharesRows(t *testing.T) {
 	sqltest.SharesRows(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)",
-		"new") // the column tells cases apart
+		"new") // the column distinguishes upper and lower case
 }
 
 func TestDurableOnSmallPool(t *testing.T) {

@@ -41,7 +41,7 @@ func TestDeadlockVictim(t *testing.T) {
 		t.Fatal(err)
 	}
 	sqltest.Release(t, s, w.Granted())
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // it is counted later
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // the server counts the deadlock later
 		var n int
 		if err := db.QueryRow("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").Scan(&n); err != nil {
 			t.Fatal(err)

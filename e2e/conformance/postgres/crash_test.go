@@ -31,7 +31,7 @@ func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 		if err := s.Init(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		crash(t) // the tables stand
+		crash(t) // the tables survive
 		return s
 	}
 	t.Run("optimistic", func(t *testing.T) {
@@ -48,7 +48,8 @@ func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 	for _, recipe := range postgres.Sessions {
 		t.Run("tokens of "+recipe, func(t *testing.T) {
 			s := open(t, "tokens=durable&recipe="+recipe)
-			// The rows' mark is far ahead of the clock, so that it alone gives tokens.
+			// The high-water mark is far ahead of the clock, so that tokens depend on the
+			// mark alone.
 			ahead := time.Now().Add(time.Hour).UnixMicro()
 			db := postgres.PoolAt(t, server.Address, postgres.Home)
 			if _, err := db.ExecContext(t.Context(), "UPDATE holdfast_floor SET token = $1", ahead); err != nil {
@@ -56,7 +57,7 @@ func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 			}
 			first, _ := sqltest.Must(t, s, "token", driver.Exclusive, time.Minute)
 			crash(t)
-			_ = s.Release(t.Context(), first, 0) // it ended with its session
+			_ = s.Release(t.Context(), first, 0) // the grant ended with its session
 			second, _ := sqltest.Must(t, s, "token", driver.Exclusive, time.Minute)
 			if second.Token <= first.Token {
 				t.Errorf("token %d after %d and a crash", second.Token, first.Token)

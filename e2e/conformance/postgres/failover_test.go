@@ -56,8 +56,8 @@ func TestFailoverToALaggingReplicaEndsTheGrant(t *testing.T) {
 	sqltest.Release(t, s, next)
 }
 
-// TestTwoPrimariesGrantTheSameLock shows what the note about two primaries warns of: a replica is promoted
-// while the primary lives. A client of each grants the lock, and the first holder is not notified.
+// TestTwoPrimariesGrantTheSameLock: an administrator promotes a replica while the primary still runs.
+// Clients of both servers get the lock, and both can renew it. A note in the guarantees warns of this.
 func TestTwoPrimariesGrantTheSameLock(t *testing.T) {
 	postgres.Server(t) // skips, or fails
 	primary, err := servers.StartPostgres(t.Context(), postgres.Fast)

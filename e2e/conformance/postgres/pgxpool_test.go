@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestPgxPool: over a pool of pgx's a lock ends with its connection, which the pool
-// does not get back with what was set in it or holds.
+// TestPgxPool: over a pool of pgx, a lock ends with its connection. The store gives no
+// connection back to the pool with a lock or with the store's settings.
 func TestPgxPool(t *testing.T) {
 	database := postgres.Create(t)
 	for _, recipe := range pgstore.Recipes() {
@@ -53,7 +53,7 @@ func TestPgxPool(t *testing.T) {
 
 			ttl := time.Minute
 			if recipe == pgstore.Optimistic {
-				ttl = time.Second // it ends by that alone
+				ttl = time.Second // only the TTL ends this lease
 			}
 			sqltest.Must(t, s, "pgxpool", driver.Exclusive, ttl)
 			sqltest.Close(t, s)

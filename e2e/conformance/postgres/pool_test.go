@@ -22,7 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestPoolOfOneConnection: session recipes refuse it, and leases work on it.
+// TestPoolOfOneConnection: the recipes with sessions refuse a pool of one connection. The
+// recipe optimistic works on it.
 func TestPoolOfOneConnection(t *testing.T) {
 	database := postgres.Create(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -64,8 +65,8 @@ func TestPoolOfOneConnection(t *testing.T) {
 	}
 }
 
-// TestPoolOfOneConnectionUnseen: where the pool does not report its size, the store
-// opens and reports what is missing.
+// TestPoolOfOneConnectionUnseen: a pool has one connection left, and the store cannot see
+// that. New returns without an error, and does not wait forever for a second connection.
 func TestPoolOfOneConnectionUnseen(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)
@@ -93,8 +94,8 @@ func TestPoolOfOneConnectionUnseen(t *testing.T) {
 	}
 }
 
-// TestPoolerBackendStaysAsItWas: nothing of a store is left in a backend that a pooler
-// gives to its other clients.
+// TestPoolerBackendStaysAsItWas: a store leaves nothing in a backend that a pooler gives to
+// other clients.
 func TestPoolerBackendStaysAsItWas(t *testing.T) {
 	database := postgres.Create(t)
 	pooler, err := servers.StartPgBouncer(t.Context(), postgres.Server(t).Address, "transaction", 1)
@@ -191,7 +192,7 @@ func TestCallersReuseConnections(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// On a machine that stands still for seconds idle connections end meanwhile.
+			// If the machine stands still for seconds, idle connections end meanwhile.
 			if n := dialled.Load(); n > 2*callers {
 				t.Errorf("%d connections for %d callers", n, callers)
 			}

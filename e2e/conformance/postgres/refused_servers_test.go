@@ -119,9 +119,10 @@ func TestReplicaIsRefused(t *testing.T) {
 	}
 }
 
-// TestDemotedPrimaryGrantsNothing: a store that was opened on the primary gets no
-// grant there after the server has become a replica, and gets it at the next host of
-// its URL. A replica grants advisory locks, which exclude nothing at the new primary.
+// TestDemotedPrimaryGrantsNothing: a store has connections to a primary, and the server
+// becomes a replica. The store gets no grant there. If its URL has a second host, it gets
+// the grant from that host. A replica grants advisory locks, which exclude nothing at the
+// new primary.
 func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 	next := postgres.Server(t)
 	old, err := postgres.Start(t.Context(), postgres.Fast)
@@ -180,8 +181,8 @@ func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 	}
 }
 
-// TestOptimisticWorksBehindPooler: behind a pooler in transaction mode the recipes with sessions are
-// refused, with the reason, and the recipe optimistic passes the whole suite.
+// TestOptimisticWorksBehindPooler: the recipes with sessions refuse a pooler in transaction mode,
+// with the reason. The recipe optimistic passes the whole suite behind the pooler.
 func TestOptimisticWorksBehindPooler(t *testing.T) {
 	database := postgres.Create(t)
 	start := func(mode string) *servers.PgBouncer {
@@ -226,7 +227,8 @@ func TestOptimisticWorksBehindPooler(t *testing.T) {
 }
 
 // TestWaitersQueueWithoutVisibleStatements: the server shows no statements of its sessions, or
-// only their beginning. A waiter is still queued, and notified of that.
+// only their beginning. The server still queues a waiter, and the store reports that to the
+// waiter.
 func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
 	postgres.Server(t) // skips, or fails
 	for _, setting := range []string{"track_activities=off", "track_activity_query_size=100"} {

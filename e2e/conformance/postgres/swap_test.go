@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestSwapPassesTheLockOn: where no client waits, one statement makes the next grant of the lock that the
-// session has.
+// TestSwapPassesTheLockOn: if no client waits, one statement replaces the grant of a session by the next
+// grant.
 func TestSwapPassesTheLockOn(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
@@ -17,7 +17,8 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 		db := postgres.Pool(t, database)
 		text := map[string]string{"recipe=advisory": "pg_try_advisory_xact_lock(", "recipe=pessimistic": "AS free"}[params]
 		passed := func() (n int) {
-			// A swap leaves its text at the session; a release and a request leave others.
+			// The server shows the last statement of each session. That of a swap differs
+			// from those of a release and a request.
 			if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, $1) > 0", text).Scan(&n); err != nil {
 				t.Fatal(err)
 			}
@@ -40,8 +41,8 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 	})
 }
 
-// TestSwapNoticesEndOfSession: the server ends the sessions of a client before a swap. The release is
-// denied or has an unknown outcome, and the request gets the lock anew.
+// TestSwapNoticesEndOfSession: the server ends the sessions of a client before a swap. The release
+// returns an error or has an unknown outcome, and the request gets the lock anew.
 func TestSwapNoticesEndOfSession(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
@@ -60,8 +61,8 @@ func TestSwapNoticesEndOfSession(t *testing.T) {
 	})
 }
 
-// TestSwapServesAdvisoryLock: a program that waits in pg_advisory_lock is served, although other clients pass
-// the lock on.
+// TestSwapServesAdvisoryLock: a program that waits in pg_advisory_lock gets the lock, although other clients
+// pass the lock on.
 func TestSwapServesAdvisoryLock(t *testing.T) {
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "recipe=advisory&keys=given")
@@ -81,8 +82,8 @@ func TestSwapServesAdvisoryLock(t *testing.T) {
 	sqltest.SwapServesOthers(t, s, "42", served)
 }
 
-// TestSwapOfARowServesOthers: a client replaces its grant by the next one, and another client, which no row
-// shows, gets the name all the same.
+// TestSwapOfARowServesOthers: a client replaces its grant by the next one, again and again. Another client
+// waits, which no row shows, and it still gets the name.
 func TestSwapOfARowServesOthers(t *testing.T) {
 	database := postgres.Create(t)
 	s, other := postgres.Store(t, database, "recipe=optimistic"), postgres.Store(t, database, "recipe=optimistic")

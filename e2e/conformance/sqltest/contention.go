@@ -10,8 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// InsertRace requires that concurrent requests for a name without a row get it one after the
-// other if they wait, and that none of them gets busy.
+// InsertRace sends concurrent requests for a name without a row. It requires that the
+// waiting requests get the lock one after the other, and that none of them returns a busy
+// error.
 func InsertRace(t *testing.T, d *Database) {
 	d.Each(t, []string{"pessimistic"}, func(t *testing.T, params, database string) {
 		const waiters, tries, rounds = 3, 2, 40
@@ -46,8 +47,8 @@ func InsertRace(t *testing.T, d *Database) {
 	})
 }
 
-// InterruptedWait requires that a wait is never taken for a grant if its statement is ended from
-// outside, or exceeds the server's lock timeout.
+// InterruptedWait requires that a request gets no grant if another client ends its waiting
+// statement, or if the statement exceeds the server's lock timeout.
 func InterruptedWait(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -65,7 +66,7 @@ func InterruptedWait(t *testing.T, d *Database) {
 		if _, err := db.Exec(fmt.Sprintf(d.Interrupt, numbers[0])); err != nil {
 			t.Fatal(err)
 		}
-		// It may wait again, or return an unknown outcome.
+		// The request may wait again, or return an unknown outcome.
 		Busy(t, s, "interrupted", driver.Exclusive)
 		cancel()
 		<-w.done
@@ -145,8 +146,8 @@ func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
 	})
 }
 
-// ReadersDoNotStarveAWriter requires of these recipes that a writer is granted among readers that
-// overlap all the time.
+// ReadersDoNotStarveAWriter requires that a writer gets the lock although readers overlap all the
+// time, with each of these recipes.
 func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
 	d.Each(t, recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -155,7 +156,7 @@ func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
 	})
 }
 
-// overlap reads without a gap until a writer is granted.
+// overlap takes shared locks without a gap until a writer gets the lock.
 func overlap(t *testing.T, s driver.Store, readers int) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -201,7 +202,8 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 	Release(t, s, g)
 }
 
-// WritersInOrder requires that exclusive waiters are served in the order of their requests.
+// WritersInOrder requires that exclusive waiters get the lock in the order of their
+// requests.
 func WritersInOrder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)

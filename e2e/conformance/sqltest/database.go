@@ -1,8 +1,8 @@
-// Package sqltest has the tests that the stores on SQL databases share, with what their tests
-// need: a server, databases on it, and requesters of locks.
+// Package sqltest has the tests that the stores on SQL databases share. It also has what
+// these tests need: a server, databases on it, and requesters of locks.
 //
 // A test package makes one [Database] and has a Test function for each of the tests here. Tests
-// of one database only are in its package.
+// for only one kind of database are in the package of that kind.
 package sqltest
 
 import (
@@ -68,14 +68,17 @@ type Database struct {
 
 	// Recipes are all recipes, and Sessions those whose grants need a connection.
 	Recipes, Sessions []string
-	// SessionTTL is a TTL for tests of expiry that Sessions can keep.
+	// SessionTTL is the TTL for tests of expiry with the recipes in Sessions.
 	SessionTTL time.Duration
 
-	// Holder selects the number of the session that has a grant: its token.
+	// Holder selects the number of the session that has a grant. The argument is the
+	// grant's token.
 	Holder string
-	// Running selects the numbers of other sessions whose statements contain a text.
+	// Running selects the numbers of other sessions whose statements contain a text. The
+	// argument is that text.
 	Running string
-	// End ends a session, and Interrupt its statement: its number.
+	// End ends a session, and Interrupt ends its statement. The argument is the session's
+	// number.
 	End, Interrupt string
 	// Ended is the cause that a holder gets when End ends its session.
 	Ended driver.Cause
@@ -167,7 +170,7 @@ func (d *Database) StoreAt(t testing.TB, address, database, params string) Store
 	return s
 }
 
-// Pool returns a pool as another program has it.
+// Pool returns a pool of database/sql, such as another program uses.
 func (d *Database) Pool(t testing.TB, database string) *sql.DB {
 	t.Helper()
 	return d.PoolAt(t, d.Server(t).Address, database)

@@ -67,9 +67,9 @@ func DurableStep(t *testing.T, d *Database) {
 	})
 }
 
-// DurableOnSmallPool requires that two requests which have the lock, and all connections of a
-// user's pool, do not wait for each other to write their tokens. open makes a store with durable
-// tokens.
+// DurableOnSmallPool makes two requests that get their locks, and together have all connections
+// of a user's pool. It requires that they do not wait for each other to write their tokens. open
+// makes a store with durable tokens.
 func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
 	database := d.Create(t)
 	other := d.Store(t, database, "recipe=pessimistic")

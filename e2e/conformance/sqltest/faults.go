@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Kill requires that the end of a session by an administrator ends the grant, that its holder is
-// notified at once, and that the next grant has a larger token.
+// Kill requires that the grant ends when an administrator ends its session, and that the store
+// notifies the holder at once. The next grant must have a larger token.
 func Kill(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -54,8 +54,8 @@ func (d *Database) Terminate(t testing.TB, db *sql.DB, s driver.Inspector, g dri
 	}
 }
 
-// UserPool requires that on a user's pool a ping notices the end of a connection, that a lock
-// costs one connection, and that none is given back with the store's settings.
+// UserPool requires that on a user's pool a ping notices the end of a connection, and that a
+// lock costs one connection. The store must not give a connection back with its own settings.
 func UserPool(t *testing.T, d *Database) {
 	database := d.Create(t)
 	for _, recipe := range d.Recipes {
@@ -138,7 +138,7 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 		released := make(chan error, 1)
 		go func() { released <- s.Release(t.Context(), g, 0) }()
 		next := waiter.Granted()
-		proxy.Cut() // also where the answer has not reached the proxy yet, which has dropped nothing then
+		proxy.Cut() // the answer may not have reached the proxy yet, which has then dropped nothing
 		if err := proxy.Heal(); err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +152,7 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 	})
 }
 
-// LateRequest requires that a request which was undone cannot appear when the network delivers it
+// LateRequest requires that a request which was undone gets no grant when the network delivers it
 // late.
 func LateRequest(t *testing.T, d *Database) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {

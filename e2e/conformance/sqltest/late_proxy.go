@@ -84,7 +84,7 @@ func (c *lateConn) forward() {
 	}
 }
 
-// Hold holds what comes over the present connections. New ones pass.
+// Hold holds what clients send over the present connections. New connections pass.
 func (p *lateProxy) Hold() { p.each(func(c *lateConn) { c.held = true }) }
 
 // Deliver delivers what was held.

@@ -9,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// FewConnections: the server accepts few connections of the store's user. The client renews more grants
-// than as many scripts hold. The statements make a user USER_NAME with such a limit, and give it its
-// rights on DATABASE.
+// FewConnections requires that a client renews all its grants although the server accepts few
+// connections of its user. The renewal needs more scripts than there are connections. The statements
+// create a user USER_NAME with such a limit, and grant it the rights on DATABASE.
 func FewConnections(t *testing.T, d *Database, statements ...string) {
 	database := d.Create(t)
 	for _, q := range statements {
@@ -25,7 +25,7 @@ func FewConnections(t *testing.T, d *Database, statements ...string) {
 		t.Fatal(err)
 	}
 	defer Close(t, s)
-	// The check of held grants, once a second, may have all connections.
+	// The check of held grants, once a second, may use all connections.
 	var grants []driver.Grant
 	for len(grants) < 300 {
 		r, _ := Request(fmt.Sprint("few-", len(grants)), driver.Exclusive, time.Hour)

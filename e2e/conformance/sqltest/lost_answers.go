@@ -13,15 +13,15 @@ import (
 )
 
 // SwapWithLostAnswers lets goroutines of two processes contend for one name, while answers to releases and
-// swaps are lost again and again. No two hold it together, tokens rise, each goroutine is served, and nothing
-// is left.
+// swaps are lost again and again. It requires that no two goroutines hold the lock together, that tokens
+// rise, and that each goroutine gets the lock. At the end the store must have no holder and no waiter.
 func SwapWithLostAnswers(t *testing.T, d *Database, recipes []string) {
 	d.Each(t, recipes, func(t *testing.T, params, database string) {
 		other := d.Store(t, database, params)
 		defer Close(t, other)
 		const name = "lost-answers"
-		const enough, every = 6, 16 // lost answers of each process, and pairs between two
-		reads := 0                  // of a release before its write
+		const enough, every = 6, 16 // lost answers of each process, and pairs of Lock and Unlock between two of them
+		reads := 0                  // the number of reads of a release before its write
 		if !d.onSession(strings.TrimPrefix(params, "recipe=")) {
 			reads = 1
 		}

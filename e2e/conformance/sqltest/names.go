@@ -52,7 +52,7 @@ func OddNames(t *testing.T, d *Database, foreign string) {
 }
 
 // OddRows requires that holdfast writes names to a user's table as another program does, also if
-// the store's sessions are foreign. create makes the table odd with the column name.
+// the store's sessions have foreign settings. create makes the table odd with the column name.
 func OddRows(t *testing.T, d *Database, foreign, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)

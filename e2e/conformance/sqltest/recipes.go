@@ -48,9 +48,9 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 		t.Error(err)
 	}
 	_ = tx.Rollback()
-	// A missing row is created; a permit has no row.
+	// The store creates a missing row. A permit has no row.
 	g, _ = Must(t, s, "new", driver.Exclusive, time.Minute)
-	// Two names of the same row exclude each other.
+	// Two names for the same row exclude each other.
 	Busy(t, s, alias, driver.Exclusive)
 	w = Wait(t, t.Context(), s, alias, driver.Exclusive)
 	Release(t, s, g)
@@ -61,8 +61,8 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 	}
 }
 
-// UncommittedRow requires that a name is held while its row is inserted by another program's
-// transaction that is still open, for requests with and without waiting.
+// UncommittedRow requires that a name is busy while another program's open transaction has
+// inserted its row, for requests with and without waiting.
 func UncommittedRow(t *testing.T, d *Database, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
@@ -109,7 +109,7 @@ func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
 	for _, limit := range limits {
 		g, _ := Must(t, s, "token", driver.Exclusive, time.Minute)
 		w := Wait(t, t.Context(), s, "token", limit)
-		between, _ := Must(t, s, "another", driver.Exclusive, time.Minute) // has the server's present time
+		between, _ := Must(t, s, "another", driver.Exclusive, time.Minute) // its token is the server's present time
 		Release(t, s, g)
 		next := w.Granted()
 		if next.Token <= between.Token {
@@ -151,7 +151,7 @@ func Settings(t *testing.T, d *Database, set string) {
 }
 
 // DurableTokens requires that tokens rise above a high-water mark in the future, as after the clock
-// was set back, and that none is repeated when its holder's transaction is rolled back.
+// was set back. The store must not repeat a token when the holder's transaction is rolled back.
 func DurableTokens(t *testing.T, d *Database) {
 	const ahead = uint64(4e15)
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
@@ -222,14 +222,14 @@ func ClockSetBack(t *testing.T, d *Database) {
 // Refuses requires that the store refuses missing tables, and that no error shows a password; bad is
 // a malformed URL with the password sEcReT.
 func Refuses(t *testing.T, d *Database, bad string) {
-	// Without its tables.
+	// The database has no tables.
 	s := d.Store(t, d.Bare(t), "recipe=optimistic")
 	defer Close(t, s)
 	r, _ := Request("x", driver.Exclusive, time.Minute)
 	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused || !strings.Contains(err.Error(), "holdfast init") {
 		t.Errorf("without tables: %v", err)
 	}
-	// No password in any error.
+	// The error must not show the password.
 	if _, err := d.Open(context.Background(), bad, ""); err == nil || strings.Contains(err.Error(), "sEcReT") {
 		t.Errorf("a bad URL: %v", err)
 	}

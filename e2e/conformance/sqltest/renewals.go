@@ -14,8 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// RenewalOfManyNames requires that grants of many names are renewed although a row is locked by another
-// program, although an answer is lost, and beside other clients that renew grants of the same names.
+// RenewalOfManyNames requires that a client renews grants of many names although another program has
+// locked a row, or an answer is lost. It requires the same while other clients renew grants of these
+// names.
 func RenewalOfManyNames(t *testing.T, d *Database) {
 	const names = 8
 	database := d.Create(t)
@@ -170,7 +171,8 @@ func RenewalOfManyPermits(t *testing.T, d *Database) {
 	defer Close(t, s)
 	first, _ := Must(t, s, "permits", permits, time.Hour)
 	db := d.Pool(t, database)
-	// The others are copies of the first one, in the row: acquired one by one they would take long.
+	// The other permits are copies of the first one, which the test writes into the row: to
+	// acquire them one by one would take long.
 	var state string
 	if err := db.QueryRow("SELECT state FROM holdfast_row").Scan(&state); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// soon is the timeout for what has to happen at once, on a busy machine.
+// soon is the timeout for events that have to happen at once. It is long enough for a busy
+// machine.
 const soon = 20 * time.Second
 
 var ids atomic.Int64
@@ -147,7 +148,7 @@ type Waiter struct {
 	err  error
 }
 
-// Wait starts to wait, and returns when the request is in the queue.
+// Wait starts a request that waits, and returns when the request is in the queue.
 func Wait(t testing.TB, ctx context.Context, s driver.Store, name string, limit int) *Waiter {
 	t.Helper()
 	r, a := Request(name, limit, time.Minute)

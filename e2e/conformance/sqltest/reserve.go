@@ -37,8 +37,8 @@ func Reserved(t testing.TB, s driver.Store, name string, before driver.Grant) (d
 }
 
 // ReservedTokensAtGuard requires that a guard in the database accepts every token of a grant in
-// turn, and refuses all of them after the write of a later grant. The later grant is made after
-// the release, and after the end of the holder's session or the holder's lease.
+// turn. After the write of a later grant it must refuse all of them. The later grant follows a
+// release, and then a break.
 func ReservedTokensAtGuard(t *testing.T, d *Database, dialect fence.Dialect) {
 	guard := fence.SQL{Dialect: dialect}
 	d.eachTokens(t, func(t *testing.T, params, database string) {
@@ -58,7 +58,7 @@ func ReservedTokensAtGuard(t *testing.T, d *Database, dialect fence.Dialect) {
 				}
 			}
 			if broken {
-				// Named by a token in the middle.
+				// The break names the grant by a token in the middle.
 				if err := b.Break(t.Context(), "guarded", g.Token+1); err != nil {
 					t.Fatalf("Break: %v", err)
 				}

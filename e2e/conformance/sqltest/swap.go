@@ -24,9 +24,8 @@ func Swap(t testing.TB, s Store, old driver.Grant) (g driver.Grant, released, er
 	return g, released, err
 }
 
-// SwapUntil swaps a grant of a free name, within a moment of the grant, until the outcome is the one that
-// the test is for: a busy machine may be too slow for a lock to be passed on. Each time it calls before
-// with the grant that is swapped next.
+// SwapUntil acquires a free name and swaps the grant at once. It repeats that until done returns true,
+// since a busy machine may be too slow to pass a lock on. It calls before between the grant and the swap.
 func SwapUntil(t testing.TB, s Store, name string, before func(), done func(released, err error) bool) {
 	t.Helper()
 	var last driver.Grant

@@ -1,5 +1,5 @@
-// Package versions tests the stores on servers of other versions than those of the system, which
-// scripts/newer-servers gets. Other tests use the servers of the system.
+// Package versions tests the stores on servers of versions that the system does not have.
+// scripts/newer-servers gets these servers. Other tests use the servers of the system.
 package versions
 
 import (
@@ -35,21 +35,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The tests that run on newer servers. They need no further server.
+// These patterns select the tests that run on newer servers.
 const (
 	contract  = "^TestConformance$"
 	databases = "^Test(Conformance|DurableTokens|OddRows|Settings|RenewalOf.*)$"
-	// These are tests of faults and of refused servers. They run on MySQL, since other tests of the
-	// package use MariaDB.
+	// failures selects tests of faults and of refused servers. They run on MySQL, since the tests
+	// of the package otherwise use MariaDB.
 	failures = "^Test(Dead|Ping|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Insert|" +
 		"Uncommitted|CrashFrees|Deleted|Clock|HeldLock|GetLock|Name|Long|Statement|Group|Commits|ReadWrite|Locks|Rights|Unsafe)"
-	// Those that start no further server.
+	// fewFailures selects tests that start no further server.
 	fewFailures = "^Test(Durable|Odd|Settings|Renewal|Dead|Ping|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Deleted|GetLock|Name|Long|Rights)"
-	// Of the layouts only plain, which uses commands of newer servers.
+	// replicated includes the suites of layouts. Of these only plain runs, which uses
+	// commands of newer servers.
 	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late).*)$"
 )
 
-// newer are the servers of scripts/newer-servers, by the names of their directories.
+// newer lists the servers of scripts/newer-servers, by the names of their directories.
 var newer = []struct {
 	name, product string
 	// program prints its version with flag. ZooKeeper has no such program, and its jar has the
@@ -58,7 +59,7 @@ var newer = []struct {
 	suite         string   // the package of the store's tests
 	tests         string   // the tests that run on every version
 	more          string   // further tests, beside those; may be empty
-	locals        []string // of the check
+	locals        []string // the targets of TestCheck
 }{
 	{"mysql", "MySQL", "mysqld", "--version", "mysql", databases, failures, []string{"mysql-pessimistic", "mysql-optimistic", "mysql-named"}},
 	{"mysql84", "MySQL", "mysqld", "--version", "mysql", "", fewFailures, nil}, // between two that have the whole suite
@@ -147,7 +148,8 @@ func TestSuite(t *testing.T) {
 			}
 			t.Run(s.name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
-				// For Redis also in the layout plain, which uses commands of newer servers.
+				// The suite of Redis also runs in the layout plain, which uses commands of
+				// newer servers.
 				suite := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=15m", "-run="+tests, "../"+s.suite)
 				suite.Env = append(suite.Environ(), servers.Dirs+"="+directory(t, s.name), "HOLDFAST_LAYOUT_SUITE=plain")
 				if out, err := suite.CombinedOutput(); err != nil {
