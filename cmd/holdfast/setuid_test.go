@@ -33,7 +33,7 @@ int main(void) {
 
 const nobody = 65534
 
-// setuidStage returns a stage with this set-uid program, on which the user nobody can run commands.
+// setuidStage returns a stage with this set-uid program, on which an unprivileged user can run commands.
 func setuidStage(t *testing.T) *stage {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -63,7 +63,7 @@ func setuidStage(t *testing.T) *stage {
 	return s
 }
 
-// asNobody runs a command as the user nobody.
+// asNobody runs a command as an unprivileged user.
 func (s *stage) asNobody(words []string, command ...string) *process {
 	s.t.Helper()
 	words = append(slices.Clone(words), command...)
@@ -75,7 +75,7 @@ func (s *stage) asNobody(words []string, command ...string) *process {
 	return s.startCmd(c, nil)
 }
 
-// startSetuid runs the set-uid program under a lock as the user nobody. It skips the test if the
+// startSetuid runs the set-uid program under a lock as an unprivileged user. It skips the test if the
 // system does not let the program become root.
 func (s *stage) startSetuid(words ...string) (p *process, pid int) {
 	s.t.Helper()
@@ -155,7 +155,7 @@ func playSetuid(t *testing.T, tool tool) outcome {
 	p, pid := s.startSetuid(tool.hold...)
 	alive := func() bool { return syscall.Kill(pid, 0) == nil }
 	next := s.asNobody(tool.hold, "sh", "-c", `grep -q "^State:.[^Z]" /proc/$0/status 2>/dev/null && echo "found 1" || echo "found 0"`, fmt.Sprint(pid))
-	// The users nobody and root compete for the same lock.
+	// An unprivileged user and root compete for the same lock.
 	if tool.name == holdfastTool.name {
 		await := s.asNobody([]string{"$holdfast", "watch", "x"})
 		await.stdout.expect("\twaiting\t")

@@ -10,6 +10,7 @@ import (
 
 	zookeeper "github.com/go-zookeeper/zk"
 
+	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
@@ -168,6 +169,32 @@ func (c lateWrite) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+// beforeTheWatch begins a request for a lock, and returns when its client is about to set a watch of the
+// node first. The client waits there until through is closed. granted receives the request's error.
+func beforeTheWatch(t *testing.T, z *servers.ZooKeeper, name, first string) (h *holder, granted chan error, through chan struct{}) {
+	t.Helper()
+	reached := make(chan struct{}, 1)
+	through = make(chan struct{})
+	_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return lateWrite{c, []byte(first), reached, through}, err
+	}))
+	h = newHolder()
+	r := exclusive(name, 2*time.Minute)
+	r.From = h
+	granted = make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(t.Context(), r)
+		granted <- err
+	}()
+	select {
+	case <-reached:
+	case <-time.After(testTimeout):
+		t.Fatal("no watch of the node before it")
+	}
+	return h, granted, through
+}
+
 // TestEndRequestedBeforeTheWatch: the holder's node goes, and an operator requests the entry behind
 // it to end. The client of that entry has not set its watches yet. The new holder is notified,
 // although no watch reports the request.
@@ -180,24 +207,7 @@ func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	_, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
 	must(t, err)
 	first := nodes(t, raw, dir, "it stands", count(1))[0]
-	reached, through := make(chan struct{}, 1), make(chan struct{})
-	_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return lateWrite{c, []byte(dir + "/" + first), reached, through}, err
-	}))
-	h := newHolder()
-	r := exclusive(name, 2*time.Minute)
-	r.From = h
-	granted := make(chan error, 1)
-	go func() {
-		_, err := s.Acquire(t.Context(), r)
-		granted <- err
-	}()
-	select {
-	case <-reached:
-	case <-time.After(testTimeout):
-		t.Fatal("no watch of the node before it")
-	}
+	h, granted, through := beforeTheWatch(t, z, name, dir+"/"+first)
 	all := nodes(t, raw, dir, "both stand", count(2))
 	must(t, raw.Delete(dir+"/"+first, -1))
 	_, err = raw.Set(dir+"/"+all[1], []byte("__REVOKE__"), -1)
@@ -238,24 +248,7 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 			must(t, err)
 			queued(t, b, name, driver.Exclusive)
 			first := nodes(t, raw, dir, "both stand", count(2))[0]
-			reached, through := make(chan struct{}, 1), make(chan struct{})
-			_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-				c, err := new(net.Dialer).DialContext(ctx, network, address)
-				return lateWrite{c, []byte(dir + "/" + first), reached, through}, err
-			}))
-			h := newHolder()
-			r := exclusive(name, 2*time.Minute)
-			r.From = h
-			granted := make(chan error, 1)
-			go func() {
-				_, err := s.Acquire(t.Context(), r)
-				granted <- err
-			}()
-			select {
-			case <-reached:
-			case <-time.After(testTimeout):
-				t.Fatal("no watch of the nodes before it")
-			}
+			h, granted, through := beforeTheWatch(t, z, name, dir+"/"+first)
 			all := nodes(t, raw, dir, "all stand", count(3))
 			if c.revoke >= 0 {
 				_, err := raw.Set(dir+"/"+all[c.revoke], []byte("__REVOKE__"), -1)
