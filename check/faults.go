@@ -29,7 +29,19 @@ const (
 	// the writes to its disk. Both last longer than the TTL.
 	faultPauseLeader = "pause-leader"
 	faultStallLeader = "stall-disk"
+	// The faults of a server, or of the link between it and all its clients.
+	faultCutServer     = "cut-server"
+	faultSilenceServer = "silence-server"
+	faultDropServer    = "drop-server-answers"
+	faultPauseServer   = "pause-server"
+	faultKillServer    = "kill-server"
 )
+
+// unreachable are the faults in which a holder hears nothing of its server.
+var unreachable = []string{
+	faultPause, faultCut, faultDrop,
+	faultCutServer, faultSilenceServer, faultDropServer, faultPauseServer, faultKillServer,
+}
 
 // beyondTTL are the faults that last longer than the TTL.
 var beyondTTL = []string{faultPause, faultPauseLeader, faultStallLeader}

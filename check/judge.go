@@ -124,23 +124,40 @@ func held(all []*section) []*section {
 
 // takenEarly returns a fault that may have taken away the first of two grants before the
 // store made the second. It returns nil if there is none, or if the first holder did not
-// notice within the declared time. The token decides which grant is the first, because
-// answers may arrive in the opposite order.
+// notice within the declared time. That time begins anew after each fault in which the
+// holder hears nothing of its server, because the declaration supposes that it can. The end
+// of the holder's validity remains the limit, see section.end. The token decides which grant
+// is the first, because answers may arrive in the opposite order.
 func (c *collected) takenEarly(a, b *section) *disturbance {
 	if b.token < a.token && !c.rewound(b.requested, b.granted) {
 		a, b = b, a
 	}
-	late := int64(c.guarantees.Notice + Slack)
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
 		if d.from > b.granted {
 			break
 		}
-		if d.early && (d.name == "" || d.name == a.name) && a.requested <= d.lastTaken() && a.end() <= d.to+late {
+		if d.early && (d.name == "" || d.name == a.name) && a.requested <= d.lastTaken() && a.end() <= c.noticed(d, a.worker) {
 			return d
 		}
 	}
 	return nil
+}
+
+// noticed returns the latest moment at which a holder may notice that the fault took its
+// grant away.
+func (c *collected) noticed(d *disturbance, worker string) int64 {
+	reached := d.to
+	for i := range c.disturbances {
+		u := &c.disturbances[i]
+		if u.from >= reached+int64(c.guarantees.Notice) {
+			break
+		}
+		if slices.Contains(unreachable, u.kind) && (u.worker == "" || u.worker == worker) {
+			reached = max(reached, u.to)
+		}
+	}
+	return reached + int64(c.guarantees.Notice+Slack)
 }
 
 func (c *collected) tooMany(name string, crowd []*section, b *section, most int) Violation {

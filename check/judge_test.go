@@ -51,9 +51,10 @@ func (s *story) add(e Event) *story {
 }
 
 // noticed returns a story in which a fault takes a grant away, and the store declares a
-// notice of 3 s. The holder notices the loss late nanoseconds after that notice and Slack,
-// or before that moment if late is negative.
-func noticed(late int64) func(*story) {
+// notice of 3 s. The holder w1 notices the loss late nanoseconds after that notice and Slack,
+// or before that moment if late is negative. Both times begin after the last of the faults
+// that follow, of which each begins 2 s after the one before ends, and lasts for 4 s.
+func noticed(late int64, faults ...Event) func(*story) {
 	return func(s *story) {
 		s.events[0].Store.Notice = 3 * time.Second
 		a := s.request("w1", "a", 1)
@@ -61,9 +62,16 @@ func noticed(late int64) func(*story) {
 		a.grantedWith(1, s.t+20000*ms)
 		s.add(Event{K: kindFault, Fault: "flush", Early: true})
 		s.add(Event{K: kindHealed, Fault: "flush"})
-		fault := s.t
+		reached := s.t
 		b := s.request("w2", "a", 1).granted()
-		s.t = fault + int64(3*time.Second+Slack) + late
+		for _, f := range faults {
+			s.t = reached + 2000*ms
+			s.add(Event{K: kindFault, Fault: f.Fault, W: f.W})
+			s.t += 4000 * ms
+			s.add(Event{K: kindHealed, Fault: f.Fault, W: f.W})
+			reached = s.t
+		}
+		s.t = reached + int64(3*time.Second+Slack) + late
 		a.event(kindLost, Event{Cause: "gone"}).unlock()
 		b.unlock()
 	}
@@ -235,6 +243,8 @@ func TestSoundHistoriesPass(t *testing.T) {
 			b.unlock()
 		},
 		"taken away, and noticed at the end of the declared time": noticed(-50 * ms),
+		"taken away, and noticed in time after the server could be reached again": noticed(-50*ms,
+			Event{Fault: faultDropServer}, Event{Fault: faultCut, W: "w1"}),
 		"taken away, and recorded again by a goroutine that ran late": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.add(Event{K: kindFault, Fault: "break", Name: "a", Early: true})
@@ -336,6 +346,12 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			b.unlock()
 		}},
 		{"taken away, and noticed after the declared time", RuleExclusion, "held by 2", noticed(50 * ms)},
+		{"taken away, and noticed late after the server could be reached again", RuleExclusion, "held by 2",
+			noticed(50*ms, Event{Fault: faultDropServer}, Event{Fault: faultCut, W: "w1"})},
+		{"taken away, and noticed late while another worker was cut off", RuleExclusion, "held by 2",
+			noticed(-50*ms, Event{Fault: faultCut, W: "w2"})},
+		{"taken away, and noticed late beside a fault that leaves the server reachable", RuleExclusion, "held by 2",
+			noticed(-50*ms, Event{Fault: faultBreak})},
 		{"requested too late for an eviction to have ended the other", RuleExclusion, "held by 2", func(s *story) {
 			s.add(Event{K: kindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
 			s.t += 200 * ms

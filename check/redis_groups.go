@@ -142,7 +142,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
 			StoreFault{Kind: "pause-replica", Begin: func(context.Context, Fault) error { return replica.Pause() },
 				End: func(context.Context, Fault) error { return replica.Cont() }},
-			StoreFault{Kind: "pause-server", Begin: func(context.Context, Fault) error { return primary.Pause() },
+			StoreFault{Kind: faultPauseServer, Begin: func(context.Context, Fault) error { return primary.Pause() },
 				End: func(context.Context, Fault) error { return primary.Cont() }},
 			// The living primary becomes a replica of the promoted one.
 			StoreFault{Kind: "demote-primary", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},

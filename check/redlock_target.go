@@ -67,7 +67,7 @@ func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 	}
 	one := func(f Fault) *servers.Redis { return all[f.N%size] }
 	which := func(f Fault) string { return fmt.Sprintf("server %d", f.N%size+1) }
-	faults := append(proxyFaults(proxies...), killSubscriptions(all), StoreFault{Kind: "kill-server", Detail: which,
+	faults := append(proxyFaults(proxies...), killSubscriptions(all), StoreFault{Kind: faultKillServer, Detail: which,
 		Begin: func(_ context.Context, f Fault) error { one(f).Kill(); return nil },
 		End:   func(ctx context.Context, f Fault) error { return one(f).Restart(ctx) },
 	}, StoreFault{Kind: "kill-server-empty", Detail: which,
@@ -77,7 +77,7 @@ func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 		Begin: func(ctx context.Context, f Fault) error { return one(f).RestartEmpty(ctx) },
 	}, StoreFault{Kind: "flush", Detail: which,
 		Begin: func(ctx context.Context, f Fault) error { _, err := one(f).Do(ctx, "FLUSHALL"); return err },
-	}, StoreFault{Kind: "pause-server", Detail: which,
+	}, StoreFault{Kind: faultPauseServer, Detail: which,
 		Begin: func(_ context.Context, f Fault) error { return one(f).Pause() },
 		End:   func(_ context.Context, f Fault) error { return one(f).Cont() },
 	})

@@ -45,9 +45,9 @@ type primary interface {
 // returns.
 func primaryFaults(now func() primary) []StoreFault {
 	return []StoreFault{
-		{Kind: "kill-server", Begin: func(context.Context, Fault) error { now().Kill(); return nil },
+		{Kind: faultKillServer, Begin: func(context.Context, Fault) error { now().Kill(); return nil },
 			End: func(ctx context.Context, _ Fault) error { return now().Restart(ctx) }},
-		{Kind: "pause-server", Begin: func(context.Context, Fault) error { return now().Pause() },
+		{Kind: faultPauseServer, Begin: func(context.Context, Fault) error { return now().Pause() },
 			End: func(context.Context, Fault) error { return now().Cont() }},
 	}
 }

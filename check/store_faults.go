@@ -69,9 +69,9 @@ func proxyFaults(ps ...*servers.Proxy) []StoreFault {
 		return StoreFault{Kind: kind, Begin: each(disturb), End: each(func(p *servers.Proxy, _ Fault) error { return p.Heal() })}
 	}
 	return []StoreFault{
-		fault("cut-server", func(p *servers.Proxy, _ Fault) error { p.Cut(); return nil }),
-		fault("silence-server", func(p *servers.Proxy, _ Fault) error { return p.Silence() }),
-		fault("drop-server-answers", func(p *servers.Proxy, _ Fault) error { return p.DropAnswers() }),
+		fault(faultCutServer, func(p *servers.Proxy, _ Fault) error { p.Cut(); return nil }),
+		fault(faultSilenceServer, func(p *servers.Proxy, _ Fault) error { return p.Silence() }),
+		fault(faultDropServer, func(p *servers.Proxy, _ Fault) error { return p.DropAnswers() }),
 		fault("delay-server", func(p *servers.Proxy, f Fault) error { return p.Delay(f.For / 2) }),
 	}
 }
@@ -119,7 +119,7 @@ func serverFaults(members []*servers.Server, leader func(context.Context) *serve
 			Begin: func(_ context.Context, f Fault) error { return one(f).Pause() },
 			End:   func(_ context.Context, f Fault) error { return one(f).Cont() },
 		},
-		{Kind: "kill-server", Begin: func(_ context.Context, f Fault) error { return kill(one(f)) }, End: restart},
+		{Kind: faultKillServer, Begin: func(_ context.Context, f Fault) error { return kill(one(f)) }, End: restart},
 	}
 	if leader != nil {
 		faults = append(faults, StoreFault{
