@@ -333,9 +333,9 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 			}, End: endMoves},
 			// This fault stops a holder that has no waiters, and moves the slot of its name.
 			// During the move, the name gets its first waiters. Most such holders are in sparse
-			// rounds, of which a run has few.
+			// rounds, of which a run has few. There a name gets two waiters within seconds.
 			{Kind: "move-slot-held", Often: 2, Begin: func(ctx context.Context, f Fault) (err error) {
-				held, err = t.pauseHolder(ctx, 2*time.Second, func(name string) (bool, error) {
+				held, err = t.pauseHolder(ctx, 4*time.Second, func(name string) (bool, error) {
 					heldKey = keyOf(ctx, c.Nodes, name)
 					if err := at(ctx, heldKey); err != nil || fields(ctx) != 1 {
 						return false, err
@@ -357,10 +357,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 					}
 					return beginMove(ctx)
 				}
-				for ctx.Err() == nil && Now() < held.until && fields(ctx) == 1 {
-					lasts(ctx, 50*time.Millisecond)
-				}
-				lasts(ctx, time.Second)
+				lasts(ctx, time.Duration(held.until-Now()))
 				return nil
 			}, End: func(ctx context.Context, f Fault) error {
 				err := endMoves(ctx, f)
