@@ -282,7 +282,7 @@ type output struct {
 }
 
 const (
-	keepOutput = 64 << 10
+	keepOutput = 8 << 10
 	cutMark    = "[...]\n"
 )
 
