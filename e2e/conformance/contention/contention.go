@@ -54,7 +54,7 @@ func WithLostAnswers(t *testing.T, name string, observer driver.Inspector, unava
 			return ctx.Err() == nil && slices.ContainsFunc(c.Errors, func(e error) bool { return errors.Is(err, e) })
 		}
 		var pairs, lost atomic.Int32
-		for range 6 {
+		for range 4 {
 			all.Go(func() {
 				for pairs.Load() < losses*every || lost.Load() < int32(unavailable) {
 					k, err := l.Lock(ctx, name, holdfast.TTL(timeout))
