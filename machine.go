@@ -244,8 +244,6 @@ type leaseState struct {
 	renewing bool
 	// provisional: the grant has a short TTL until the first renewal.
 	provisional bool
-	// lost: the store or the clock ended the lease before its release.
-	lost bool
 	// open is the number of Locks whose Unlock has not begun. leaving is the number of those
 	// that are being unlocked, whose contexts are ending.
 	open, leaving int32
@@ -339,7 +337,7 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 	case closed:
 		switch s.phase {
 		case held:
-			s.phase, s.lost = ended, true
+			s.phase = ended
 			return effects{do: endAll | reportLoss | releaseLater, cause: driver.CauseClosed} // mutation: closed
 		case lost:
 			s.phase = ended
@@ -412,13 +410,13 @@ func (s *leaseState) expire(f *facts) effects {
 func (s *leaseState) lose(cause driver.Cause) effects {
 	switch s.phase {
 	case requested:
-		s.phase, s.lost = revoked, true
+		s.phase = revoked
 		return effects{cause: cause}
 	case held:
-		s.phase, s.lost = lost, true
+		s.phase = lost
 		return effects{do: endAll | reportLoss, cause: cause}
 	case lingering:
-		s.phase, s.lost = ended, true
+		s.phase = ended
 		return effects{do: reportLoss | stopLinger | releaseLater, cause: cause}
 	}
 	return effects{}
@@ -531,7 +529,6 @@ func (s *leaseState) releaseAnswered(e *event) effects {
 	case released:
 		return effects{do: reportRelease}
 	case releaseDenied:
-		s.lost = true
 		return effects{do: reportLoss, cause: driver.CauseGone}
 	case releaseImpossible:
 		return effects{do: reportUnconfirmed}

@@ -19,7 +19,6 @@ type section struct {
 	op, gen            int
 	name               string
 	limit, slot        int
-	wait               bool
 	token              uint64
 	requested, granted int64
 	firstUntil         int64 // valid until, as recorded with the grant
@@ -60,7 +59,6 @@ func (s *section) holder() string { return s.worker }
 type request struct {
 	worker, id, name     string
 	limit, gen           int
-	wait                 bool
 	sent, placed, answer int64
 	unknown, undone      int64
 	undo                 int64 // the last attempt to undo the request
@@ -209,7 +207,7 @@ func collect(events []Event) (*collected, error) {
 			}
 			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
 		case kindLock:
-			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, wait: e.Wait, requested: e.T}
+			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, requested: e.T}
 			sections[opKey{e.W, e.Op}] = s
 			byWorker[e.W] = append(byWorker[e.W], s)
 			h := name(s.name)
@@ -220,7 +218,7 @@ func collect(events []Event) (*collected, error) {
 			}
 			s.take(e)
 		case kindRequest:
-			r := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, wait: e.Wait, ttl: e.TTL, sent: e.T}
+			r := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T}
 			requests[e.ID] = r
 			h := name(r.name)
 			h.requests = append(h.requests, r)

@@ -154,7 +154,7 @@ func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreF
 			}
 			return stalled.StallDisk()
 		},
-		End: func(context.Context, Fault) error { return stalled.ResumeDisk() },
+		End: func(context.Context, Fault) error { stalled.ResumeDisk(); return nil },
 	})}
 }
 

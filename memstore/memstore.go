@@ -183,7 +183,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	fault := sp.script.takeAcquire(r.Name)
 	if fault != nil {
 		sp.mu.Unlock()
-		return s.acquireFaulty(ctx, e, r, fault)
+		return s.acquireFaulty(e, r, fault)
 	}
 	return s.acquire(ctx, e, &r)
 }

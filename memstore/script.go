@@ -202,7 +202,7 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 }
 
-func (s *Store) acquireFaulty(ctx context.Context, e *entry, r driver.Request, f *fault) (driver.Grant, error) {
+func (s *Store) acquireFaulty(e *entry, r driver.Request, f *fault) (driver.Grant, error) {
 	sp := s.space
 	apply := func() {
 		if !sp.admitsNow(s.key(r.Name), r.Limit) {

@@ -16,7 +16,6 @@ import (
 // facts describe the server.
 type facts struct {
 	maria      bool
-	version    string
 	sysdateNow bool
 	notes      []string
 }
@@ -33,9 +32,9 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		return f, unreached(err)
 	}
 	r := a.Last()
-	f = facts{version: r.Text(0), maria: strings.Contains(strings.ToLower(r.Text(0)), "mariadb"), sysdateNow: r.Text(4) == r.Text(6)}
-	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
+	f = facts{maria: strings.Contains(strings.ToLower(r.Text(0)), "mariadb"), sysdateNow: r.Text(4) == r.Text(6)}
+	refuse := func(why string) error {
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: %s", s.cfg.Recipe, why)
 	}
 	switch {
 	case !r.True(1):

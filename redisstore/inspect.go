@@ -141,30 +141,36 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	}
 	var names []string
 	err := s.client.EachPrimary(ctx, func(n Node) error {
-		cursor := "0"
-		for {
-			answer, err := n.Command(ctx, "SCAN", cursor, "MATCH", s.keys.pattern(prefix), "COUNT", "1000")
-			if err != nil {
-				return err
+		return scan(ctx, n, func(key string) {
+			if name, ok := s.keys.nameOf(key); ok && strings.HasPrefix(name, prefix) {
+				names = append(names, name)
 			}
-			if len(answer) == 0 {
-				return driver.Errorf(driver.CodeUnavailable, "SCAN returns nothing")
-			}
-			for _, key := range answer[1:] {
-				if name, ok := s.keys.nameOf(key); ok && strings.HasPrefix(name, prefix) {
-					names = append(names, name)
-				}
-			}
-			if cursor = answer[0]; cursor == "0" {
-				return nil
-			}
-		}
+		}, "MATCH", s.keys.pattern(prefix))
 	})
 	if err != nil {
 		return nil, s.explain(err)
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
+}
+
+// scan calls visit for each key of a node that SCAN yields with these arguments. A key may come twice.
+func scan(ctx context.Context, n Node, visit func(key string), args ...string) error {
+	for cursor := "0"; ; {
+		answer, err := n.Command(ctx, append([]string{"SCAN", cursor, "COUNT", "1000"}, args...)...)
+		if err != nil {
+			return err
+		}
+		if len(answer) == 0 {
+			return driver.Errorf(driver.CodeUnavailable, "SCAN returns nothing")
+		}
+		for _, key := range answer[1:] {
+			visit(key)
+		}
+		if cursor = answer[0]; cursor == "0" {
+			return nil
+		}
+	}
 }
 
 // The intervals at which Watch polls one name, and all names.

@@ -156,28 +156,16 @@ func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 // other clients hold, in byte order.
 func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 	seen := map[string]bool{}
-	scan := func(n Node, pattern, kind string, nameOf func(key string) (string, bool)) error {
-		for cursor := "0"; ; {
-			answer, err := n.Command(ctx, "SCAN", cursor, "MATCH", pattern, "COUNT", "1000", "TYPE", kind)
-			if err != nil {
-				return err
+	look := func(n Node, pattern, kind string, nameOf func(key string) (string, bool)) error {
+		return scan(ctx, n, func(key string) {
+			if name, ok := nameOf(key); ok && strings.HasPrefix(name, prefix) && driver.CheckName(name) == nil {
+				seen[name] = true
 			}
-			if len(answer) == 0 {
-				return driver.Errorf(driver.CodeUnavailable, "SCAN returns nothing")
-			}
-			for _, key := range answer[1:] {
-				if name, ok := nameOf(key); ok && strings.HasPrefix(name, prefix) && driver.CheckName(name) == nil {
-					seen[name] = true
-				}
-			}
-			if cursor = answer[0]; cursor == "0" {
-				return nil
-			}
-		}
+		}, "MATCH", pattern, "TYPE", kind)
 	}
 	start := p.key("")
 	err := p.s.client.EachPrimary(ctx, func(n Node) error {
-		if err := scan(n, "holdfast:beside:*", "hash", func(key string) (string, bool) {
+		if err := look(n, "holdfast:beside:*", "hash", func(key string) (string, bool) {
 			key = strings.TrimPrefix(key, "holdfast:beside:")
 			if braced, ok := strings.CutPrefix(key, "="); ok {
 				return strings.CutPrefix(braced, start)
@@ -186,7 +174,7 @@ func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 		}); err != nil || p.rules.channel == permitChannel {
 			return err // a key with a number may belong to any program
 		}
-		return scan(n, globber.Replace(start+prefix)+"*", p.rules.kind, func(key string) (string, bool) {
+		return look(n, globber.Replace(start+prefix)+"*", p.rules.kind, func(key string) (string, bool) {
 			if strings.HasPrefix(key, "holdfast:") {
 				return "", false
 			}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -133,16 +132,11 @@ func (h *home) initMySQL(daemon string, common []string) (file string, err error
 // greets returns a Ready for servers that send the first message of a connection.
 func greets(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		c, err := dial(ctx, address)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		if d, ok := ctx.Deadline(); ok {
-			if err := c.SetReadDeadline(d); err != nil {
-				return err
-			}
-		}
 		head := make([]byte, 5)
 		if _, err := io.ReadFull(c, head); err != nil {
 			return err

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -124,16 +123,11 @@ func startPostgres(ctx context.Context, daemon string, h *home, port int, settin
 // client can start a session.
 func starts(address, user, database string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		c, err := dial(ctx, address)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		if d, ok := ctx.Deadline(); ok {
-			if err := c.SetDeadline(d); err != nil {
-				return err
-			}
-		}
 		body := "\x00\x03\x00\x00user\x00" + user + "\x00database\x00" + database + "\x00\x00"
 		msg := append(binary.BigEndian.AppendUint32(nil, uint32(len(body)+4)), body...)
 		if _, err := c.Write(msg); err != nil {

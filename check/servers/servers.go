@@ -301,3 +301,18 @@ func (o *output) tail() string {
 	defer o.mu.Unlock()
 	return strings.ToValidUTF8(string(o.text), "?")
 }
+
+// dial connects to a server. The deadline of ctx, if any, is the connection's.
+func dial(ctx context.Context, address string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(deadline); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+	}
+	return c, nil
+}

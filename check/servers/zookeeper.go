@@ -114,12 +114,11 @@ func (z *ZooKeeper) StallDisk() (err error) {
 }
 
 // ResumeDisk ends StallDisk.
-func (z *ZooKeeper) ResumeDisk() error {
+func (z *ZooKeeper) ResumeDisk() {
 	if z.resume != nil {
 		z.resume()
 		z.resume = nil
 	}
-	return nil
 }
 
 // SecureAddress returns the address for clients with TLS.
@@ -132,16 +131,11 @@ func (z *ZooKeeper) Address() string { return net.JoinHostPort("127.0.0.1", strc
 
 // Command sends one of the four-letter commands and returns the server's answer.
 func (z *ZooKeeper) Command(ctx context.Context, word string) (string, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
+	c, err := dial(ctx, z.Address())
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := c.SetDeadline(deadline); err != nil {
-			return "", err
-		}
-	}
 	if _, err := io.WriteString(c, word); err != nil {
 		return "", err
 	}

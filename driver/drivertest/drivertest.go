@@ -519,12 +519,12 @@ func (e *env) leases() {
 }
 
 // takeExpired polls until a grant that is not renewed has expired.
-func (e *env) takeExpired(s driver.Store, name string, limit int) driver.Grant {
+func (e *env) takeExpired(s driver.Store, name string) driver.Grant {
 	e.Helper()
 	var g driver.Grant
 	var err error
 	e.eventually("an expired grant makes room", func() bool {
-		g, err = e.try(s, e.request(name, limit, long))
+		g, err = e.try(s, e.request(name, driver.Exclusive, long))
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	return g

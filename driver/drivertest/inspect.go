@@ -252,7 +252,7 @@ func closed(e *env) {
 		e.code(s, w.Watch(e.Context(), name, func() {}), driver.CodeClosed, "Watch after Close")
 	}
 	again := e.open()
-	e.release(again, e.takeExpired(again, name, driver.Exclusive))
+	e.release(again, e.takeExpired(again, name))
 }
 
 // openWithoutServer requires that Open succeeds while no server answers. The calls of that client
@@ -295,7 +295,7 @@ func openWithoutServer(e *env) {
 	if code == driver.CodeUnknown {
 		e.undone(s, r)
 	}
-	g := e.takeExpired(s, name, driver.Exclusive)
+	g := e.takeExpired(s, name)
 	e.release(s, g)
 }
 
@@ -326,5 +326,5 @@ func down(e *env) {
 	if code == driver.CodeUnknown {
 		e.undone(s, r)
 	}
-	e.release(s, e.takeExpired(s, name, driver.Exclusive))
+	e.release(s, e.takeExpired(s, name))
 }

@@ -92,7 +92,7 @@ func renewNeverRevives(e *env) {
 	e.leases()
 	a, b, name := e.open(), e.open(), e.name()
 	old := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
-	now := e.takeExpired(b, name, driver.Exclusive)
+	now := e.takeExpired(b, name)
 	r := a.Renew(e.Context(), []driver.Grant{old})
 	e.code(a, r[0].Err, driver.CodeNotHeld, "renewing an expired grant")
 	e.release(b, now)
@@ -142,7 +142,7 @@ func releaseByStaleOwner(e *env) {
 		old = e.must(a, e.request(name, driver.Exclusive, long))
 		e.release(a, old)
 	}
-	now := e.takeExpired(b, name, driver.Exclusive)
+	now := e.takeExpired(b, name)
 	e.code(a, a.Release(e.Context(), old, 0), driver.CodeNotHeld, "release by a stale owner")
 	forged := now
 	forged.Token = old.Token

@@ -33,21 +33,21 @@ func (e *env) above(g, before driver.Grant) {
 }
 
 // reserved acquires until a grant has several tokens: a store may have fewer than requested,
-// and more after a while. acquire is one try.
-func (e *env) reserved(what string, acquire func() (driver.Store, driver.Grant)) (driver.Store, driver.Grant) {
+// and more after a while. acquire is one try on s.
+func (e *env) reserved(what string, s driver.Store, acquire func() driver.Grant) driver.Grant {
 	e.Helper()
 	var last driver.Grant
 	for end := time.Now().Add(e.timeout()); time.Now().Before(end); {
-		s, g := acquire()
+		g := acquire()
 		e.above(g, last)
 		if last = g; g.Tokens > 1 {
-			return s, g
+			return g
 		}
 		e.release(s, g)
 		time.Sleep(time.Millisecond)
 	}
 	e.Fatalf("%s reserves no tokens, although the store declares it", what)
-	return nil, last
+	return last
 }
 
 // tokensReserved requires that reserved tokens belong to one grant alone. It tests a grant
@@ -68,25 +68,25 @@ func tokensReserved(e *env) {
 	} else {
 		e.release(a, g)
 	}
-	_, g := e.reserved("a grant at once", func() (driver.Store, driver.Grant) {
+	g := e.reserved("a grant at once", a, func() driver.Grant {
 		r := e.reserving(name, n)
-		return a, e.within(r, e.must(a, r))
+		return e.within(r, e.must(a, r))
 	})
-	waits := func(s driver.Store) func() (driver.Store, driver.Grant) {
-		return func() (driver.Store, driver.Grant) {
+	waits := func(s driver.Store) func() driver.Grant {
+		return func() driver.Grant {
 			before := e.must(a, e.request(name, driver.Exclusive, long))
 			r := e.reserving(name, n)
 			w := e.queue(s, r)
 			e.release(a, before)
 			got := e.within(r, w.granted())
 			e.above(got, before)
-			return s, got
+			return got
 		}
 	}
 	for _, s := range []driver.Store{b, a} {
 		last := g
 		e.release(a, g)
-		_, g = e.reserved("a grant after a wait", waits(s))
+		g = e.reserved("a grant after a wait", s, waits(s))
 		e.above(g, last)
 		if s == b {
 			e.release(b, g)
@@ -114,9 +114,9 @@ func tokensReserved(e *env) {
 
 	// Broken by the last of its tokens.
 	r := e.reserving(name, n)
-	_, g = e.reserved("a grant at once", func() (driver.Store, driver.Grant) {
+	g = e.reserved("a grant at once", a, func() driver.Grant {
 		r = e.reserving(name, n)
-		return a, e.must(a, r)
+		return e.must(a, r)
 	})
 	if br, ok := b.(driver.Breaker); ok {
 		e.code(b, br.Break(e.Context(), name, g.Token-1), driver.CodeNotHeld, "breaking with an older token")

@@ -139,5 +139,5 @@ func lingerIsNotRenewed(e *env) {
 		e.Fatal(err)
 	}
 	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing a grant that lingers")
-	e.release(s, e.takeExpired(s, name, driver.Exclusive))
+	e.release(s, e.takeExpired(s, name))
 }

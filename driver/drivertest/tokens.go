@@ -57,7 +57,7 @@ func tokensRiseAcrossExpiry(e *env) {
 	e.leases()
 	a, b, name := e.open(), e.open(), e.name()
 	last := e.must(a, e.request(name, driver.Exclusive, e.h.TTL)).Token
-	g := e.takeExpired(b, name, driver.Exclusive)
+	g := e.takeExpired(b, name)
 	if g.Token <= last {
 		e.Fatalf("%q, request %s: token %d after %d, which has expired: %s", name, g.ID, g.Token, last, tokenRule)
 	}

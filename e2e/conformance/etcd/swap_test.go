@@ -2,10 +2,7 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,9 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/contention"
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
@@ -325,68 +322,16 @@ func TestSwapOnAMissingLease(t *testing.T) {
 }
 
 // TestLockersSwapWithLostAnswers: goroutines of two processes contend for one name, while answers to
-// swaps are lost again and again. No two hold it together, tokens rise, each goroutine is served,
-// and nothing is left.
+// swaps are lost again and again.
 func TestLockersSwapWithLostAnswers(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
-	other := c.open(t)
-	const enough = 8 // lost answers
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	var swapped, lost atomic.Int32
-	var last atomic.Uint64
-	var inside atomic.Int32
-	var all sync.WaitGroup
-	for range 2 {
+	contention.WithLostAnswers(t, "n", c.open(t), 4, func() contention.Client {
 		s, l := c.late(t)
-		l.reported = errBroken
-		every16th := func(txn *etcdserverpb.TxnRequest) bool { return swaps(txn) && swapped.Add(1)%16 == 0 }
-		l.lose = every16th
-		locker, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := locker.Close(context.Background()); err != nil {
-				t.Error(err)
-			}
-		}()
-		for range 6 {
-			all.Go(func() {
-				for lost.Load() < enough {
-					k, err := locker.Lock(ctx, "n")
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if inside.Add(1) != 1 {
-						t.Error("two holders")
-					}
-					if before := last.Swap(k.Token()); before >= k.Token() {
-						t.Errorf("token %d after %d", k.Token(), before)
-					}
-					inside.Add(-1)
-					switch err := k.Unlock(); {
-					case errors.Is(err, holdfast.ErrUnavailable):
-						lost.Add(1)
-						l.mu.Lock() // the interceptor loses one answer at a time
-						l.lose = every16th
-						l.mu.Unlock()
-					case err != nil:
-						t.Errorf("Unlock: %v", err)
-					}
-				}
-			})
-		}
-	}
-	all.Wait()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
-		st, err := other.Inspect(t.Context(), "n")
-		if err == nil && len(st.Holders)+len(st.Waiters) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("left behind: %+v, %v", st, err)
-		}
-	}
+		return contention.Client{Store: s, Lose: func() error {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.lose = swaps
+			return nil
+		}}
+	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/contention"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -506,63 +507,19 @@ func TestSwapOfEndedGrantWhileSlotMoves(t *testing.T) {
 }
 
 // TestLockersSwapWithLostAnswers: goroutines of two Lockers contend for one name, with and without
-// handoffs, while some answers to swaps are lost. No two hold the name together, tokens rise, and
-// nothing is left.
+// handoffs, while some swaps or the answers to them are lost.
 func TestLockersSwapWithLostAnswers(t *testing.T) {
 	url := "redis://" + start(t).Address()
 	other := open(t, url)
 	for _, o := range [][]holdfast.Option{nil, {holdfast.LocalHandoff(0)}} {
-		name := fmt.Sprint("n", len(o))
-		const enough = 6 // lost answers
-		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-		defer cancel()
-		var swaps, lost, inside atomic.Int32
-		var last atomic.Uint64
-		var all sync.WaitGroup
-		for range 2 {
+		var swaps atomic.Int32
+		contention.WithLostAnswers(t, fmt.Sprint("n", len(o)), other, 3, func() contention.Client {
 			s, c := intercepted(t, url)
 			c.lose = func() (bool, bool) {
 				n := swaps.Add(1)
 				return n%16 == 0, n%32 == 0
 			}
-			locker, err := holdfast.New(s, o...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := locker.Close(context.Background()); err != nil {
-					t.Error(err)
-				}
-			}()
-			for range 6 {
-				all.Go(func() {
-					for lost.Load() < enough {
-						k, err := locker.Lock(ctx, name)
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						if inside.Add(1) != 1 {
-							t.Error("two holders")
-						}
-						if before := last.Swap(k.Token()); before >= k.Token() {
-							t.Errorf("token %d after %d", k.Token(), before)
-						}
-						inside.Add(-1)
-						switch err := k.Unlock(); {
-						case errors.Is(err, holdfast.ErrUnavailable):
-							lost.Add(1)
-						case err != nil:
-							t.Errorf("Unlock: %v", err)
-						}
-					}
-				})
-			}
-		}
-		all.Wait()
-		eventually(t, "nothing is left", func() bool {
-			st, err := other.Inspect(t.Context(), name)
-			return err == nil && len(st.Holders)+len(st.Waiters) == 0
-		})
+			return contention.Client{Store: s}
+		}, o...)
 	}
 }

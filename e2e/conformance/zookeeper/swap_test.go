@@ -2,7 +2,6 @@ package zookeeper
 
 import (
 	"context"
-	"errors"
 	"net"
 	"regexp"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/contention"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -241,53 +241,15 @@ func TestRefusedSwapReleasesAlone(t *testing.T) {
 }
 
 // TestLockersSwapWithLostAnswers: goroutines of two processes contend for one name, while answers are
-// lost again and again. No two hold it together, tokens rise, and nothing is left.
+// lost again and again. The client finds the outcome of a swap over its next connection.
 func TestLockersSwapWithLostAnswers(t *testing.T) {
 	z := single(t)
 	_, other := locker(t, []string{z.Address()})
-	name := newName()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	const enough, every = 6, 24 // the lost answers of each process, and the number of locks between two of them
-	var last atomic.Uint64
-	var inside atomic.Int32
-	var all sync.WaitGroup
-	for range 2 {
+	contention.WithLostAnswers(t, newName(), other, 0, func() contention.Client {
 		p := behindProxy(t, z)
-		l, _ := locker(t, []string{p.Address()})
-		var pairs atomic.Int32
-		for range 4 {
-			all.Go(func() {
-				for pairs.Load() < enough*every {
-					k, err := l.Lock(ctx, name, lasting)
-					if errors.Is(err, holdfast.ErrUnavailable) {
-						continue
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if inside.Add(1) != 1 {
-						t.Error("two holders")
-					}
-					if before := last.Swap(k.Token()); before >= k.Token() {
-						t.Errorf("token %d after %d", k.Token(), before)
-					}
-					inside.Add(-1)
-					if pairs.Add(1)%every == 0 {
-						if err := p.LoseAnswer(0); err != nil {
-							t.Error(err)
-						}
-					}
-					if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
-						t.Errorf("Unlock: %v", err)
-					}
-				}
-			})
-		}
-	}
-	all.Wait()
-	empty(t, other, name)
+		_, s := locker(t, []string{p.Address()})
+		return contention.Client{Store: s, Lose: func() error { return p.LoseAnswer(0) }, Errors: []error{holdfast.ErrUnavailable}}
+	})
 }
 
 // watchedReads records the paths that were read with a watch.

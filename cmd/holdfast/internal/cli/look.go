@@ -71,17 +71,19 @@ func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Con
 	return outcome(ctx, p, lookAt(ctx, storeURL, f.namespace.s, cmd.Name() != "watch", p, do))
 }
 
+// closeBriefly closes a Locker that holds no lock, so an error of Close does not concern the user.
+func closeBriefly(ctx context.Context, l *holdfast.Locker) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = l.Close(ctx)
+}
+
 func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	l, err := open(ctx, storeURL, namespace, once)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		// No lock is held, so an error of Close does not concern the user.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = l.Close(ctx)
-	}()
+	defer closeBriefly(ctx, l)
 	g, err := l.Guarantees(ctx)
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -159,12 +158,7 @@ func probe(ctx context.Context, raw string) (info storeInfo, err error) {
 	if err != nil {
 		return info, err
 	}
-	defer func() {
-		// No lock is held, so an error of Close does not concern the user.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = l.Close(ctx)
-	}()
+	defer closeBriefly(ctx, l)
 	g, err := l.Guarantees(ctx)
 	if err != nil {
 		return info, err
