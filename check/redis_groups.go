@@ -334,8 +334,10 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 			// This fault stops a holder that has no waiters, and moves the slot of its name.
 			// During the move, the name gets its first waiters. Most such holders are in sparse
 			// rounds, of which a run has few. There a name gets two waiters within seconds.
-			{Kind: "move-slot-held", Often: 2, Begin: func(ctx context.Context, f Fault) (err error) {
-				held, err = t.pauseHolder(ctx, 4*time.Second, func(name string) (bool, error) {
+			{Kind: "move-slot-held", Often: 3, Begin: func(ctx context.Context, f Fault) (err error) {
+				search, cancel := context.WithTimeout(ctx, time.Second) // a sparse round has many such holders
+				defer cancel()
+				held, err = t.pauseHolder(search, 4*time.Second, func(name string) (bool, error) {
 					heldKey = keyOf(ctx, c.Nodes, name)
 					if err := at(ctx, heldKey); err != nil || fields(ctx) != 1 {
 						return false, err
@@ -357,7 +359,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 					}
 					return beginMove(ctx)
 				}
-				lasts(ctx, time.Duration(held.until-Now()))
+				lasts(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
 				return nil
 			}, End: func(ctx context.Context, f Fault) error {
 				err := endMoves(ctx, f)
