@@ -36,6 +36,9 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 }
 
 // Put implements driver.Values. It is one round trip for a key that was written before.
+// ZooKeeper compares the number of changes of the node, but not which node it is. If an
+// operator deletes the node of a value, and a client creates it again, a version from before
+// may match.
 func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
 	if err := s.readyForValue(ctx, key, data); err != nil {
 		return "", err
