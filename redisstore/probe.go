@@ -36,7 +36,7 @@ type findings struct {
 	replicas int    // the smallest number of replicas of a primary
 	unknown  bool   // the user may not use INFO
 	// ahead is how far the clock of a replica may be ahead of its primary's. uncompared
-	// means that a clock could not be compared. Both are set only where replicas have to
+	// means that a clock could not be compared. Both are set only if replicas must
 	// acknowledge grants.
 	ahead      time.Duration
 	uncompared bool
@@ -147,7 +147,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		f.policy = before.policy
 	}
 	if before != nil && (f.uncompared || missed) {
-		f.ahead = max(f.ahead, before.ahead) // a server that did not answer now may have it
+		f.ahead = max(f.ahead, before.ahead) // a server that did not answer this probe may still be ahead by that time
 	}
 	if err == nil && missed {
 		err = before.refused // the refusal may concern the node that did not answer now
@@ -288,7 +288,7 @@ func (s *Store) probeRights(ctx context.Context, n Node) error {
 // makes all leases longer by that time. So after a failover to that replica no lease expires
 // before the validity of its holder ends.
 func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string, f *findings) error {
-	_, latest, err := clockOf(ctx, n)
+	_, lower, err := clockOf(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -304,16 +304,16 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 		}
 		address := net.JoinHostPort(part["ip"], part["port"])
 		replica, err := s.client.Replica(ctx, address)
-		var earliest int64
+		var upper int64
 		if err == nil {
-			earliest, _, err = clockOf(ctx, replica)
+			upper, _, err = clockOf(ctx, replica)
 		}
 		if err != nil {
 			f.uncompared = true
 			continue
 		}
-		// The replica's time minus micros is at most earliest, the primary's at least latest.
-		ahead := time.Duration(earliest-latest) * time.Microsecond
+		// The replica's time minus micros is at most upper, the primary's at least lower.
+		ahead := time.Duration(upper-lower) * time.Microsecond
 		if ahead > maxAhead {
 			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free held locks; set the clock", address, ahead.Round(time.Millisecond))
 		}
@@ -322,8 +322,8 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 	return nil
 }
 
-// clockOf returns the upper and the lower limit of how far a server's clock is ahead of micros.
-func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
+// clockOf returns the upper and the lower limit of the server's time minus micros.
+func clockOf(ctx context.Context, n Node) (upper, lower int64, err error) {
 	sent := micros()
 	answer, err := n.Command(ctx, "TIME")
 	if err != nil {
@@ -361,7 +361,7 @@ func (s *Store) lead() time.Duration {
 
 // lengthen renews the grants that were made or renewed with a smaller lead than the present one.
 // A lease with a long TTL would otherwise be too short until its next renewal. The holder's
-// validity stays as it is. If a renewal fails, the next look starts it again.
+// validity stays as it is. If a renewal fails, the next check of the grants repeats it.
 func (s *Store) lengthen() {
 	lead := s.lead()
 	var short []driver.Grant
@@ -383,9 +383,9 @@ func (s *Store) lengthen() {
 	s.Renew(ctx, short)
 }
 
-// lookAtClocks starts a probe in the background if the last one is old. It also does so if short
+// probeIfOld starts a probe in the background if the last one is old. It also does so if short
 // is set: a held grant was made or renewed with a smaller lead than the present one.
-func (s *Store) lookAtClocks(short bool) {
+func (s *Store) probeIfOld(short bool) {
 	if s.cfg.replicas == 0 {
 		return
 	}

@@ -59,7 +59,7 @@ func TestTorture(t *testing.T) {
 // leftInTheEnd waits until the entries and grants of killed processes have expired, and returns the
 // others. A grant's TTL is at most sixteen times the check's TTL of 600 ms.
 func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
-	end := time.Now().Add(entryLife + 20*time.Second)
+	end := time.Now().Add(entryTTL + 20*time.Second)
 	for {
 		// A step on any name removes expired entries.
 		s, err := Open(ctx, f.file, "")
