@@ -98,12 +98,12 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 	if !strings.Contains(r.stderr, "--force: the file store cannot") || !strings.Contains(r.stderr, "the store notifies the holder") {
 		t.Errorf("stderr: %s", r.stderr)
 	}
-	if r := w.run("show", "x"); strings.Contains(r.stdout, "asked to end") {
+	if r := w.run("show", "x"); strings.Contains(r.stdout, "end requested") {
 		t.Errorf("--force has notified the holder:\n%s", r.stdout)
 	}
 
 	breaker := w.start("break", "--wait", "1h", "--token", token, "x")
-	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   asked to end"); {
+	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   end requested"); {
 		if time.Since(began) > waitLimit() {
 			t.Fatal("show prints no note")
 		}

@@ -198,7 +198,7 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 		t.Errorf("status %d, want 74", got)
 	}
 	if err := syscall.Kill(foreign, syscall.SIGUSR1); err != nil {
-		t.Errorf("the other job has ended as well: %v", err)
+		t.Errorf("the signal ended the other job, too: %v", err)
 	}
 }
 

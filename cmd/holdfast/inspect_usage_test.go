@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )
 
-// looking contains the subcommands that inspect a store, with their arguments.
-var looking = map[string][]string{
+// inspecting contains the subcommands that inspect a store, with their arguments.
+var inspecting = map[string][]string{
 	"ls":    {"ls"},
 	"show":  {"show", "x"},
 	"break": {"break", "--token", "1", "x"},
@@ -67,7 +67,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{"2 arguments", "bash, zsh or fish"}},
 		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "bash, zsh or fish"}},
 	}
-	for sub, args := range looking {
+	for sub, args := range inspecting {
 		for flag, c := range map[string]bad{
 			"namespace":  {[]string{"--namespace", long}, []string{"--namespace", "513", "128"}},
 			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "memory, "}},
@@ -157,7 +157,7 @@ func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
 func TestInspectionsPrintNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
-	for sub, args := range looking {
+	for sub, args := range inspecting {
 		for name, c := range map[string]struct {
 			flags, env []string
 			want       int

@@ -145,7 +145,7 @@ func TestSetuidGuardianKilled(t *testing.T) {
 	if got := p.status(); got != 74 {
 		t.Errorf("status %d, want 74", got)
 	}
-	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and goes on", pid))
+	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and continues", pid))
 }
 
 // runSetuid runs the set-uid situation of TestBesideFlock, and returns its result.

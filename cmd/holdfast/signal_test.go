@@ -127,7 +127,7 @@ func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 			return
 		}
 	}
-	t.Fatalf("never saw %d waiters", n)
+	t.Fatalf("the queue never has %d waiters", n)
 }
 
 // TestCommandSurvivesClosedStderr: the reader of standard error has closed it. The command still
