@@ -154,6 +154,16 @@ func (l *lock) undo() { l.s.add(Event{K: kindUndone, W: l.w, Name: l.n, ID: l.id
 
 func TestSoundHistoriesPass(t *testing.T) {
 	for name, spoil := range map[string]func(s *story){
+		"a writer behind a killed reader and a later one": func(s *story) {
+			s.request("w0", "a", driver.Unlimited).granted()
+			s.add(Event{K: kindKill, W: "w0"})
+			s.t += 3000 * ms
+			r := s.request("w1", "a", driver.Unlimited).granted()
+			a := s.request("w2", "a", 1).placed()
+			r.unlock()
+			s.t += 4000 * ms
+			a.granted().unlock()
+		},
 		"a waiter behind a grant whose answer was lost": func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			lost := s.request("w1", "a", 1)
@@ -433,6 +443,16 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		{"a free lock is not given", RuleWaiting, "which was free", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
+			h.unlock()
+			s.t += 4000 * ms
+			a.granted().unlock()
+		}},
+		{"a free lock is not given, long after a killed reader", RuleWaiting, "which was free", func(s *story) {
+			s.request("w0", "a", driver.Unlimited).granted()
+			s.add(Event{K: kindKill, W: "w0"})
+			s.t += 3000 * ms
+			h := s.request("w1", "a", 1).granted()
+			a := s.request("w2", "a", 1).placed()
 			h.unlock()
 			s.t += 4000 * ms
 			a.granted().unlock()

@@ -114,6 +114,8 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	var took []time.Duration
 	var free int64 // when the last holder of the earlier grants unlocked
 	clean := true  // every earlier holder unlocked without a loss or an error
+	// A lost reader or permit may still stand beside later ones, until an exclusive grant.
+	beside := false
 	var last *section
 	for _, q := range all {
 		if q.placed != 0 && clean && last != nil {
@@ -134,11 +136,13 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		had := holders[q.token]
 		if len(had) == 0 || slices.ContainsFunc(had, func(s *section) bool { return s.unlocked == 0 || s.lost != 0 || s.err != "" }) {
 			clean = false
+			beside = beside || q.limit > driver.Exclusive
 			continue
 		}
+		beside = beside && q.limit > driver.Exclusive
 		for _, s := range had {
 			if s.unlocked >= free {
-				free, last, clean = s.unlocked, s, true
+				free, last, clean = s.unlocked, s, !beside
 			}
 		}
 	}

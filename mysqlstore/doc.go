@@ -50,10 +50,11 @@
 //
 // A waiter of [Pessimistic] or [Named] first takes the gate, a named lock of the name, and waits for the lock
 // while it has the gate. The other waiters wait for the gate, in the order in which they came. The gate
-// decides only the order. A session that passes its lock on (see [sqlkit.Sessions]) reads in one statement
-// whether the gate is free, and the clock. Named compares the owner of the lock in that statement, and
-// releases the lock if the gate is taken. Pessimistic proves its transaction by the savepoint after the
-// statement; on MariaDB the same round trip ends the transaction if the gate is taken.
+// decides only the order. A request of [Named] that does not wait gets no lock while the gate is taken. A
+// session that passes its lock on (see [sqlkit.Sessions]) reads in one statement whether the gate is free, and
+// the clock. Named compares the owner of the lock in that statement, and releases the lock if the gate is
+// taken. Pessimistic proves its transaction by the savepoint after the statement; on MariaDB the same round
+// trip ends the transaction if the gate is taken.
 //
 // Each session has a named lock of a random name, its identity. To undo a request, the store
 // ends the session that has this named lock, in one statement. If no session has it, the
