@@ -16,8 +16,8 @@ var pid = os.Getpid()
 // errNoAnswer cancels a request that the store left unanswered.
 var errNoAnswer = errors.New("no answer within the request timeout")
 
-// errUseless reports a grant that expired or was revoked before its answer arrived.
-var errUseless = errors.New("the grant ended before its answer arrived")
+// errEndedBeforeAnswer reports a grant that expired or was revoked before its answer arrived.
+var errEndedBeforeAnswer = errors.New("the grant ended before its answer arrived")
 
 // TryLock acquires the lock if it is free at once, and returns ErrBusy otherwise. It
 // never queues and never overtakes a waiter.
@@ -130,9 +130,9 @@ type acquisition struct {
 	name    string
 	set     *settings
 	wait    bool
-	began   time.Duration // since the creation of the Locker, like asked
-	// asked is when the first request begins: after the store has returned its guarantees.
-	asked time.Duration
+	began   time.Duration // since the creation of the Locker, like requestedAt
+	// requestedAt is when the first request begins: after the store has returned its guarantees.
+	requestedAt time.Duration
 	// busy is the fast path's answer that the name is held, else nil.
 	busy *BusyError
 }
@@ -153,7 +153,7 @@ func (a *acquisition) run() (*Lock, error) {
 		return nil, l.closedError(a.name)
 	}
 	a.began = l.now()
-	a.asked = a.began
+	a.requestedAt = a.began
 	g, err := a.guarantees()
 	if err != nil {
 		return nil, err
@@ -200,7 +200,7 @@ func (a *acquisition) guarantees() (*driver.Guarantees, error) {
 	if err != nil && a.wait {
 		g, err = a.l.retryGuarantees(a.waiting, a.requestTimeout(), err)
 	}
-	a.asked = a.l.now()
+	a.requestedAt = a.l.now()
 	return g, err
 }
 
@@ -237,7 +237,7 @@ func (a *acquisition) fastPath() (*Lock, error) {
 			err = f.err
 		}
 		return nil, l.unanswered(a.name, contextError(a.waiting), err)
-	case l.now()-a.asked >= timeout:
+	case l.now()-a.requestedAt >= timeout:
 		return nil, err
 	}
 	return nil, nil // a request that failed before its timeout is repeated in the queue
@@ -287,7 +287,7 @@ func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	l.step(x, &event{kind: granted, lock: first}, &o)
 	switch {
 	case x.state.phase != held:
-		err = a.fail(ErrUnavailable, errUseless)
+		err = a.fail(ErrUnavailable, errEndedBeforeAnswer)
 	case a.set.hasMaxHold && err == nil:
 		k.startLimit(a.set.maxHold)
 	}

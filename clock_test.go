@@ -75,7 +75,7 @@ func TestLossAfterTheMachineSlept(t *testing.T) {
 			t.Error("a token of a lock that the machine slept through")
 		}
 		if k.Context().Err() == nil {
-			t.Error("Err does not look at the clock")
+			t.Error("Err does not read the clock")
 		}
 		wantCause(t, k.Context(), holdfast.CauseSlept)
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
@@ -92,12 +92,12 @@ func TestErrReadsTheClockAfterAPause(t *testing.T) {
 	k := mustLock(t, l, "a")
 	c.advance(28 * time.Second) // no timer of the real clock has fired
 	if k.Context().Err() == nil {
-		t.Error("Err does not look at the clock")
+		t.Error("Err does not read the clock")
 	}
 	select {
 	case <-k.Context().Done():
 	default:
-		t.Error("Err says ended, Done does not")
+		t.Error("Err reports the end, but Done is not closed")
 	}
 	wantCause(t, k.Context(), holdfast.CauseExpired)
 

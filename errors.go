@@ -66,7 +66,7 @@ const (
 	// away for most of the TTL, or the process was paused or too busy to renew. If the
 	// store was well, raise the TTL.
 	CauseExpired = driver.CauseExpired
-	// CauseTaken: an operator broke the lock, or asked the holder to end. Do not acquire
+	// CauseTaken: an operator broke the lock, or requested its end. Do not acquire
 	// it again at once: the operator has a reason.
 	CauseTaken = driver.CauseTaken
 	// CauseSessionEnded: the session or the connection that carried the grant has ended,

@@ -233,7 +233,7 @@ func TestUndosDoNotBlockOneAnother(t *testing.T) {
 	for _, hang := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
-			h := &hungUndo{Store: s, hang: hang}
+			h := &blockedUndoStore{Store: s, hang: hang}
 			l, other := newLocker(t, h), newLocker(t, s.Client())
 			for range 10 {
 				s.Script().LoseAcquireAnswer("sick", memstore.Dropped, 0)
@@ -257,13 +257,13 @@ func TestUndosDoNotBlockOneAnother(t *testing.T) {
 	}
 }
 
-type hungUndo struct {
+type blockedUndoStore struct {
 	*memstore.Store
 	hang bool
 	off  atomic.Bool
 }
 
-func (s *hungUndo) Undo(ctx context.Context, r driver.Request) error {
+func (s *blockedUndoStore) Undo(ctx context.Context, r driver.Request) error {
 	if r.Name == "sick" && !s.off.Load() {
 		if s.hang {
 			<-ctx.Done()
@@ -357,12 +357,12 @@ func TestEndOfTheContextIsReportedBesideTheStoresError(t *testing.T) {
 	})
 }
 
-type uselessGrant struct {
+type endedGrantStore struct {
 	driver.Store
 	n atomic.Int64
 }
 
-func (s *uselessGrant) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *endedGrantStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if s.n.Add(1) > 5000 {
 		<-ctx.Done()
 		return driver.Grant{}, ctx.Err()
@@ -374,7 +374,7 @@ func (s *uselessGrant) Acquire(ctx context.Context, r driver.Request) (driver.Gr
 
 func TestExpiredGrantsAreRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &uselessGrant{Store: altered{memstore.New(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
+		s := &endedGrantStore{Store: altered{memstore.New(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
 		l := newLocker(t, s)
 		_, err := l.Lock(bg, "a", holdfast.Wait(10*time.Second))
 		if n := s.n.Load(); n > 100 || !errors.Is(err, holdfast.ErrUnavailable) {

@@ -19,18 +19,18 @@ func (l *Locker) maxHandoffs(g *driver.Guarantees) (n int, within time.Duration)
 	return 0, 0
 }
 
-// handoffLimits returns the limits of the handoffs of a grant. Each needs a token of the
-// grant, if the store can reserve tokens.
-func (l *Locker) handoffLimits(g *driver.Grant) (spare int32, within time.Duration) {
+// handoffLimits returns how often a lease of this grant may be handed off, and for how long after
+// the grant. If the store can reserve tokens, each handoff needs one of the grant's tokens.
+func (l *Locker) handoffLimits(g *driver.Grant) (n int32, within time.Duration) {
 	if g.Limit != driver.Exclusive {
 		return 0, 0
 	}
 	store := l.guarantees.Load()
-	n, within := l.maxHandoffs(store)
+	most, within := l.maxHandoffs(store)
 	if store.Reserves {
-		n = min(n, max(g.Tokens, 1)-1)
+		most = min(most, max(g.Tokens, 1)-1)
 	}
-	return int32(n), within
+	return int32(most), within
 }
 
 // reserveAgain is the number of requests that reserve tokens after goroutines of this Locker have

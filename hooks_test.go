@@ -127,11 +127,11 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 	}
 }
 
-// naughty hooks panic and block.
-type naughty struct{ block chan struct{} }
+// badHooks hooks panic and block.
+type badHooks struct{ block chan struct{} }
 
-func (n naughty) Start(context.Context, holdfast.Event) context.Context { panic("start") }
-func (n naughty) Event(_ context.Context, e holdfast.Event) {
+func (n badHooks) Start(context.Context, holdfast.Event) context.Context { panic("start") }
+func (n badHooks) Event(_ context.Context, e holdfast.Event) {
 	if e.Kind == holdfast.EventRenewed {
 		<-n.block
 	}
@@ -144,7 +144,7 @@ func TestPanicsAndBlockedHooksDoNotAffectALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		block := make(chan struct{})
-		l, other := newLocker(t, s, holdfast.WithHooks(naughty{block}), holdfast.WithHooks(&recorder{})), newLocker(t, s.Client())
+		l, other := newLocker(t, s, holdfast.WithHooks(badHooks{block}), holdfast.WithHooks(&recorder{})), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(3*time.Second))
 		time.Sleep(time.Minute) // renewals continue although a hook hangs
 		if k.Context().Err() != nil {

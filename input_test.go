@@ -13,13 +13,13 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// untouchable is a store that must not get a request.
-type untouchable struct {
+// noRequestStore is a store that must not get a request.
+type noRequestStore struct {
 	driver.Store
 	t *testing.T
 }
 
-func (u untouchable) Acquire(context.Context, driver.Request) (driver.Grant, error) {
+func (u noRequestStore) Acquire(context.Context, driver.Request) (driver.Grant, error) {
 	u.t.Error("bad input reached the store")
 	return driver.Grant{}, errors.New("no")
 }
@@ -27,7 +27,7 @@ func (u untouchable) Acquire(context.Context, driver.Request) (driver.Grant, err
 // TestInvalidInputIsRefusedBeforeIO: each error names the field, its value, and what is
 // allowed.
 func TestInvalidInputIsRefusedBeforeIO(t *testing.T) {
-	l := newLocker(t, untouchable{memstore.New(), t})
+	l := newLocker(t, noRequestStore{memstore.New(), t})
 	for _, tc := range []struct {
 		name string
 		opts []holdfast.LockOption

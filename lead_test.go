@@ -62,21 +62,21 @@ func TestLeaderStepsDownAtOnce(t *testing.T) {
 		ctx, sigterm := context.WithCancel(bg)
 		first, second := make(chan error), make(chan error)
 		leading := make(chan struct{})
-		var stepped time.Time
+		var steppedDown time.Time
 		go func() {
 			first <- newLocker(t, s).Lead(ctx, "leader", func(ctx context.Context) error {
 				close(leading)
 				<-ctx.Done()
-				time.Sleep(10 * time.Second) // the function drains
-				stepped = time.Now()
+				time.Sleep(10 * time.Second) // the function finishes its work
+				steppedDown = time.Now()
 				return nil
 			}, holdfast.TTL(time.Second))
 		}()
 		<-leading
 		go func() {
 			second <- newLocker(t, s.Client()).Lead(bg, "leader", func(context.Context) error {
-				if stepped.IsZero() || time.Since(stepped) != 0 {
-					t.Errorf("leads %s after the first has stepped down", time.Since(stepped))
+				if steppedDown.IsZero() || time.Since(steppedDown) != 0 {
+					t.Errorf("the second leads %s after the first has stepped down, want 0s", time.Since(steppedDown))
 				}
 				return nil
 			})
@@ -133,25 +133,25 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
-		none := func(context.Context) error { t.Error("leads"); return nil }
+		mustNotRun := func(context.Context) error { t.Error("the function runs"); return nil }
 		for _, o := range []holdfast.LockOption{holdfast.Shared(), holdfast.Limit(2), holdfast.Reentrant(), holdfast.TTL(-1)} {
-			if err := l.Lead(bg, "leader", none, o); !errors.Is(err, holdfast.ErrInvalid) {
+			if err := l.Lead(bg, "leader", mustNotRun, o); !errors.Is(err, holdfast.ErrInvalid) {
 				t.Error(err)
 			}
 		}
 		k := mustLock(t, other, "leader", holdfast.TTL(time.Hour))
-		if err := other.Lead(k.Context(), "leader", none); !errors.Is(err, holdfast.ErrSelfDeadlock) {
+		if err := other.Lead(k.Context(), "leader", mustNotRun); !errors.Is(err, holdfast.ErrSelfDeadlock) {
 			t.Error(err)
 		}
 		wait, cancel := context.WithCancel(bg)
 		time.AfterFunc(time.Minute, cancel)
-		if err := l.Lead(bg, "leader", none, holdfast.WaitContext(wait)); !errors.Is(err, context.Canceled) {
+		if err := l.Lead(bg, "leader", mustNotRun, holdfast.WaitContext(wait)); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		s.Script().Stop()
 		away, cancel := context.WithTimeout(bg, time.Minute)
 		defer cancel()
-		if err := l.Lead(away, "leader", none); !errors.Is(err, context.DeadlineExceeded) {
+		if err := l.Lead(away, "leader", mustNotRun); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		s.Script().Start()
@@ -160,7 +160,7 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.AfterFunc(time.Minute, func() { _ = closing.Close(bg) })
-		if err := closing.Lead(bg, "leader", none); !errors.Is(err, holdfast.ErrClosed) {
+		if err := closing.Lead(bg, "leader", mustNotRun); !errors.Is(err, holdfast.ErrClosed) {
 			t.Error(err)
 		}
 		unlock(t, k)

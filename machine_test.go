@@ -322,17 +322,17 @@ type modelLock struct {
 // model is the promise that the state machine has to keep. It is stated in terms of the
 // store, the clock, and the contexts of the callers, without phases.
 type model struct {
-	s        leaseState
-	now      time.Duration
-	sent     time.Duration // of the grant in force
-	granted  bool
-	revoked  bool // by the store, before the grant arrived
-	linger   bool // a timer runs
-	asked    bool // a first release attempt is under way
-	renewing int  // renewals under way, at most one
-	gaveBack int  // how often the lease was given back
-	losses   int
-	locks    []*modelLock // of the present holder
+	s         leaseState
+	now       time.Duration
+	sent      time.Duration // of the grant in force
+	granted   bool
+	revoked   bool // by the store, before the grant arrived
+	linger    bool // a timer runs
+	releasing bool // a first release attempt is under way
+	renewing  int  // renewals under way, at most one
+	gaveBack  int  // how often the lease was given back
+	losses    int
+	locks     []*modelLock // of the present holder
 	// A grant has tokens token to last; without reserved tokens a handoff keeps it.
 	token, last uint64
 	spare       int           // the handoffs that the options still allow
@@ -370,11 +370,11 @@ func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts))
 		m.linger = true
 	}
 	if fx.do&release != 0 {
-		m.asked = true
+		m.releasing = true
 	}
 	for _, k := range m.locks {
 		if fx.do&(release|handOff) != 0 && k.alive {
-			t.Fatalf("%s while a context lives", fx.do)
+			t.Fatalf("%s while a context has not ended", fx.do)
 		}
 	}
 	if fx.do&(release|undo) != 0 || fx.do&releaseLater != 0 && e.kind != releaseUnconfirmed {
@@ -418,7 +418,7 @@ func (m *model) check(t *rapid.T) {
 	over := m.gaveBack > 0
 	for _, k := range m.locks {
 		if k.alive && !k.unlocked && m.s.phase != held {
-			t.Fatalf("a context lives in phase %s", m.s.phase)
+			t.Fatalf("a context has not ended in phase %s", m.s.phase)
 		}
 		if !k.left {
 			over = true // Unlock of that Lock is still to come
@@ -512,7 +512,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				valid := m.s.phase == held
 				m.apply(t, event{kind: opened}, k)
 				if k.alive != valid {
-					t.Fatalf("the context lives %t, the lease is valid %t", k.alive, valid)
+					t.Fatalf("context not ended %t, lease valid %t", k.alive, valid)
 				}
 				return true
 			},
@@ -638,10 +638,10 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				return true
 			},
 			"release answered": func() bool {
-				if !(m.asked) {
+				if !(m.releasing) {
 					return false
 				}
-				m.asked = false
+				m.releasing = false
 				kind := rapid.SampledFrom([]eventKind{released, releaseDenied, releaseUnconfirmed, releaseImpossible}).Draw(t, "answer")
 				m.apply(t, event{kind: kind}, nil)
 				if m.s.phase != ended {

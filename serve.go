@@ -29,7 +29,7 @@ func (l *Locker) run(q *queue) {
 			r.reset()
 			l.holdBack(q)
 		} else {
-			err = errUseless
+			err = errEndedBeforeAnswer
 		}
 		if err != nil {
 			l.giveUpUnanswered(q, err)

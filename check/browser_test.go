@@ -75,8 +75,8 @@ func eval[T any](p *tab, script string) T {
 	return v
 }
 
-// onPaper shows the page as it would be printed.
-func (p *tab) onPaper() {
+// emulatePrint shows the page as it would be printed.
+func (p *tab) emulatePrint() {
 	p.t.Helper()
 	_, err := chromedp.Run(p.ctx, func(ctx context.Context, t *chromedp.Target) (struct{}, error) {
 		_, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"})

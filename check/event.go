@@ -157,9 +157,9 @@ func (e *Event) phrase(start int64) string {
 	case kindUnlock:
 		return fmt.Sprintf("unlocks%s, token %d", where, e.Token)
 	case kindUnlocked:
-		return fmt.Sprintf("has unlocked%s, token %d%s", where, e.Token, errWords(e.Err))
+		return fmt.Sprintf("has unlocked%s, token %d%s", where, e.Token, describeError(e.Err))
 	case kindFailed:
-		return fmt.Sprintf("does not get%s%s", where, errWords(e.Err))
+		return fmt.Sprintf("does not get%s%s", where, describeError(e.Err))
 	case kindStuck:
 		return fmt.Sprintf("gives up: no grant of%s within its timeout", where)
 	case kindClosing:
@@ -188,7 +188,7 @@ func (e *Event) phrase(start int64) string {
 		if e.Token != 0 {
 			return fmt.Sprintf("the store grants%s with token %d (request %s)", where, e.Token, e.ID)
 		}
-		return fmt.Sprintf("the store answers request %s for%s%s", e.ID, where, errWords(e.Err))
+		return fmt.Sprintf("the store answers request %s for%s%s", e.ID, where, describeError(e.Err))
 	case kindKept:
 		return fmt.Sprintf("the store has renewed token %d of%s for %s", e.Token, where, time.Duration(e.TTL))
 	case kindUnknown:
@@ -230,7 +230,7 @@ func slotWords(slot int) string {
 	return fmt.Sprintf(" and slot %d", slot-1)
 }
 
-func errWords(err string) string {
+func describeError(err string) string {
 	if err == "" {
 		return ""
 	}

@@ -50,7 +50,7 @@ func NewLog(path, worker string) (*Log, error) {
 	return l, nil
 }
 
-// Add writes an event. An event without a time gets the present moment.
+// Add writes an event. An event without a time gets the current time.
 func (l *Log) Add(e Event) {
 	if e.T == 0 {
 		e.T = Now()

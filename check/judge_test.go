@@ -406,7 +406,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
 			s.add(Event{K: kindHealed, Fault: "restore"})
 		}},
-		{"a context that goes on", RuleValidity, "went on", func(s *story) {
+		{"a context that continues", RuleValidity, "went on", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.t += 1100 * ms
 			a.event(kindAlive, Event{}).unlock()

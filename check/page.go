@@ -22,7 +22,7 @@ var pageText string
 
 var pageTemplate = sync.OnceValue(func() *template.Template { return template.Must(template.New("page").Parse(pageText)) })
 
-// drawing is the data of the page. Moments are microseconds since the beginning. Names and
+// drawing is the data of the page. Times are microseconds since the history began. Names and
 // workers are indices; -1 stands for all or none. Rows of numbers keep the page of a large
 // history small.
 type drawing struct {
@@ -49,7 +49,7 @@ type drawnViolation struct {
 	Excerpt    []string
 }
 
-// The numbers for how a lock or a wait ended.
+// How a lock or a wait ended, as numbers in the rows.
 const (
 	endedOpen = iota
 	endedUnlocked
@@ -107,7 +107,7 @@ func (c *collected) draw(r *Report) *drawing {
 	d.Workers = slices.SortedFunc(maps.Keys(seen), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 	})
-	index := func(all []string, of string) int64 { return int64(slices.Index(all, of)) }
+	index := func(all []string, one string) int64 { return int64(slices.Index(all, one)) }
 	worker := func(w string) int64 { return index(d.Workers, workerOf(w)) }
 	at := func(t int64) int64 { return (min(t, c.last) - c.start) / 1000 }
 	for i, n := range d.Names {
@@ -115,9 +115,8 @@ func (c *collected) draw(r *Report) *drawing {
 			d.addSection(c, int64(i), worker(s.worker), s, at)
 		}
 	}
-	byFrom := func(a, b int64) int { return cmp.Compare(a, b) }
-	slices.SortFunc(d.Held, func(a, b [8]int64) int { return byFrom(a[2], b[2]) })
-	slices.SortFunc(d.Waits, func(a, b [6]int64) int { return byFrom(a[2], b[2]) })
+	slices.SortFunc(d.Held, func(a, b [8]int64) int { return cmp.Compare(a[2], b[2]) })
+	slices.SortFunc(d.Waits, func(a, b [6]int64) int { return cmp.Compare(a[2], b[2]) })
 	kinds := map[string]int64{}
 	for _, f := range c.disturbances {
 		kind, known := kinds[f.kind]

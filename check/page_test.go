@@ -14,9 +14,9 @@ import (
 
 var updateImage = flag.Bool("update", false, "write docs/images/check-timeline.png anew")
 
-// planted returns a history with waiters, faults and losses. It is correct except that one
+// plantedHistory returns a history with waiters, faults and losses. It is correct except that one
 // lock is granted twice.
-func planted(events int) *story {
+func plantedHistory(events int) *story {
 	s := simulate(5, events/2)
 	s.add(Event{K: kindPause, W: "w1", For: 300 * ms})
 	p := s.request("w1", "name-0", 1).granted()
@@ -61,9 +61,9 @@ func writePage(t *testing.T, s *story) string {
 // TestPageIsSelfContained requires that the page loads nothing, and that no data can end
 // the element that contains them.
 func TestPageIsSelfContained(t *testing.T) {
-	s := planted(500)
-	evil := "</script><img src=x onerror=alert(1)>"
-	s.request("w1", evil, 1).granted().unlock()
+	s := plantedHistory(500)
+	ending := "</script><img src=x onerror=alert(1)>"
+	s.request("w1", ending, 1).granted().unlock()
 	b, err := os.ReadFile(writePage(t, s))
 	if err != nil {
 		t.Fatal(err)
@@ -73,22 +73,22 @@ func TestPageIsSelfContained(t *testing.T) {
 			t.Errorf("the page contains %q", bad)
 		}
 	}
-	if bytes.Contains(b, []byte(evil)) {
-		t.Error("a name got out of the page's data")
+	if bytes.Contains(b, []byte(ending)) {
+		t.Error("a name ended the element that contains the data")
 	}
 }
 
-// look is the result of a script in the page.
-type look struct {
+// drawn is what the page shows: the result of the script readDrawn.
+type drawn struct {
 	Colors       int
 	Red          int
 	Range, Whole [2]float64
 	Text         string
 }
 
-// seen is a script that waits until the next frame is drawn. It counts the colours on the
+// readDrawn is a script that waits until the next frame is drawn. It counts the colours on the
 // canvas and the red pixels of a violation's frame.
-const seen = `new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
+const readDrawn = `new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
 	const c = document.getElementById("timeline"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
 	const colors = new Set(); let red = 0;
 	for (let i = 0; i < d.length; i += 4) {
@@ -99,11 +99,11 @@ const seen = `new Promise(done => requestAnimationFrame(() => requestAnimationFr
 })))`
 
 func TestPageShowsViolationInBrowser(t *testing.T) {
-	path := writePage(t, planted(4000))
+	path := writePage(t, plantedHistory(4000))
 	page := openPage(t, path)
-	after := func(action string) look {
+	after := func(action string) drawn {
 		t.Helper()
-		return eval[look](page, action+"; "+seen)
+		return eval[drawn](page, action+"; "+readDrawn)
 	}
 	// The page opens at the first violation.
 	first := after("0")
@@ -117,7 +117,7 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 		t.Errorf("the page does not describe the violation: %q", first.Text)
 	}
 	if first.Range[1]-first.Range[0] > (first.Whole[1]-first.Whole[0])/4 {
-		t.Errorf("it opens on %v of %v, want the violation's surroundings", first.Range, first.Whole)
+		t.Errorf("the page opens at %v of %v, want the surroundings of the violation", first.Range, first.Whole)
 	}
 	if *updateImage {
 		shot := page.screenshot()
@@ -134,7 +134,7 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 	// The buttons zoom.
 	whole := after(`document.getElementById("all").click()`)
 	if whole.Range != whole.Whole {
-		t.Errorf("all shows %v of %v", whole.Range, whole.Whole)
+		t.Errorf("the button all shows %v of %v, want everything", whole.Range, whole.Whole)
 	}
 	in := after(`document.getElementById("in").click()`)
 	if got, want := in.Range[1]-in.Range[0], (whole.Range[1]-whole.Range[0])/2; got < want*.99 || got > want*1.01 {
@@ -149,12 +149,12 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 	if moved.Range[0] <= wheel.Range[0] {
 		t.Errorf("an arrow key leaves %v at %v", wheel.Range, moved.Range)
 	}
-	// The filters hide what they name.
+	// A filter hides the elements of its kind or name.
 	if l := after(`timeline.show(0); document.querySelector("input[data-kind=violations]").click()`); l.Red >= first.Red {
 		t.Errorf("without violations there are %d red dots, with them %d", l.Red, first.Red)
 	}
 	if l := after(`document.querySelector("input[data-kind=violations]").click(); timeline.choose("name", 0)`); l.Red >= first.Red/2 {
-		t.Errorf("with another name alone there are %d red dots, with all %d", l.Red, first.Red)
+		t.Errorf("with only another name there are %d red dots, with all names %d", l.Red, first.Red)
 	}
 	// Hovering shows a description of the element under the pointer.
 	tip := eval[string](page, `timeline.choose("name", -1); timeline.show(0); (() => {
@@ -169,22 +169,22 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 		t.Errorf("hovering shows %q", tip)
 	}
 	// The printed page has no controls, and keeps the texts.
-	page.onPaper()
-	onPaper := eval[string](page, `getComputedStyle(document.querySelector(".bar.screen")).display + " " + getComputedStyle(document.querySelector(".violation")).display`)
-	if onPaper != "none block" {
-		t.Errorf("on paper the controls and the violations are %q, want none and block", onPaper)
+	page.emulatePrint()
+	printed := eval[string](page, `getComputedStyle(document.querySelector(".bar.screen")).display + " " + getComputedStyle(document.querySelector(".violation")).display`)
+	if printed != "none block" {
+		t.Errorf("in print the controls and the violations are %q, want none and block", printed)
 	}
 }
 
 // TestPageDrawsLargeHistory draws 100,000 events twice and limits the time. So no other
 // test runs at the same time.
 func TestPageDrawsLargeHistory(t *testing.T) {
-	path := writePage(t, planted(100_000))
+	path := writePage(t, plantedHistory(100_000))
 	if st, err := os.Stat(path); err != nil || st.Size() > 20<<20 {
 		t.Errorf("the page has %d bytes (%v), want at most 20 MB", st.Size(), err)
 	}
 	page := openPage(t, path)
-	l := eval[look](page, `timeline.look(...timeline.whole()); `+seen)
+	l := eval[drawn](page, `timeline.setView(...timeline.whole()); `+readDrawn)
 	took := eval[float64](page, `(() => { const t = performance.now(); for (let i = 0; i < 10; i++) paint(); return (performance.now() - t) / 10; })()`)
 	t.Logf("a frame of the whole history takes %.1f ms", took)
 	if l.Colors < 10 || l.Red == 0 {

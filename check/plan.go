@@ -14,8 +14,8 @@ import (
 
 // Step is one lock that a worker takes.
 type Step struct {
-	// Think is the pause before the request.
-	Think time.Duration
+	// Delay is the pause before the request.
+	Delay time.Duration
 	// Names are locked together, all or none. Most steps have one name.
 	Names []string
 	Limit int
@@ -27,9 +27,10 @@ type Step struct {
 	Wait, Cancel time.Duration
 	// Hold is the time for which the worker holds the lock.
 	Hold time.Duration
-	// Careless work does not check its context before it writes, as in many real programs.
+	// IgnoresContext is set for work that does not check its context before it writes, as in many
+	// real programs.
 	// Fencing tokens protect the data against such writes.
-	Careless bool
+	IgnoresContext bool
 }
 
 // Fault is one fault of the workers or of the store.
@@ -122,7 +123,7 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 	oneLimit := g.Semaphore && !g.Shared && !g.Mixed
 	return func(yield func(Step) bool) {
 		for {
-			s := Step{Think: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
+			s := Step{Delay: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
 			factor, name := ttlFactors[r.IntN(len(ttlFactors))], r.IntN(names)
 			if sparse(round) {
 				factor = max(4, factor)
@@ -141,7 +142,7 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				// The goroutines of a worker meet at one name with equal options and short
 				// locks, so that leases are handed off inside the process.
 				name = 0
-				s.Names, s.TTL, s.Think = []string{nameOf(name)}, c.TTL, s.Think/8
+				s.Names, s.TTL, s.Delay = []string{nameOf(name)}, c.TTL, s.Delay/8
 				hold = max(hold, c.Long+19)
 			}
 			switch {
@@ -166,7 +167,7 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				s.Hold = between(r, 0, time.Millisecond)
 			}
 			bound := between(r, time.Millisecond, c.TTL)
-			s.Careless = r.IntN(4) == 0
+			s.IgnoresContext = r.IntN(4) == 0
 			switch {
 			case wait == 0:
 				s.Try = true

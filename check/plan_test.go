@@ -125,7 +125,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		"tries":                func(s Step) bool { return s.Try },
 		"limits its waiting":   func(s Step) bool { return s.Wait > 0 },
 		"is cancelled":         func(s Step) bool { return s.Cancel > 0 },
-		"is careless":          func(s Step) bool { return s.Careless },
+		"ignores its context":  func(s Step) bool { return s.IgnoresContext },
 	} {
 		if count(denseSteps, is) == 0 {
 			t.Errorf("no step %s", what)

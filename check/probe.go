@@ -329,7 +329,7 @@ func (p *probe) leftovers(ctx context.Context) (left []Event) {
 			return left
 		}
 		if what, id := standing(st, ours); what != "" {
-			left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after its Locker was closed", what, st.Name)})
+			left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still exists after its Locker was closed", what, st.Name)})
 		}
 	}
 	return left

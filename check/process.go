@@ -80,7 +80,7 @@ func (a *assignment) run() error {
 	}
 	w.finish()
 	for _, g := range leftGoroutines(a.Dir) {
-		log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after everything was closed: " + g})
+		log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after all Lockers were closed: " + g})
 	}
 	return log.Close()
 }

@@ -90,13 +90,13 @@ type run struct {
 	// tokens has the largest token of each name in earlier rounds.
 	tokens map[string]uint64
 
-	mu   sync.Mutex
-	done int // the number of faults so far
-	last string
+	mu        sync.Mutex
+	faults    int    // the number of faults so far
+	lastFault string // in words, for Progress
 }
 
 func (r *run) rounds(ctx context.Context) (*Report, error) {
-	s, g, err := r.firstLook(ctx)
+	s, g, err := r.openStore(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 	case r.cfg.anyTTL:
 		r.cfg.TTL = g.MinTTL
 	default:
-		return nil, badConfig("TTL", "%s: the %s store's shortest is %s", r.cfg.TTL, g.Kind, g.MinTTL)
+		return nil, badConfig("TTL", "%s: the shortest TTL of the %s store is %s", r.cfg.TTL, g.Kind, g.MinTTL)
 	}
 	kinds, err := r.cfg.pick(r.kinds(s, &g))
 	if err != nil {
@@ -117,7 +117,7 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 		left := r.cfg.Duration - time.Since(r.began)
 		if round > 0 && (left < time.Second || ctx.Err() != nil) {
 			if total.Stats.Grants == 0 && ctx.Err() == nil {
-				return total, errors.New("check: not one lock was granted, so nothing is proved; see the history for the answers")
+				return total, errors.New("check: no lock was granted, so the check proves nothing; see the answers in the history")
 			}
 			return total, nil
 		}
@@ -195,7 +195,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	}
 	shown := *r.cfg
 	shown.URL = redacted(shown.URL)
-	plan, _ := json.Marshal(shown) // has no type that Marshal refuses
+	plan, _ := json.Marshal(shown) // Config has no type that Marshal refuses
 	log.Add(Event{K: kindRun, Note: string(plan), Store: g})
 	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
@@ -210,7 +210,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	}
 	log.Add(Event{K: kindDrain})
 	c.stopAll()
-	r.lookForLeftovers(log, s, g, dir)
+	r.recordLeftovers(log, s, g, dir)
 	if err := log.Close(); err != nil {
 		return nil, err
 	}
@@ -302,13 +302,13 @@ func (r *run) runFaults(caller context.Context, c *crew, number int, length time
 	return nil
 }
 
-// lookWithin is the timeout of firstLook.
-const lookWithin = 10 * time.Second
+// openTimeout is the timeout of openStore.
+const openTimeout = 10 * time.Second
 
-// firstLook opens the store and reads from it, so that a run against an unreachable store
+// openStore opens the store and reads from it, so that a run against an unreachable store
 // fails at once.
-func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+func (r *run) openStore(ctx context.Context) (driver.Store, driver.Guarantees, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	s, err := r.open(ctx)
 	if err != nil {
@@ -346,7 +346,7 @@ func storeError(s driver.Store, err error) error {
 		kind = holdfast.ErrUnsupported
 	}
 	if s == nil && kind == holdfast.ErrUnavailable {
-		return fmt.Errorf("%w: %w (the store's Open has failed; where no server answers it returns a store whose calls report that: see driver.Opener)", kind, err)
+		return fmt.Errorf("%w: %w (the store's Open failed; if no server answers, it must return a store whose calls report that: see driver.Opener)", kind, err)
 	}
 	return fmt.Errorf("%w: %w", kind, err)
 }
@@ -354,8 +354,8 @@ func storeError(s driver.Store, err error) error {
 func (r *run) note(f Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.done++
-	r.last = fmt.Sprintf("%s, worker %d, %s", f.Kind, f.Worker, f.For.Round(time.Millisecond))
+	r.faults++
+	r.lastFault = fmt.Sprintf("%s, worker %d, %s", f.Kind, f.Worker, f.For.Round(time.Millisecond))
 }
 
 func (r *run) progress(c *crew, number int) {
@@ -363,15 +363,15 @@ func (r *run) progress(c *crew, number int) {
 		return
 	}
 	r.mu.Lock()
-	p := Progress{Elapsed: time.Since(r.began), Total: r.cfg.Duration, Round: number, Faults: r.done, Last: r.last}
+	p := Progress{Elapsed: time.Since(r.began), Total: r.cfg.Duration, Round: number, Faults: r.faults, Last: r.lastFault}
 	r.mu.Unlock()
 	p.Bytes = c.written()
 	r.cfg.Progress(p)
 }
 
-// lookForLeftovers records what remains at the store after all workers have ended. It waits
+// recordLeftovers records what remains at the store after all workers have ended. It waits
 // first, because a killed worker may leave a grant until its TTL has passed.
-func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, dir string) {
+func (r *run) recordLeftovers(log *Log, s driver.Store, g *driver.Guarantees, dir string) {
 	lease := r.cfg.longest(g) + r.cfg.TTL
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second+lease)
 	defer cancel()
@@ -385,7 +385,7 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 					break
 				}
 				if what, id := standing(st, func(driver.Owner) bool { return true }); what != "" {
-					left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after all workers ended", what, st.Name)})
+					left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still exists after all workers have ended", what, st.Name)})
 				}
 			}
 			if len(left) == 0 {
@@ -411,7 +411,7 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 	}
 	if r.target.URL == "" {
 		for _, what := range leftGoroutines(dir) {
-			log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after everything was closed: " + what})
+			log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after all Lockers were closed: " + what})
 		}
 	}
 }
@@ -432,7 +432,7 @@ func (r *run) compareTokens(report *Report, events []Event) {
 			}
 			if before := r.tokens[name]; q.token <= before {
 				report.add(Violation{Rule: RuleTokens, Name: name, Excerpt: q.story(),
-					Text: fmt.Sprintf("tokens of %q do not rise across restarts: %s got %d, after %d had been granted in an earlier round", name, q.worker, q.token, before)})
+					Text: fmt.Sprintf("tokens of %q do not rise across restarts: %s got token %d, but an earlier round granted token %d", name, q.worker, q.token, before)})
 			}
 			largest[name] = max(largest[name], q.token)
 		}

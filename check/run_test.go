@@ -127,7 +127,7 @@ func TestFailedOpenNamesTheContract(t *testing.T) {
 	_, err := check.Run(t.Context(), check.Config{Dir: t.TempDir(), Target: &check.Target{
 		Open: func(context.Context) (driver.Store, error) { return nil, errors.New("dial: connection refused") },
 	}})
-	if want := "where no server answers it returns a store"; !errors.Is(err, holdfast.ErrUnavailable) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "driver.Opener") {
+	if want := "if no server answers, it must return a store"; !errors.Is(err, holdfast.ErrUnavailable) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "driver.Opener") {
 		t.Errorf("%v, want an error that says %q and names driver.Opener", err, want)
 	}
 }

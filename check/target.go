@@ -53,13 +53,13 @@ func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 	return opener(t.URL, c.Namespace)
 }
 
-// leftSoon returns a Left that repeats look until nothing remains, for at most d. It
-// repeats look because sessions, queues and tombstones expire soon, and because look may
+// leftSoon returns a Left that repeats find until nothing remains, for at most d. It
+// repeats find because sessions, queues and tombstones expire soon, and because find may
 // fail during an election.
-func leftSoon(d time.Duration, look func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
+func leftSoon(d time.Duration, find func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) ([]string, error) {
 		for end := time.Now().Add(d); ; lasts(ctx, 50*time.Millisecond) {
-			left, err := look(ctx)
+			left, err := find(ctx)
 			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
 				return left, err
 			}

@@ -96,7 +96,7 @@ func (w *worker) start(ctx context.Context) error {
 				select {
 				case <-w.stop:
 					return
-				case <-time.After(s.Think):
+				case <-time.After(s.Delay):
 				}
 				w.take(s)
 			}
@@ -179,7 +179,7 @@ func (w *worker) shut(p *probe, l *holdfast.Locker) {
 	}()
 	err := l.Close(ctx)
 	if err != nil {
-		w.log.Add(Event{K: kindLeft, Note: fmt.Sprintf("Close of a Locker did not come to an end: %v", err)})
+		w.log.Add(Event{K: kindLeft, Note: fmt.Sprintf("Close of a Locker did not return: %v", err)})
 	} else {
 		for _, e := range p.leftovers(ctx) {
 			w.log.Add(e)
@@ -247,7 +247,7 @@ func (w *worker) inject(ctx context.Context, f Fault) error {
 	case faultHeal:
 		p.heal()
 	default:
-		return fmt.Errorf("check: a worker cannot do %q", f.Kind)
+		return fmt.Errorf("check: a worker has no fault %q", f.Kind)
 	}
 	return nil
 }
@@ -441,7 +441,7 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, 
 	say(kindRead, plain, false, unguarded)
 
 	w.hold(k, g, op, s, ended)
-	if !s.Careless && !w.alive(k, g, op) {
+	if !s.IgnoresContext && !w.alive(k, g, op) {
 		if mayWrite {
 			say(kindQuit, res, true, 0)
 		}
@@ -458,7 +458,7 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, 
 			say(kindStale, res, true, 0)
 		}
 	}
-	if (s.Careless || w.alive(k, g, op)) && w.regs.put(plain, unguarded+1) == nil {
+	if (s.IgnoresContext || w.alive(k, g, op)) && w.regs.put(plain, unguarded+1) == nil {
 		say(kindWrote, plain, false, unguarded+1)
 	} else {
 		say(kindQuit, plain, false, 0)
@@ -481,7 +481,7 @@ func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 }
 
 // hold keeps the lock for the step's time. It returns early if the worker must finish, or
-// if the lock ends and the work is not careless. At intervals it records whether the
+// if the lock ends and the work does not ignore its context. At intervals it records whether the
 // context lives.
 func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	if s.Hold <= 0 {
@@ -489,8 +489,8 @@ func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended 
 	}
 	end := time.NewTimer(s.Hold)
 	defer end.Stop()
-	look := time.NewTicker(w.cfg.TTL/8 + rand.N(w.cfg.TTL/16))
-	defer look.Stop()
+	check := time.NewTicker(w.cfg.TTL/8 + rand.N(w.cfg.TTL/16))
+	defer check.Stop()
 	done := k.Context().Done()
 	for {
 		select {
@@ -500,11 +500,11 @@ func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended 
 			return
 		case <-done:
 			ended()
-			if !s.Careless {
+			if !s.IgnoresContext {
 				return
 			}
 			done = nil
-		case <-look.C:
+		case <-check.C:
 			// The check ends a context whose validity has ended.
 			if done != nil {
 				w.alive(k, g, op)

@@ -259,7 +259,7 @@ type Holder struct {
 	// TTL is how long the store keeps the grant without renewal, or Forever. 0 means
 	// that it is unknown, as of a client library of another project.
 	TTL time.Duration
-	// Note is a remark for operators: "stopped", "asked to end".
+	// Note is a remark for operators: "stopped", "end requested".
 	Note string
 }
 

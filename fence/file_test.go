@@ -76,7 +76,7 @@ func TestFilesWriteRefusesStaleToken(t *testing.T) {
 		{"equal", "two", 5, 0, "two"},
 		{"smaller", "three", 4, 5, "two"},
 		{"larger", "", 6, 0, ""},
-		{"the one before", "four", 5, 6, ""},
+		{"the previous token", "four", 5, 6, ""},
 		{"largest", "five", 1<<63 - 1, 0, "five"},
 	}
 	for _, s := range steps {

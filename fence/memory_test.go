@@ -37,10 +37,10 @@ func TestMemoryWriteRefusesStaleToken(t *testing.T) {
 		{"an older holder", "a", 4, nil, 5},
 		{"another resource", "A", 1, nil, 0},
 		{"a newer holder whose write fails", "a", 9, errWrite, 0},
-		{"the one before it", "a", 5, nil, 9},
+		{"the previous holder", "a", 5, nil, 9},
 		{"a failed write tried again", "a", 9, nil, 0},
 		{"the largest token", "a", 1<<63 - 1, nil, 0},
-		{"any other", "a", 1<<63 - 2, nil, 1<<63 - 1},
+		{"any smaller token", "a", 1<<63 - 2, nil, 1<<63 - 1},
 	}
 	for _, s := range steps {
 		err := do(s.resource, s.token, s.fail)

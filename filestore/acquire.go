@@ -110,7 +110,7 @@ func (st *state) blocks(k key, limit int) bool {
 	if len(st.entries) == 0 {
 		return false
 	}
-	holders, least := st.census(k)
+	holders, least := st.countHolders(k)
 	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
@@ -160,7 +160,7 @@ func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err er
 	}
 	for sid, alive := range lives {
 		if !alive {
-			s.suspect(sid, b)
+			s.cleanDeadSession(sid, b)
 		}
 	}
 	return b.drop(func(e *entry) bool {

@@ -89,7 +89,7 @@ type entry struct {
 	since          int64 // microseconds since 1970
 	token          uint64
 	tokens         int  // the number that an exclusive grant has or requests
-	asked          bool // an operator has requested the holder to end
+	endRequested   bool // an operator has requested the holder to end
 
 	// first and ahead record which sessions the waiter watched before the present change. If first
 	// is set, it watched the holders' sessions, otherwise the session ahead. The file does not
@@ -118,7 +118,7 @@ var errDamaged = errors.New("damaged list of entries")
 
 func appendEntry(b []byte, e *entry) []byte {
 	var flags byte
-	if e.asked {
+	if e.endRequested {
 		flags = 1
 	}
 	b = append(b, flags)
@@ -142,7 +142,7 @@ func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
 	for r.s != "" {
 		into = append(into, entry{})
 		e := &into[len(into)-1]
-		e.asked = r.byte() == 1
+		e.endRequested = r.byte() == 1
 		e.token = r.number(driver.MaxToken - 1)
 		e.limit = int(r.number(driver.Unlimited))
 		e.slot, e.tokens = readMark(e.limit, r.number(driver.MaxLimit))

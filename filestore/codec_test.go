@@ -22,12 +22,12 @@ func drawEntry(t *rapid.T) entry {
 		ns: text.Draw(t, "ns"), name: text.Draw(t, "name"), id: text.Draw(t, "id"),
 		sid: rapid.StringN(1, 16, 64).Draw(t, "sid"), host: text.Draw(t, "host"),
 		instance: text.Draw(t, "instance"), reason: text.Draw(t, "reason"),
-		pid:   rapid.IntRange(0, 1<<31-1).Draw(t, "pid"),
-		limit: rapid.SampledFrom([]int{1, 2, driver.MaxLimit, driver.Unlimited}).Draw(t, "limit"),
-		slot:  rapid.IntRange(driver.NoSlot, driver.MaxLimit-1).Draw(t, "slot"),
-		since: rapid.Int64Range(0, 1<<62).Draw(t, "since"),
-		token: rapid.Uint64Range(0, driver.MaxToken-1).Draw(t, "token"),
-		asked: rapid.Bool().Draw(t, "asked"), tokens: 1,
+		pid:          rapid.IntRange(0, 1<<31-1).Draw(t, "pid"),
+		limit:        rapid.SampledFrom([]int{1, 2, driver.MaxLimit, driver.Unlimited}).Draw(t, "limit"),
+		slot:         rapid.IntRange(driver.NoSlot, driver.MaxLimit-1).Draw(t, "slot"),
+		since:        rapid.Int64Range(0, 1<<62).Draw(t, "since"),
+		token:        rapid.Uint64Range(0, driver.MaxToken-1).Draw(t, "token"),
+		endRequested: rapid.Bool().Draw(t, "end requested"), tokens: 1,
 	}
 	if e.limit == driver.Exclusive {
 		e.slot, e.tokens = driver.NoSlot, rapid.IntRange(1, maxTokens).Draw(t, "tokens")
@@ -69,7 +69,7 @@ func TestHeaderComesBack(t *testing.T) {
 // FuzzBody requires that parseBody refuses a body, or that the parsed entries encode to the same bytes.
 // It refuses a body with a wrong checksum.
 func FuzzBody(f *testing.F) {
-	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, asked: true}
+	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, endRequested: true}
 	one := appendEntry(nil, &e)
 	f.Add(one, uint32(0))
 	f.Add(append(one, one...), uint32(1))

@@ -30,7 +30,7 @@ func TestKilledHolderWakesWaiter(t *testing.T) {
 	a.NoFallback()
 	b.NoFallback()
 	p, q := queue(t, a, "a", driver.Exclusive), queue(t, b, "a", driver.Exclusive)
-	eventually(t, "the waiters to watch", func() bool { return a.Links() > 0 && b.Watches(a) })
+	eventually(t, "the waiters are watched", func() bool { return a.Links() > 0 && b.Watches(a) })
 	c.kill()
 	g := p.granted(t)
 	release(t, a, g)
@@ -137,7 +137,7 @@ func TestGrantToADeadWaiterIsRemoved(t *testing.T) {
 	c.says("queued")
 	c.kill()
 	release(t, s, g)
-	eventually(t, "the dead waiter's traces to go", func() bool { return len(leftovers(t, dir)) == 2 }) // the store's own session
+	eventually(t, "no entry of the dead waiter is left", func() bool { return len(leftovers(t, dir)) == 2 }) // the store's own session
 }
 
 func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
@@ -168,7 +168,7 @@ func TestNewSessionRemovesDeadSessions(t *testing.T) {
 	s := open(t, dir)
 	take(t, s, "other", driver.Exclusive)
 	own := filepath.Base(s.SessionPath())
-	eventually(t, "the dead sessions' files to go", func() bool {
+	eventually(t, "no file of the dead sessions is left", func() bool {
 		files, err := os.ReadDir(filepath.Join(dir, "sessions"))
 		return err == nil && len(files) == 2 && files[0].Name() == own && files[1].Name() == own+".sock"
 	})
@@ -213,7 +213,7 @@ func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("waiting for ", what)
+			t.Fatalf("timed out waiting until: %s", what)
 		}
 	}
 }
@@ -264,7 +264,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 		killed[workers[i].pid()] = true
 		workers[i].kill()
 		at := size()
-		eventually(t, "the others to go on", func() bool { return size() > at+1000 })
+		eventually(t, "the others continue", func() bool { return size() > at+1000 })
 		workers[i] = start(t, "work", dir, "a")
 		workers[i].says("working")
 	}

@@ -96,8 +96,8 @@ func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 // note returns the remarks about a holder that an operator sees.
 func (s *Store) note(e *entry) string {
 	var notes []string
-	if e.asked {
-		notes = append(notes, "asked to end")
+	if e.endRequested {
+		notes = append(notes, "end requested")
 	}
 	if e.host == s.host && stopped(e.pid) {
 		notes = append(notes, "stopped")
@@ -184,11 +184,11 @@ func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 			return nil, s.fail(b, err)
 		}
 		s.notify(b, b.unlock())
-		s.suspect(e.sid, b)
+		s.cleanDeadSession(e.sid, b)
 		return nil, nil
 	}
-	if !e.asked {
-		b.entries[i].asked = true
+	if !e.endRequested {
+		b.entries[i].endRequested = true
 		if err := b.write(); err != nil {
 			return nil, s.fail(b, err)
 		}
@@ -213,7 +213,7 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 	}
 	b.unlock()
 	if i >= 0 && !s.isOwn(sid) && s.dead(sid) {
-		s.suspect(sid, b)
+		s.cleanDeadSession(sid, b)
 		return false, nil
 	}
 	return i >= 0, nil
@@ -222,10 +222,10 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 // stillHeld returns the error of a Break whose holder has not released the lock.
 func (s *Store) stillHeld(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
-		return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
+		return driver.Errorf(driver.CodeBusy, "pid %d on %s got a request to end but is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
 			e.pid, e.host, e.pid, ctx.Err())
 	}
-	return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
+	return driver.Errorf(driver.CodeBusy, "pid %d on %s got a request to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
 }
 
 // Watch calls changed after changes of a name, or of any name if name is empty. If no other waiter is

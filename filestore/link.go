@@ -22,9 +22,9 @@ const (
 	msgHello byte = 'h'
 	// msgGrant notifies a waiter that its request is granted, with this token and mark.
 	msgGrant byte = 'g'
-	// msgLook notifies a waiter that the sessions to watch have changed. The waiter then reads the
+	// msgReread notifies a waiter that the sessions to watch have changed. The waiter then reads the
 	// bucket.
-	msgLook byte = 'l'
+	msgReread byte = 'l'
 	// msgEnd notifies the holder of this token that an operator requests it to end.
 	msgEnd byte = 'a'
 )
@@ -300,14 +300,14 @@ func (s *Store) notify(b *bucket, notices []notice) {
 		} else {
 			// If the session is dead, the store removes its entries, and the next waiter gets the
 			// lock. If the session lives, its waiter checks by itself.
-			s.suspect(n.sid, b)
+			s.cleanDeadSession(n.sid, b)
 		}
 	}
 }
 
 func (s *Store) handle(n notice) {
 	if n.kind == msgEnd {
-		s.lose(n.id, n.token, driver.CauseTaken, errAsked)
+		s.lose(n.id, n.token, driver.CauseTaken, errEndRequested)
 		return
 	}
 	s.mu.Lock()

@@ -13,10 +13,10 @@ import (
 )
 
 var (
-	errAsked    = driver.Errorf(driver.CodeNotHeld, "an operator asked the holder to end")
-	errEntry    = driver.Errorf(driver.CodeNotHeld, "the grant's entry is gone from the file")
-	errSession  = driver.Errorf(driver.CodeNotHeld, "the file of the session that held the grant was removed")
-	errReplaced = driver.Errorf(driver.CodeNotHeld, "the file that held the grant was deleted or replaced")
+	errEndRequested = driver.Errorf(driver.CodeNotHeld, "an operator requested the end of the lock")
+	errEntry        = driver.Errorf(driver.CodeNotHeld, "the grant's entry is gone from the file")
+	errSession      = driver.Errorf(driver.CodeNotHeld, "the file of the session that held the grant was removed")
+	errReplaced     = driver.Errorf(driver.CodeNotHeld, "the file that held the grant was deleted or replaced")
 )
 
 // held is a grant that this store has returned, or is about to return.
@@ -129,8 +129,8 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 		case !s.holds(h):
 		case i < 0 || b.entries[i].token != h.token || b.entries[i].sid != h.sess.sid:
 			losses = append(losses, loss{h, driver.CauseGone, errEntry})
-		case b.entries[i].asked:
-			losses = append(losses, loss{h, driver.CauseTaken, errAsked})
+		case b.entries[i].endRequested:
+			losses = append(losses, loss{h, driver.CauseTaken, errEndRequested})
 		}
 	}
 	b.unlock()

@@ -24,7 +24,7 @@ func TestBreakReportsAStoppedHolder(t *testing.T) {
 	c.says("granted")
 	c.signal(syscall.SIGSTOP)
 	s := open(t, dir)
-	eventually(t, "the note", func() bool {
+	eventually(t, "the note is shown", func() bool {
 		st, err := s.Inspect(testContext(t), "a")
 		return err == nil && len(st.Holders) == 1 && st.Holders[0].Note == "stopped"
 	})
@@ -36,9 +36,9 @@ func TestBreakReportsAStoppedHolder(t *testing.T) {
 	defer cancel()
 	broken := make(chan error, 1)
 	go func() { broken <- s.Break(ctx, "a", st.Holders[0].Token) }()
-	eventually(t, "the request to end", func() bool {
+	eventually(t, "the request to end has arrived", func() bool {
 		st, err := s.Inspect(testContext(t), "a")
-		return err == nil && len(st.Holders) == 1 && strings.Contains(st.Holders[0].Note, "asked to end")
+		return err == nil && len(st.Holders) == 1 && strings.Contains(st.Holders[0].Note, "end requested")
 	})
 	cancel()
 	err = <-broken
@@ -73,7 +73,7 @@ func TestBreakWaitsForTheHoldersRelease(t *testing.T) {
 			t.Fatalf("broken while the holder has not released: %v", err)
 		default:
 		}
-		if st, err := b.Inspect(testContext(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].Note != "asked to end" {
+		if st, err := b.Inspect(testContext(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].Note != "end requested" {
 			t.Errorf("%+v, %v", st, err)
 		}
 		release(t, a, g)

@@ -21,22 +21,22 @@ type config struct {
 	namespace string
 	mode      fs.FileMode
 	modeGiven bool
-	allowed   []string // further file systems that count as local
+	allowed   []string // the file systems of AllowFileSystem
 }
 
 // Namespace separates the names of this store from the names in other namespaces of the same
 // directory. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// Mode sets which users may lock in the directory. With 0700, the default, this is only the present
-// user, with 0770 also the directory's group, and with 0777 all users of the machine. The umask has no
+// Mode sets which users may lock in the directory. With 0700, the default, only the current
+// user may; with 0770 also the directory's group, and with 0777 all users of the machine. The umask has no
 // effect. Every user that may lock may also break locks.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
 }
 
 // AllowFileSystem lets Open use a directory on a file system that is not known to be local to this
-// machine. The error of Open has its name, such as "fuse". Use this option only if no other machine
+// machine. The error of Open contains the name, such as "fuse". Use this option only if no other machine
 // uses the directory. On such a file system flock may be local to one machine, and sessions of
 // another machine look dead.
 func AllowFileSystem(name string) Option {
@@ -110,18 +110,18 @@ func Dir(rawURL string) (string, error) {
 }
 
 func parseURL(u *url.URL) (dir string, o []Option, err error) {
-	bad := func(why error) (string, []Option, error) {
-		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL: %w", why)
+	invalid := func(err error) (string, []Option, error) {
+		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL: %w", err)
 	}
 	switch {
 	case u.User != nil || u.Host != "":
-		return bad(fmt.Errorf("a file URL has no host: write three slashes, as in file:///var/lib/locks"))
+		return invalid(fmt.Errorf("a file URL has no host: write three slashes, as in file:///var/lib/locks"))
 	case u.Opaque != "":
-		return bad(fmt.Errorf("the path is relative: give an absolute one, as in file:///var/lib/locks"))
+		return invalid(fmt.Errorf("the path is relative: give an absolute one, as in file:///var/lib/locks"))
 	}
 	query, err := storeurl.Query(u, "file:///var/lib/locks")
 	if err != nil {
-		return bad(err)
+		return invalid(err)
 	}
 	if name := query.Take("filesystem"); name != "" {
 		o = append(o, AllowFileSystem(name))
@@ -129,17 +129,17 @@ func parseURL(u *url.URL) (dir string, o []Option, err error) {
 	if mode := query.Take("mode"); mode != "" {
 		m, err := strconv.ParseUint(mode, 8, 32)
 		if err != nil {
-			return bad(fmt.Errorf("mode %q is not an octal number such as 0770", mode))
+			return invalid(fmt.Errorf("mode %q is not an octal number such as 0770", mode))
 		}
 		o = append(o, Mode(fs.FileMode(m)))
 	}
 	if err := query.End(); err != nil {
-		return bad(err)
+		return invalid(err)
 	}
 	if dir = u.Path; dir == "" {
 		dir, err = DefaultDir()
 	} else if !filepath.IsAbs(dir) {
-		return bad(fmt.Errorf("the path %q is relative: give an absolute one, as in file:///var/lib/locks", dir))
+		return invalid(fmt.Errorf("the path %q is relative: give an absolute one, as in file:///var/lib/locks", dir))
 	}
 	return dir, o, err
 }

@@ -32,8 +32,8 @@ type notice struct {
 	mark  uint64 // see entry.mark
 }
 
-// census returns the number of holders of a name and the smallest of their limits.
-func (st *state) census(k key) (holders, least int) {
+// countHolders returns the number of holders of a name and the smallest of their limits.
+func (st *state) countHolders(k key) (holders, least int) {
 	least = math.MaxInt
 	for i := range st.entries {
 		if e := &st.entries[i]; e.token > 0 && e.is(k) {
@@ -93,7 +93,7 @@ func (st *state) before(k key) {
 // settle grants the name to the first waiters as long as the limits allow that. It notifies these
 // waiters, and those that have to watch other sessions now. reserve makes tokens available.
 func (st *state) settle(k key, now int64, reserve func() error) error {
-	holders, least := st.census(k)
+	holders, least := st.countHolders(k)
 	first, ahead := true, ""
 	var failed error
 	for i := range st.entries {
@@ -110,7 +110,7 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 		}
 		switch {
 		case first && !e.first && !st.heldOnlyBy(k, e.ahead), !first && e.ahead != ahead:
-			st.notices = append(st.notices, notice{kind: msgLook, sid: e.sid, id: e.id})
+			st.notices = append(st.notices, notice{kind: msgReread, sid: e.sid, id: e.id})
 		}
 		first, ahead = false, e.sid
 	}

@@ -218,8 +218,8 @@ func (s *Store) sweep() {
 	}
 }
 
-// suspect removes a dead session in the background, beginning with the bucket that it blocks.
-func (s *Store) suspect(sid string, b *bucket) {
+// cleanDeadSession removes a dead session in the background, beginning with the bucket that it blocks.
+func (s *Store) cleanDeadSession(sid string, b *bucket) {
 	s.mu.Lock()
 	removing := s.buried[sid]
 	s.buried[sid] = true

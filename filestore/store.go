@@ -238,7 +238,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.loseEvery(driver.CauseClosed, errClosed) // the grants that the last calls have returned
 	for _, b := range s.buckets {
 		if b.used.Load() {
-			s.vacate(ctx, b)
+			s.removeOwnEntries(ctx, b)
 		}
 	}
 	s.mu.Lock()
@@ -274,8 +274,8 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// vacate removes all entries of this store from a bucket.
-func (s *Store) vacate(ctx context.Context, b *bucket) {
+// removeOwnEntries removes all entries of this store from a bucket.
+func (s *Store) removeOwnEntries(ctx context.Context, b *bucket) {
 	if b.lockUntil(ctx, nil, false) != nil {
 		return
 	}

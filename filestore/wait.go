@@ -72,7 +72,7 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 		case <-s.done:
 			return driver.Grant{}, errClosed
 		}
-		g, next, err := s.look(ctx, w)
+		g, next, err := s.readBucket(ctx, w)
 		switch {
 		case err == nil && next == nil:
 			return g, nil
@@ -89,8 +89,8 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 	}
 }
 
-// look reads the bucket. It returns the waiter's grant, or the sessions that the waiter has to watch.
-func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []string, err error) {
+// readBucket reads the bucket. It returns the waiter's grant, or the sessions that the waiter has to watch.
+func (s *Store) readBucket(ctx context.Context, w *waiter) (g driver.Grant, ahead []string, err error) {
 	if g, ok := s.taken(ctx, w); ok {
 		return g, nil, nil
 	}

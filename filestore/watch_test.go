@@ -146,7 +146,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		}
 	}
 	// The number may be lower than before, and the last descriptors may close a moment after Close.
-	eventually(t, fmt.Sprintf("no more than the %d descriptors before", before), func() bool { return descriptors() <= before })
+	eventually(t, fmt.Sprintf("at most %d descriptors are open, as before", before), func() bool { return descriptors() <= before })
 	left, err := os.ReadDir(filepath.Join(dir, "sessions"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("sessions left: %v, %v", left, err)

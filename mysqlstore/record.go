@@ -82,7 +82,7 @@ func (r *recorder) write(ctx context.Context, a *sqlkit.LockRequest, conn int64,
 	}
 	insert += fmt.Sprintf("INSERT "+hint+"INTO holdfast_session (held, conn, name, lockname, token, slot, taken, label) VALUES ('%s', %d, %s, %s, %d, %d, 0, '%s')"+
 		" ON DUPLICATE KEY UPDATE taken = holdfast_session.taken",
-		grantLock(a.ID), conn, lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelRoom))
+		grantLock(a.ID), conn, lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelBytes))
 	_, err := r.s.commit(ctx, insert)
 	r.mu.Lock()
 	defer r.mu.Unlock()

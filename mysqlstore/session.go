@@ -56,8 +56,8 @@ const (
 	unit = time.Second
 	// forever is longer than any wait, and shorter than the server's maximum.
 	forever = 365 * 24 * 3600
-	// labelRoom is the space for a label in holdfast_session.
-	labelRoom = 1400
+	// labelBytes is the space for a label in holdfast_session.
+	labelBytes = 1400
 )
 
 // A session has named locks of GET_LOCK beside the lock itself. The server frees them when
@@ -171,7 +171,7 @@ func timeout(s *sqlkit.Session, ttl time.Duration) []string {
 }
 
 // comment returns a label for a statement that may wait.
-func comment(a *sqlkit.LockRequest) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
+func comment(a *sqlkit.LockRequest) string { return "/*" + a.Label.Encode(labelBytes) + "*/ " }
 
 // markNew returns an expression that takes the session's lock hf:new of the next turn and
 // frees that of the last turn. The caller calls marked after the server has evaluated the

@@ -22,8 +22,8 @@
 //	holdfast.undo.failures      counter, {failure}       kind, mode
 //	holdfast.conflicts          counter, {conflict}      none
 //
-// The last one counts the conflicts of updates that have the option of [Conflicts]. The
-// full names of the attributes:
+// The metric holdfast.conflicts counts the conflicts of updates that have the option of
+// [Conflicts]. The full names of the attributes:
 //
 //   - holdfast.store.kind: the store's recipe, such as "redis" or "memory".
 //   - holdfast.mode: "exclusive", "shared" or "semaphore".
@@ -43,8 +43,8 @@
 // # What counts as held
 //
 // holdfast.locks.held counts the grants that callers of this process hold. A grant counts from
-// its acquisition until it is released or lost, or its release is not confirmed. In the last
-// case the store may keep it for some time. Later events, such as a retried release or the
+// its acquisition until it is released or lost, or until its release fails to be confirmed. The
+// store may keep such an unconfirmed grant for some time. Later events, such as a retried release or the
 // Unlock of a lost lock, do not change the count. LockAll
 // holds one grant per name. A grant that the store keeps for its MinHold after the
 // release does not count; a grant that the Locker keeps for its MinHold counts.

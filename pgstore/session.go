@@ -66,12 +66,12 @@ func named(a *sqlkit.LockRequest, token, tokens string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s' || CASE WHEN (%s) > 1 THEN ' x' || (%[3]s) ELSE '' END, ''), false)", token, a.ID, tokens)
 }
 
-// nameRoom is how many bytes of application_name the server keeps.
-const nameRoom = 63
+// nameBytes is how many bytes of application_name the server keeps.
+const nameBytes = 63
 
 // limit makes a request reserve one token if application_name has no space for more.
 func limit(a *sqlkit.LockRequest) {
-	if a.Tokens > 1 && len("hf  x")+len(strconv.FormatInt(time.Now().UnixMicro(), 10))+len(a.ID)+len(strconv.Itoa(a.Tokens)) > nameRoom {
+	if a.Tokens > 1 && len("hf  x")+len(strconv.FormatInt(time.Now().UnixMicro(), 10))+len(a.ID)+len(strconv.Itoa(a.Tokens)) > nameBytes {
 		a.Tokens = 1
 	}
 }

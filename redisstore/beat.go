@@ -11,18 +11,18 @@ import (
 
 const (
 	// noticeTimeout is the longest time until a holder notices that the server has lost its
-	// grant. Every lookEvery the store checks the grants that were not proven for provenFor, with
-	// the timeout lookTimeout. So the store checks a grant every two seconds unless it is renewed more
+	// grant. Every checkInterval the store checks the grants that were not proven for provenFor, with
+	// the timeout checkTimeout. So the store checks a grant every two seconds unless it is renewed more
 	// often.
-	noticeTimeout = lookEvery + provenFor + lookTimeout
-	lookEvery     = time.Second
+	noticeTimeout = checkInterval + provenFor + checkTimeout
+	checkInterval = time.Second
 	provenFor     = 1200 * time.Millisecond
-	lookTimeout   = 800 * time.Millisecond
-	// lookBatch is the number of grants that one call of the script checks. A pipeline has up
-	// to lookCalls calls, and up to lookPipes pipelines run at once.
-	lookBatch = 100
-	lookCalls = 64
-	lookPipes = 16
+	checkTimeout  = 800 * time.Millisecond
+	// checkBatch is the number of grants that one call of the script checks. A pipeline has up
+	// to checkCalls calls, and up to checkPipelines pipelines run at once.
+	checkBatch     = 100
+	checkCalls     = 64
+	checkPipelines = 16
 )
 
 // hold registers a grant, so that its holder is notified when it ends.
@@ -37,9 +37,9 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	}
 	s.beating = true
 	if s.beat == nil {
-		s.beat = time.AfterFunc(lookEvery, s.look)
+		s.beat = time.AfterFunc(checkInterval, s.checkGrants)
 	} else {
-		s.beat.Reset(lookEvery)
+		s.beat.Reset(checkInterval)
 	}
 }
 
@@ -64,30 +64,30 @@ func (s *Store) prove(id string, sent time.Time) {
 	}
 }
 
-// lookSoon starts a check of all grants now. The caller holds the store's mutex.
-func (s *Store) lookSoon() {
+// checkSoon starts a check of all grants now. The caller holds the store's mutex.
+func (s *Store) checkSoon() {
 	if s.beating && !s.closing {
-		s.lookAll = true
+		s.checkAll = true
 		s.beat.Reset(0)
 	}
 }
 
-// look checks the grants that were not proven for provenFor. It runs again after lookEvery while
+// checkGrants checks the grants that were not proven for provenFor. It runs again after checkInterval while
 // there are grants.
-func (s *Store) look() {
+func (s *Store) checkGrants() {
 	if s.enter() != nil {
 		return
 	}
 	defer s.ops.Done()
 	began := time.Now()
 	s.mu.Lock()
-	if s.looking { // the other call sets the timer when it has ended
+	if s.checking { // the other call sets the timer when it has ended
 		s.mu.Unlock()
 		return
 	}
-	s.looking = true
-	all := s.lookAll
-	s.lookAll = false
+	s.checking = true
+	all := s.checkAll
+	s.checkAll = false
 	due := map[uint16][]*entry{} // by bucket in a Cluster, else all under 0
 	held, lead, short := 0, s.lead(), false
 	for _, e := range s.entries {
@@ -105,27 +105,27 @@ func (s *Store) look() {
 		}
 	}
 	s.mu.Unlock()
-	s.lookAtClocks(short)
-	s.lookAt(due)
+	s.probeIfOld(short)
+	s.checkEntries(due)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.looking = false
+	s.checking = false
 	if held == 0 && len(s.entries) == 0 || s.closing {
 		s.beating = false
 		return
 	}
-	next := max(lookEvery-time.Since(began), lookEvery/8)
-	if s.lookAll {
+	next := max(checkInterval-time.Since(began), checkInterval/8)
+	if s.checkAll {
 		next = 0
 	}
 	s.beat.Reset(next)
 }
 
-// lookAt checks grants, many in each call and all calls at once. So many grants or a slow link do
+// checkEntries checks grants, many in each call and all calls at once. So many grants or a slow link do
 // not delay the last check.
-func (s *Store) lookAt(due map[uint16][]*entry) {
+func (s *Store) checkEntries(due map[uint16][]*entry) {
 	var batches [][]*entry
-	batch := lookBatch
+	batch := checkBatch
 	if s.spread.Load() {
 		batch = 1
 	}
@@ -136,24 +136,24 @@ func (s *Store) lookAt(due map[uint16][]*entry) {
 			group = group[n:]
 		}
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
+	ctx, cancel := context.WithTimeout(s.ctx, checkTimeout)
 	defer cancel()
 	var pipes sync.WaitGroup
-	slots := make(chan struct{}, lookPipes)
+	slots := make(chan struct{}, checkPipelines)
 	for len(batches) > 0 {
-		n := min(len(batches), lookCalls)
+		n := min(len(batches), checkCalls)
 		some := batches[:n]
 		batches = batches[n:]
 		slots <- struct{}{}
 		pipes.Go(func() {
-			s.lookOnce(ctx, some)
+			s.checkBatches(ctx, some)
 			<-slots
 		})
 	}
 	pipes.Wait()
 }
 
-func (s *Store) lookOnce(ctx context.Context, batches [][]*entry) {
+func (s *Store) checkBatches(ctx context.Context, batches [][]*entry) {
 	calls := make([]Call, len(batches))
 	for i, batch := range batches {
 		c := Call{Keys: make([]string, len(batch)), Args: make([]string, 0, 2*len(batch))}
@@ -164,15 +164,15 @@ func (s *Store) lookOnce(ctx context.Context, batches [][]*entry) {
 		calls[i] = c
 	}
 	sent, at := driver.Now(), micros()
-	for i, a := range s.client.EvalAll(ctx, lookScript, calls) {
-		rep, err := s.read(lookScript, sent, at, a.Values, a.Err)
+	for i, a := range s.client.EvalAll(ctx, checkScript, calls) {
+		rep, err := s.read(checkScript, sent, at, a.Values, a.Err)
 		if isTryAgain(err) && len(batches[i]) > 1 {
 			// The keys are on two servers while their hash slot moves.
 			var singles [][]*entry
 			for j := range batches[i] {
 				singles = append(singles, batches[i][j:j+1])
 			}
-			s.lookOnce(ctx, singles)
+			s.checkBatches(ctx, singles)
 			continue
 		}
 		if err != nil || rep.kind != 'R' {

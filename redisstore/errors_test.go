@@ -9,15 +9,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-type moded struct {
+type withMode struct {
 	fake
 	mode Mode
 }
 
-func (m *moded) Mode() Mode { return m.mode }
+func (m *withMode) Mode() Mode { return m.mode }
 
 // TestExplainAddsCode requires the right code for each error. The code decides whether the caller
-// undoes the request, so every code but Unknown needs a certain outcome.
+// undoes the request, so each code except Unknown requires that the outcome is known.
 func TestExplainAddsCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -45,13 +45,13 @@ func TestExplainAddsCode(t *testing.T) {
 		{ServerError("ERR something new"), Standalone, driver.CodeUnknown},
 		{errClosed, Standalone, driver.CodeClosed},
 	} {
-		s := &Store{client: &moded{mode: c.mode}}
+		s := &Store{client: &withMode{mode: c.mode}}
 		err := s.explain(c.err)
 		if got := s.Classify(err); got != c.want {
 			t.Errorf("%v: %v, want %v", c.err, got, c.want)
 		}
 		if !strings.Contains(err.Error(), c.err.Error()) {
-			t.Errorf("%v became %v", c.err, err)
+			t.Errorf("the error %v does not contain %v", err, c.err)
 		}
 	}
 	if !isTryAgain(ServerError("TRYAGAIN x")) || isTryAgain(errLost) {
@@ -95,7 +95,7 @@ func TestScriptIsLoadedOnceForManyCalls(t *testing.T) {
 	}
 	loaded := map[int]bool{} // by server
 	server := func(c Call) int { return int(c.Keys[0][len(c.Keys[0])-1]) % 2 }
-	pipelines, alone := 0, 0
+	pipelines, single := 0, 0
 	answers := EvalPipelined(calls, func(some []Call) []Answer {
 		pipelines++
 		answers := make([]Answer, len(some))
@@ -107,12 +107,12 @@ func TestScriptIsLoadedOnceForManyCalls(t *testing.T) {
 		}
 		return answers
 	}, func(c Call) Answer {
-		alone++
+		single++
 		loaded[server(c)] = true
 		return Answer{Values: c.Keys}
 	})
-	if pipelines != 3 || alone != 2 {
-		t.Errorf("%d pipelines and %d calls alone, want 3 and 2", pipelines, alone)
+	if pipelines != 3 || single != 2 {
+		t.Errorf("%d pipelines and %d single calls, want 3 and 2", pipelines, single)
 	}
 	for i, a := range answers {
 		if a.Err != nil || a.Values[0] != calls[i].Keys[0] {

@@ -23,7 +23,7 @@ type Layout string
 // The layouts. docs/redis-layouts.md lists the guarantees of each.
 const (
 	// Native is holdfast's own format and the default. No other layout serves waiters in order
-	// for every kind of limit.
+	// for every limit.
 	Native Layout = ""
 	// Plain is one string per name, as in redsync, bsm/redislock, redis-py and most locks without
 	// a library. It has exclusive locks. Waiters poll; a release by holdfast wakes the waiters of
@@ -33,14 +33,14 @@ const (
 	Redisson Layout = "redisson"
 	// RedissonFair is Redisson's fair lock, whose waiters are served in order.
 	RedissonFair Layout = "redisson-fair"
-	// RedissonFenced is Redisson's RFencedLock, whose token is that of the lock.
+	// RedissonFenced is Redisson's RFencedLock. Redisson's token is the fencing token of the lock.
 	RedissonFenced Layout = "redisson-fenced"
 	// RedissonSpin is Redisson's spin lock, whose waiters poll.
 	RedissonSpin Layout = "redisson-spin"
 	// RedissonReadWrite is Redisson's RReadWriteLock: exclusive and shared locks.
 	RedissonReadWrite Layout = "redisson-rw"
 	// RedissonSemaphore is Redisson's RSemaphore. The permits of Java clients have no leases;
-	// those of holdfast have.
+	// the permits of holdfast have leases.
 	RedissonSemaphore Layout = "redisson-semaphore"
 	// RedissonPermits is Redisson's RPermitExpirableSemaphore.
 	RedissonPermits Layout = "redisson-permits"
@@ -78,8 +78,8 @@ type rules struct {
 	limits func(limit int) bool
 	// amend changes the guarantees after declare.
 	amend func(*driver.Guarantees)
-	// owns returns the owner of a request.
-	owns func(p *peers, id string, limit int) string
+	// owner returns the owner of a request. It may be nil: then the owner is peers.thread.
+	owner func(p *peers, id string, limit int) string
 }
 
 func exclusiveOnly(limit int) bool { return limit == driver.Exclusive }
@@ -94,7 +94,7 @@ const (
 var layouts = map[Layout]*rules{
 	Plain: {
 		scripts: []string{"plain"}, channel: "holdfast:free", kind: "string", limits: exclusiveOnly, amend: amendPlain,
-		owns: func(_ *peers, id string, _ int) string { return id },
+		owner: func(_ *peers, id string, _ int) string { return id },
 	},
 	Redisson:     {scripts: []string{"lock"}, channel: lockChannel, kind: "hash", limits: exclusiveOnly, amend: amendLock},
 	RedissonSpin: {scripts: []string{"lock", "spin"}, kind: "hash", limits: exclusiveOnly, amend: amendSpin},
@@ -111,7 +111,7 @@ var layouts = map[Layout]*rules{
 	RedissonReadWrite: {
 		scripts: []string{"rw"}, channel: "redisson_rwlock", kind: "hash", amend: amendReadWrite,
 		limits: func(limit int) bool { return limit == driver.Exclusive || limit == driver.Unlimited },
-		owns: func(p *peers, id string, limit int) string {
+		owner: func(p *peers, id string, limit int) string {
 			if limit == driver.Exclusive {
 				return p.thread(id) + ":write"
 			}
@@ -122,7 +122,7 @@ var layouts = map[Layout]*rules{
 	RedissonPermits: {
 		scripts: []string{"permits"}, channel: permitChannel, kind: "string", limits: anyPermits, amend: amendPermits,
 		keys: func(n string) []string { return []string{suffixed(n, "timeout")} },
-		owns: func(p *peers, id string, _ int) string {
+		owner: func(p *peers, id string, _ int) string {
 			sum := sha256.Sum256([]byte(p.client + id))
 			return string(sum[:16])
 		},
@@ -141,7 +141,7 @@ func layoutNames() string {
 }
 
 // prefixed and suffixed return the keys and channels beside a name's key, as Redisson names them.
-// Redisson checks only for an opening brace, so they may be in another hash slot: see carries.
+// Redisson checks only for an opening brace, so they may be in another hash slot: see checkName.
 func prefixed(prefix, name string) string {
 	if strings.Contains(name, "{") {
 		return prefix + ":" + name
@@ -158,9 +158,9 @@ func stemOf(name string) string {
 	return "{" + name + "}"
 }
 
-// beside returns holdfast's own key beside a name's. A name with a brace has another prefix, so
+// besideKey returns the key of holdfast's own data on a name, beside the name's key. A name with a brace has another prefix, so
 // that a and {a} have different keys.
-func beside(name string) string {
+func besideKey(name string) string {
 	if strings.Contains(name, "{") {
 		return "holdfast:beside:=" + name
 	}
@@ -177,8 +177,8 @@ func hashTag(key string) string {
 	return key
 }
 
-// carries returns an error for a name that the layout does not support.
-func (p *peers) carries(name string) error {
+// checkName returns an error for a name that the layout does not support.
+func (p *peers) checkName(name string) error {
 	key := p.key(name)
 	// The keys beside the name's key start with its stem, or have it after a prefix.
 	if p.s.client.Mode() == Cluster && (hashTag(key) != hashTag(stemOf(key)+":") || hashTag(key) != hashTag("x:"+stemOf(key))) {
@@ -194,7 +194,7 @@ func (p *peers) carries(name string) error {
 var layoutScripts embed.FS
 
 // verbs are the scripts of one layout.
-type verbs struct{ acquire, renew, look, release, undo, take, inspect *Script }
+type verbs struct{ acquire, renew, check, release, undo, take, inspect *Script }
 
 func loadVerbs(l Layout, r *rules) *verbs {
 	read := func(name string) string {
@@ -209,7 +209,7 @@ func loadVerbs(l Layout, r *rules) *verbs {
 		base += read(name)
 	}
 	script := func(verb string) *Script { return newScript(string(l)+" "+verb, base+read(verb)) }
-	return &verbs{script("acquire"), script("renew"), script("look"), script("release"), script("undo"), script("break"), script("inspect")}
+	return &verbs{script("acquire"), script("renew"), script("check"), script("release"), script("undo"), script("break"), script("inspect")}
 }
 
 // newUUID returns the ID of a client, in the form of Redisson's.
@@ -220,17 +220,16 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// thread returns the owner of a request: the client's UUID and a number, where a Java program has
-// its thread. Each request has another number, so no two requests share a lock.
+// thread returns the owner of a request: the client's UUID and a number. In Redisson, the number is that of the thread. Each request has another number, so no two requests share a lock.
 func (p *peers) thread(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)
 }
 
-// own returns the owner of a request in the form of the layout.
-func (p *peers) own(id string, limit int) string {
-	if p.rules.owns != nil {
-		return p.rules.owns(p, id, limit)
+// owner returns the owner of a request in the form of the layout.
+func (p *peers) owner(id string, limit int) string {
+	if p.rules.owner != nil {
+		return p.rules.owner(p, id, limit)
 	}
 	return p.thread(id)
 }

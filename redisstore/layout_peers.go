@@ -58,7 +58,7 @@ func newPeers(s *Store) *peers {
 
 // keys returns the keys of a name.
 func (p *peers) keys(key string) []string {
-	all := append(make([]string, 0, 4), key, beside(key))
+	all := append(make([]string, 0, 4), key, besideKey(key))
 	if p.rules.keys != nil {
 		all = append(all, p.rules.keys(key)...)
 	}
@@ -118,11 +118,11 @@ func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, e
 	if !p.rules.limits(r.Limit) {
 		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "redisstore: the layout %s has no locks of limit %d", p.layout, r.Limit)
 	}
-	if err := p.carries(r.Name); err != nil {
+	if err := p.checkName(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
 	a := &pending{p: p, r: r, lead: p.s.lead()}
-	a.st = step{id: r.ID, own: p.own(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}
+	a.st = step{id: r.ID, own: p.owner(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}
 	rep, err := a.call(ctx)
 	switch {
 	case err != nil:
@@ -323,7 +323,7 @@ func (p *peers) undoAll(ctx context.Context, r *driver.Request, lateUntil int64)
 		limits = []int{driver.Exclusive, driver.Unlimited}
 	}
 	for _, limit := range limits {
-		if err := p.undo(ctx, &step{id: r.ID, own: p.own(r.ID, limit), key: p.key(r.Name)}, lateUntil); err != nil {
+		if err := p.undo(ctx, &step{id: r.ID, own: p.owner(r.ID, limit), key: p.key(r.Name)}, lateUntil); err != nil {
 			return err
 		}
 	}

@@ -54,7 +54,7 @@ func TestNamesThatALayoutCarries(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = s.peers.carries(name)
+			err = s.peers.checkName(name)
 			if (err == nil) != carried {
 				t.Errorf("%s: %q: %v, want carried %t", l, name, err, carried)
 			}
@@ -73,14 +73,14 @@ func TestNamesThatALayoutCarries(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.peers.carries("{a}"); driver.CodeOf(err) != driver.CodeUnsupported {
+		if err := s.peers.checkName("{a}"); driver.CodeOf(err) != driver.CodeUnsupported {
 			t.Errorf("%s: {a} has keys in common with a: %v", l, err)
 		}
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
-	if beside("a") == beside("{a}") {
+	if besideKey("a") == besideKey("{a}") {
 		t.Error("two names have one key beside them")
 	}
 }
@@ -96,8 +96,8 @@ func TestOwnersOfALayout(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, id := range []string{"a", "b"} {
-				own := s.peers.own(id, driver.Exclusive)
-				if own != s.peers.own(id, driver.Exclusive) {
+				own := s.peers.owner(id, driver.Exclusive)
+				if own != s.peers.owner(id, driver.Exclusive) {
 					t.Errorf("%s: an undo of %s would not find its owner", l, id)
 				}
 				if seen[own] {
@@ -107,7 +107,7 @@ func TestOwnersOfALayout(t *testing.T) {
 				form := `^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}:[0-9]{1,19}$`
 				switch l {
 				case RedissonReadWrite:
-					if reader := s.peers.own(id, driver.Unlimited); reader+":write" != own {
+					if reader := s.peers.owner(id, driver.Unlimited); reader+":write" != own {
 						t.Errorf("a reader %q and a writer %q", reader, own)
 					}
 					own = strings.TrimSuffix(own, ":write")

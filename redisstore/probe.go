@@ -36,10 +36,10 @@ type findings struct {
 	durable  string // the data that survives a restart, in words for people
 	replicas int    // the smallest number of replicas of a primary
 	unknown  bool   // the user may not use INFO
-	// The rest is set only where replicas have to acknowledge grants. ahead is how far the clock of
-	// a replica may be ahead of its primary's, and clocks has each replica's, by address.
-	// uncompared means that a clock could not be compared. primaries are the replication IDs of the
-	// primaries.
+	// The other fields are set only if replicas must acknowledge grants. ahead is how far the
+	// clock of a replica may be ahead of its primary's, and clocks has each replica's, by
+	// address. uncompared means that a clock could not be compared. primaries are the
+	// replication IDs of the primaries.
 	ahead      time.Duration
 	clocks     map[string]replicaClock
 	primaries  []string
@@ -336,7 +336,7 @@ func (s *Store) probeRights(ctx context.Context, n Node) error {
 // makes all leases longer by that time. So after a failover to that replica no lease expires
 // before the validity of its holder ends.
 func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string, f *findings) error {
-	_, latest, err := clockOf(ctx, n)
+	_, lower, err := clockOf(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -352,16 +352,16 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 		}
 		address := net.JoinHostPort(part["ip"], part["port"])
 		replica, err := s.client.Replica(ctx, address)
-		var earliest int64
+		var upper int64
 		if err == nil {
-			earliest, _, err = clockOf(ctx, replica)
+			upper, _, err = clockOf(ctx, replica)
 		}
 		if err != nil {
 			f.uncompared = true
 			continue
 		}
-		// The replica's time minus micros is at most earliest, the primary's at least latest.
-		ahead := time.Duration(earliest-latest) * time.Microsecond
+		// The replica's time minus micros is at most upper, the primary's at least lower.
+		ahead := time.Duration(upper-lower) * time.Microsecond
 		if ahead > maxAhead {
 			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free held locks; set the clock", address, ahead.Round(time.Millisecond))
 		}
@@ -371,8 +371,8 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 	return nil
 }
 
-// clockOf returns the upper and the lower limit of how far a server's clock is ahead of micros.
-func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
+// clockOf returns the upper and the lower limit of the server's time minus micros.
+func clockOf(ctx context.Context, n Node) (upper, lower int64, err error) {
 	sent := micros()
 	answer, err := n.Command(ctx, "TIME")
 	if err != nil {
@@ -409,8 +409,9 @@ func (s *Store) lead() time.Duration {
 }
 
 // lengthen renews the grants that were made or renewed with a smaller lead than the present one.
-// A lease with a long TTL would otherwise be too short until its next renewal. After a change of the
-// primary it renews all grants. The holder's validity stays as it is. If a renewal fails, the next look starts it again.
+// A lease with a long TTL would otherwise be too short until its next renewal. After a change
+// of the primary, it renews all grants. The holder's validity stays as it is. If a renewal
+// fails, the next check of the grants repeats it.
 func (s *Store) lengthen() {
 	lead := s.lead()
 	var short []driver.Grant
@@ -432,9 +433,9 @@ func (s *Store) lengthen() {
 	s.Renew(ctx, short)
 }
 
-// lookAtClocks starts a probe in the background if the last one is old. It also does so if short
+// probeIfOld starts a probe in the background if the last one is old. It also does so if short
 // is set: a held grant was made or renewed with a smaller lead than the present one.
-func (s *Store) lookAtClocks(short bool) {
+func (s *Store) probeIfOld(short bool) {
 	if s.cfg.replicas == 0 {
 		return
 	}

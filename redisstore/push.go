@@ -41,7 +41,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 			failures = 0
 			s.mu.Lock()
 			if sub.failed {
-				s.lookSoon() // the server may have been restarted without its data
+				s.checkSoon() // the server may have been restarted without its data
 			}
 			sub.ready, sub.failed = max(micros(), 1), false
 			// Messages that were sent before the subscription are lost.

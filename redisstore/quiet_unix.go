@@ -13,7 +13,7 @@ const detectsQuiet = true
 // socket is the socket of a connection. raw is nil if the connection gives no access to it.
 type socket struct {
 	raw   syscall.RawConn
-	look  func(fd uintptr) // made once, because a new closure for each call would be an allocation
+	peek  func(fd uintptr) // made once, because a new closure for each call would be an allocation
 	still bool
 	first [1]byte
 }
@@ -28,7 +28,7 @@ func socketOf(conn net.Conn) *socket {
 			s.raw = raw
 		}
 	}
-	s.look = func(fd uintptr) {
+	s.peek = func(fd uintptr) {
 		_, _, err := syscall.Recvfrom(int(fd), s.first[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		s.still = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
 	}
@@ -45,6 +45,6 @@ func (s *socket) quiet() bool {
 	s.still = false
 	// Control, unlike Read, does not wait for a reader, and ignores the deadline of an earlier
 	// request.
-	err := s.raw.Control(s.look)
+	err := s.raw.Control(s.peek)
 	return err == nil && s.still
 }

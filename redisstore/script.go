@@ -9,9 +9,12 @@ import (
 
 // Script is a Lua script that runs at the server.
 type Script struct {
-	// Name is for messages, Source the text, and SHA its SHA-1 in hexadecimal. The server finds a
-	// cached script by its SHA.
-	Name, Source, SHA string
+	// Name is for messages.
+	Name string
+	// Source is the text.
+	Source string
+	// SHA is the SHA-1 of Source in hexadecimal. The server finds a cached script by its SHA.
+	SHA string
 }
 
 //go:embed scripts/plain.lua
@@ -32,8 +35,8 @@ var releaseSource string
 //go:embed scripts/renew.lua
 var renewSource string
 
-//go:embed scripts/look.lua
-var lookSource string
+//go:embed scripts/check.lua
+var checkSource string
 
 //go:embed scripts/undo.lua
 var undoSource string
@@ -55,7 +58,7 @@ var (
 	combinedScript = newScript("combined", combinedSource)
 	releaseScript  = newScript("release", releaseSource)
 	renewScript    = newScript("renew", renewSource)
-	lookScript     = newScript("look", lookSource)
+	checkScript    = newScript("check", checkSource)
 	undoScript     = newScript("undo", undoSource)
 	breakScript    = newScript("break", breakSource)
 	inspectScript  = newScript("inspect", inspectSource)

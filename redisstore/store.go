@@ -36,16 +36,16 @@ type Store struct {
 	probed  atomic.Pointer[findings]
 	spread  atomic.Bool // the keys of two names may be on different servers: see compareServers
 
-	mu      sync.Mutex
-	closing bool
-	entries map[string]*entry   // requests and grants by ID
-	queued  map[string][]*entry // requests with a queue entry, by name
-	late    map[string]int64    // requests without an answer, and until when they may arrive
-	subs    map[string]*subscription
-	beat    *time.Timer
-	beating bool
-	looking bool // look runs
-	lookAll bool // the next look checks all grants
+	mu       sync.Mutex
+	closing  bool
+	entries  map[string]*entry   // requests and grants by ID
+	queued   map[string][]*entry // requests with a queue entry, by name
+	late     map[string]int64    // requests without an answer, and until when they may arrive
+	subs     map[string]*subscription
+	beat     *time.Timer
+	beating  bool
+	checking bool // checkGrants runs
+	checkAll bool // the next check includes all grants
 }
 
 var (

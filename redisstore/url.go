@@ -35,7 +35,7 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 //	redis+sentinel://[USER[:PASSWORD]@]HOST[:PORT]/MASTER[/DB]   HOST is a sentinel
 //	redis+cluster://[USER[:PASSWORD]@]HOST[:PORT]
 //
-// With rediss instead of redis connections use TLS. The default ports are 6379,
+// With rediss instead of redis, connections use TLS. The default ports are 6379,
 // for a sentinel 26379. Parameters, all optional:
 //
 //	addr=HOST:PORT            another sentinel, or node of a cluster; may be repeated
@@ -94,7 +94,7 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 	}
 	switch {
 	case base != "redis" && base != "rediss" || u.Scheme != base && kind != "sentinel" && kind != "cluster":
-		return fail("scheme %q: use redis, redis+sentinel or redis+cluster, or rediss in the place of redis for TLS", u.Scheme)
+		return fail("scheme %q: use redis, redis+sentinel or redis+cluster, or rediss instead of redis for TLS", u.Scheme)
 	case u.Hostname() == "":
 		return fail("the host is missing, as in redis://localhost:6379")
 	}
@@ -132,7 +132,7 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 			return fail("database %q: give a number", path[0])
 		}
 		if mode == Cluster && o.SelectDB != 0 {
-			return fail("database %d: a Redis Cluster has database 0 alone", o.SelectDB)
+			return fail("database %d: a Redis Cluster has only database 0", o.SelectDB)
 		}
 	}
 	query, err := storeurl.Query(u, "redis://HOST:PORT/DB", "addr")

@@ -88,7 +88,7 @@ func TestBadURL(t *testing.T) {
 		{"rediss://u:secret@host?cert=/does/not/exist&key=/does/not", "cert and key"},
 		{"redis+sentinel://u:secret@host", "name of the primary"},
 		{"redis+sentinel://u:secret@host/", "name of the primary"},
-		{"redis+cluster://u:secret@host/1", "database 0 alone"},
+		{"redis+cluster://u:secret@host/1", "only database 0"},
 		{"redis+ring://u:secret@host", "scheme"},
 		{"http://u:secret@host", "scheme"},
 		{"redis://u:secret@host\x7f", "cannot be read"},

@@ -64,7 +64,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driv
 			return driver.Grant{}, doubtful(old != nil, err)
 		}
 		g, err := s.recipe.acquire(ss, ctx, r, o)
-		if err != errOver {
+		if err != errSessionExpired {
 			return g, err
 		}
 		// A server reports that the session has expired. A waiting request starts again, at the
@@ -72,7 +72,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driv
 		old = ss
 		s.remember(r.ID, ss, 0)
 		if ctx.Err() != nil || s.closed.Load() {
-			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: errOver}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: errSessionExpired}
 		}
 	}
 }
@@ -89,7 +89,7 @@ func doubtful(again bool, err error) error {
 func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	dir := ss.s.dir(r.Name)
 	if !r.Wait {
-		if err := ss.lookFirst(ctx, dir, r.Limit); err != nil {
+		if err := ss.refuseIfHeld(ctx, dir, r.Limit); err != nil {
 			return driver.Grant{}, err
 		}
 	}
@@ -108,9 +108,9 @@ func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (d
 	return driver.Grant{}, p.failed(ctx, err)
 }
 
-// lookFirst returns an error if the name is held. It is for requests that do not wait: it writes
+// refuseIfHeld returns an error if the name is held. It is for requests that do not wait: it writes
 // nothing and disturbs no waiter.
-func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
+func (ss *session) refuseIfHeld(ctx context.Context, dir string, limit int) error {
 	sync, list := zk.Sync(dir), zk.Children(dir, false)
 	err := ss.zk.Do(ctx, sync, list)
 	if err == nil {
@@ -131,15 +131,15 @@ func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
 
 // busy returns the BusyError, with the holders as far as they can be read.
 func (ss *session) busy(ctx context.Context, dir string, all []node) error {
-	holders, _, err := ss.describe(ctx, dir, all[:min(holding(all), maxTold)])
+	holders, _, err := ss.describe(ctx, dir, all[:min(holding(all), maxReported)])
 	if err != nil {
 		holders = nil
 	}
 	return &driver.BusyError{Holders: holders}
 }
 
-// maxTold is the largest number of holders in a BusyError.
-const maxTold = 8
+// maxReported is the largest number of holders in a BusyError.
+const maxReported = 8
 
 // errDeleted is the error of a queue entry that another client has deleted.
 var errDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the queue entry")
@@ -211,7 +211,7 @@ func (p *entry) sleep(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-p.ss.over:
-		return errOver
+		return errSessionExpired
 	}
 }
 
@@ -225,7 +225,7 @@ func (p *entry) failed(ctx context.Context, err error) error {
 		return errClosed()
 	case ss.zk.Ended() != nil:
 		p.unregister()
-		if err = ss.fail(err); err == errOver {
+		if err = ss.fail(err); err == errSessionExpired {
 			return err
 		}
 		// The session has ended for this client. The entry stands until the session ends at the
@@ -313,7 +313,7 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	}
 	// After a batch the nodes are read in any case, since that also proves the right to read them.
 	if len(holders) == 0 && (!*queued || p.batched) {
-		p.ahead = all[:min(holding(all), maxTold)]
+		p.ahead = all[:min(holding(all), maxReported)]
 	}
 	p.reportQueued(queued, holders)
 	return gone, nil
@@ -478,7 +478,7 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	if ss.zk.Proven(at) < ss.ttl && !ss.zk.Prove(ctx, at, ss.ttl) {
 		err := ctx.Err()
 		if err == nil {
-			err = errOver
+			err = errSessionExpired
 		}
 		return driver.Grant{}, p.failed(ctx, err)
 	}
@@ -494,7 +494,7 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	}
 	if ss.ended {
 		ss.mu.Unlock()
-		return driver.Grant{}, ss.fail(errOver)
+		return driver.Grant{}, ss.fail(errSessionExpired)
 	}
 	if p.vanished {
 		ss.mu.Unlock()

@@ -87,7 +87,7 @@ func (ss *session) end(ctx context.Context, path string) error {
 		case <-ctx.Done():
 			return driver.Errorf(driver.CodeUnknown, "the holder was requested to end and has not ended yet: %w", ctx.Err())
 		case <-ss.over:
-			return s.fail(&zk.LostError{Err: errOver})
+			return s.fail(&zk.LostError{Err: errSessionExpired})
 		}
 	}
 }

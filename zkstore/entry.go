@@ -116,9 +116,9 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		}
 		both, list := zk.Multi(append(ops, create)...), zk.Children(dir, false)
 		calls := []*zk.Call{both, list}
-		look := o.look(dir)
-		if look != nil {
-			calls = append(calls, look)
+		read := o.readNext(dir)
+		if read != nil {
+			calls = append(calls, read)
 		}
 		err := ss.zk.Do(ctx, calls...)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
@@ -146,7 +146,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
-			o.check(dir, list.Names, look)
+			o.check(dir, list.Names, read)
 			if releasing {
 				o.done(dir, list.Names)
 			}
@@ -176,11 +176,11 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 	}
 }
 
-// fail returns an error with a code, or errOver if the session has expired.
+// fail returns an error with a code, or errSessionExpired if the session has expired.
 func (ss *session) fail(err error) error {
 	if !ss.s.closed.Load() && ss.zk.Ended() != nil {
 		if errors.Is(ss.zk.Ended(), zk.ErrExpired) {
-			return errOver
+			return errSessionExpired
 		}
 		return ss.s.fail(ss.zk.Ended())
 	}
@@ -244,13 +244,13 @@ func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir stri
 // request.
 func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string, conn int) (*created, error) {
 	for {
-		c, err := ss.lookForCreated(ctx, r.ID, dir, conn)
+		c, err := ss.findCreatedOnce(ctx, r.ID, dir, conn)
 		if err == nil {
 			return c, nil
 		}
 		if ctx.Err() == nil {
-			if ss.fail(err) == errOver {
-				return nil, errOver
+			if ss.fail(err) == errSessionExpired {
+				return nil, errSessionExpired
 			}
 			if _, lost := errors.AsType[*zk.LostError](err); lost || errors.Is(err, zk.ErrNoNode) {
 				continue
@@ -261,8 +261,8 @@ func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string
 	}
 }
 
-// lookForCreated is one attempt of findCreated. ErrNoNode means that a node has just gone.
-func (ss *session) lookForCreated(ctx context.Context, id, dir string, conn int) (*created, error) {
+// findCreatedOnce is one attempt of findCreated. ErrNoNode means that a node has just gone.
+func (ss *session) findCreatedOnce(ctx context.Context, id, dir string, conn int) (*created, error) {
 	found, err := ss.find(ctx, id, dir, conn)
 	if err != nil || len(found) == 0 {
 		return nil, err

@@ -8,9 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// errOver is the error of a session that a server reports as expired. Its nodes may still
+// errSessionExpired is the error of a session that a server reports as expired. Its nodes may still
 // exist (see invalidateSession).
-var errOver = errors.New("the session has expired")
+var errSessionExpired = errors.New("the session has expired")
 
 // fail returns an error of the client with a code.
 func (s *Store) fail(err error) error {
@@ -52,7 +52,7 @@ func (s *Store) fail(err error) error {
 // readFailed returns the error of a read before a request. Nothing was written, so
 // CodeUnknown becomes CodeUnavailable.
 func (ss *session) readFailed(err error) error {
-	if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.CodeUnknown {
+	if failed := ss.fail(err); failed == errSessionExpired || driver.CodeOf(failed) != driver.CodeUnknown {
 		return failed
 	}
 	return &driver.Error{Code: driver.CodeUnavailable, Err: err}

@@ -92,7 +92,7 @@ func (ss *session) holderOf(n node, c *zk.Call) driver.Holder {
 	o, ttl, _ := owner(c.Data, c.Stat)
 	h := driver.Holder{Owner: o, Token: ss.token(c.Stat.Czxid), Limit: n.limit, Slot: driver.NoSlot, TTL: ttl}
 	if string(c.Data) == revoke {
-		h.Note = "asked to end"
+		h.Note = "end requested"
 	}
 	return h
 }

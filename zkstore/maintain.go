@@ -30,7 +30,7 @@ const (
 func (ss *session) maintain() {
 	t := time.NewTimer(watchDelay)
 	defer t.Stop()
-	looked := time.Now()
+	lastLocalCheck := time.Now()
 	checked := 1 // the connection on which the session's own nodes were last listed
 	for {
 		ss.mu.Lock()
@@ -57,8 +57,8 @@ func (ss *session) maintain() {
 		if conn := ss.zk.Conn(); conn > checked && ss.removeUnknown(ctx) == nil {
 			checked = conn
 		}
-		if checkingLocal && time.Since(looked) >= localCheckInterval {
-			looked = time.Now()
+		if checkingLocal && time.Since(lastLocalCheck) >= localCheckInterval {
+			lastLocalCheck = time.Now()
 			ss.checkLocalPredecessors(ctx)
 		}
 		cancel()

@@ -64,11 +64,11 @@ func TestURLSetsOptions(t *testing.T) {
 				t.Errorf("%s: %v", raw, driver.CodeOf(err))
 			}
 		}
-		if bad := strings.HasPrefix(want, "!"); bad != (err != nil) || !strings.Contains(got, strings.TrimPrefix(want, "!")) || !bad && got != want {
+		if refused := strings.HasPrefix(want, "!"); refused != (err != nil) || !strings.Contains(got, strings.TrimPrefix(want, "!")) || !refused && got != want {
 			t.Errorf("%s: %q, want %q", raw, got, want)
 		}
 		if strings.Contains(got, "secret") {
-			t.Errorf("%s: a password is shown: %s", raw, got)
+			t.Errorf("%s: the message shows a password: %s", raw, got)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	if _, err := Open(t.Context(), "zk://"); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
-	// Different namespaces and names have different keys, however they are spelled.
+	// Different namespaces and names have different keys, whatever characters they have.
 	seen := map[string]string{}
 	for _, ns := range []string{"", "a", "@a", "a/b", "%", "x"} {
 		s, err := Open(t.Context(), "zk://h", Namespace(ns), Root("/r"))
@@ -99,11 +99,11 @@ func TestOptionsAreChecked(t *testing.T) {
 		for _, name := range []string{"a", "@a", "@", "a/b", "/", "@x", "x"} {
 			dir := s.dir(name)
 			if other, twice := seen[dir]; twice {
-				t.Errorf("%s is %q in %q and %s", dir, name, ns, other)
+				t.Errorf("the directory %s is that of %q in %q and of %s", dir, name, ns, other)
 			}
 			seen[dir] = name + " in " + ns
 			if s.home != "/r" && strings.HasPrefix(dir, "/r/"+guardDir+"/") {
-				t.Errorf("%s is where the guards are", dir)
+				t.Errorf("%s is in the directory of the guards", dir)
 			}
 		}
 		if err := s.Close(t.Context()); err != nil {
@@ -133,15 +133,16 @@ func TestUnreachableServerIsUnavailable(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if _, err := s.Inspect(cancelled(t), "a"); driver.CodeOf(err) != driver.CodeUnavailable {
+	if _, err := s.Inspect(briefly(t), "a"); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Error(err)
 	}
-	if _, err := s.Guarantees(cancelled(t)); driver.CodeOf(err) != driver.CodeUnavailable {
+	if _, err := s.Guarantees(briefly(t)); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Error(err)
 	}
 }
 
-func cancelled(t *testing.T) context.Context {
+// briefly returns a context that ends after 50 ms.
+func briefly(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	t.Cleanup(cancel)
 	return ctx

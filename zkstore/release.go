@@ -86,11 +86,11 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	ss.mu.Unlock()
 	del := zk.Delete(g.path, -1)
 	calls := []*zk.Call{del}
-	var list, look *zk.Call
+	var list, read *zk.Call
 	switch {
 	case next != nil:
-		look = zk.Get(next.path, false)
-		calls = append(calls, look)
+		read = zk.Get(next.path, false)
+		calls = append(calls, read)
 	case waiting:
 		list = zk.Children(g.dir, false)
 		calls = append(calls, list)
@@ -99,7 +99,7 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	if err == nil && del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
 		err = del.Err
 	}
-	if look != nil && err == nil && errors.Is(look.Err, zk.ErrNoNode) {
+	if read != nil && err == nil && errors.Is(read.Err, zk.ErrNoNode) {
 		next.revokeHandoff()
 	}
 	ss.mu.Lock()

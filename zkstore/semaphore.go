@@ -18,7 +18,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *relea
 	base := ss.s.dir(r.Name)
 	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
 	if !r.Wait {
-		if err := ss.lookForPermit(ctx, queue, leases, r.Limit); err != nil {
+		if err := ss.refuseIfFull(ctx, queue, leases, r.Limit); err != nil {
 			return driver.Grant{}, err
 		}
 	}
@@ -61,7 +61,7 @@ func (ss *session) giveUp(ctx context.Context, lease, mutex *entry, err error) e
 	if err == errDeleted {
 		err = errLeaseDeleted // the node of the mutex may still exist
 	}
-	if last := mutex.failed(ctx, err); driver.CodeOf(last) == driver.CodeUnknown || last == errOver {
+	if last := mutex.failed(ctx, err); driver.CodeOf(last) == driver.CodeUnknown || last == errSessionExpired {
 		return last
 	}
 	return err
@@ -104,9 +104,9 @@ func (ss *session) releaseMutex(mutex *entry) {
 	})
 }
 
-// lookForPermit returns an error if no permit is free. It writes nothing, so a request that
+// refuseIfFull returns an error if no permit is free. It writes nothing, so a request that
 // does not wait costs other clients nothing.
-func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limit int) error {
+func (ss *session) refuseIfFull(ctx context.Context, queue, leases string, limit int) error {
 	waiting, err := ss.nodes(ctx, queue, mutexNode)
 	var held []node
 	if err == nil {

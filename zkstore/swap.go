@@ -88,10 +88,10 @@ func (o *release) done(dir string, names []string) {
 	o.report(err)
 }
 
-// look returns a read of the entry to which the grant was handed off. It returns nil if there is no
+// readNext returns a read of the entry to which the grant was handed off. It returns nil if there is no
 // such entry, or if the nodes of dir show it. (A semaphore has its queue and its leases in two
 // directories.)
-func (o *release) look(dir string) *zk.Call {
+func (o *release) readNext(dir string) *zk.Call {
 	if o == nil || o.next == nil || o.next.dir == dir {
 		return nil
 	}
@@ -99,13 +99,13 @@ func (o *release) look(dir string) *zk.Call {
 }
 
 // check ends a grant that was handed off to an entry whose node has gone. names are the nodes of
-// the directory dir after the create, nil if they are unknown. look is the read that the method
-// look has returned.
-func (o *release) check(dir string, names []string, look *zk.Call) {
+// the directory dir after the create, nil if they are unknown. read is the read that the method
+// readNext has returned.
+func (o *release) check(dir string, names []string, read *zk.Call) {
 	switch {
 	case o == nil || o.next == nil:
-	case look != nil && errors.Is(look.Err, zk.ErrNoNode),
-		look == nil && names != nil && dir == o.next.dir && !slices.Contains(names, o.next.node.name):
+	case read != nil && errors.Is(read.Err, zk.ErrNoNode),
+		read == nil && names != nil && dir == o.next.dir && !slices.Contains(names, o.next.node.name):
 		o.next.revokeHandoff()
 	}
 }

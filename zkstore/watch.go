@@ -74,7 +74,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		if err != nil {
 			return err
 		}
-		if err := ss.follow(ctx, path, changed); err != errOver {
+		if err := ss.follow(ctx, path, changed); err != errSessionExpired {
 			return err
 		}
 	}
@@ -124,5 +124,5 @@ func (ss *session) ending() error {
 	if ss.s.closed.Load() {
 		return errClosed()
 	}
-	return errOver
+	return errSessionExpired
 }

@@ -34,6 +34,6 @@ func TestRemovalTakesTheGrantsWatch(t *testing.T) {
 	select {
 	case <-ss.wakeUp:
 	default:
-		t.Error("no look runs")
+		t.Error("no check runs")
 	}
 }

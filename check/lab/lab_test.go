@@ -64,7 +64,7 @@ func TestPage(t *testing.T) {
 	head, rest, ok := strings.Cut(string(b), "<!-- mistakes: printed by check/lab -->\n")
 	_, tail, ok2 := strings.Cut(rest, "<!-- end -->\n")
 	if !ok || !ok2 {
-		t.Fatal("the table's place is not marked")
+		t.Fatal("the mark for the table is missing")
 	}
 	var table strings.Builder
 	for _, m := range lab.Mistakes() {

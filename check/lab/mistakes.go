@@ -95,11 +95,11 @@ var mistakes = []Mistake{
 		recipe:  recipe{countsPermits: true}, rules: []check.Rule{check.RuleWaiting}, faults: []string{faultDies},
 	},
 	{
-		Name: "look-then-listen", Title: "a check before the subscription",
+		Name: "check-then-subscribe", Title: "a check before the subscription",
 		Code:    `if not acquire(): SUBSCRIBE released; wait`,
 		What:    "The release comes between the check and the subscription. No second notification comes, and the waiter waits forever.",
 		Instead: "A waiter has its queue entry and its subscription before its last check. It also checks again after a stated interval.",
-		recipe:  recipe{looksThenHears: true}, rules: []check.Rule{check.RuleWaiting},
+		recipe:  recipe{checksThenSubscribes: true}, rules: []check.Rule{check.RuleWaiting},
 	},
 	{
 		Name: "stale-breaker", Title: "an old lock taken for an abandoned one",
@@ -113,7 +113,7 @@ var mistakes = []Mistake{
 		Code:    `if GET lock is me: DEL lock`,
 		What:    "Between the two steps the lease expires, and another client gets the lock. The delete removes that client's lock.",
 		Instead: "A release compares and deletes in one atomic step at the store.",
-		recipe:  recipe{looksThenFrees: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultSlow}, long: 30,
+		recipe:  recipe{checksThenFrees: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultSlow}, long: 30,
 	},
 	{
 		Name: "no-renewal", Title: "work that outlasts its lock",

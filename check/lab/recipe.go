@@ -18,24 +18,24 @@ import (
 // only that client renews and removes it. A waiter is notified of releases, and also polls.
 // Each field is a mistake. A recipe without a mistake keeps its guarantees.
 type recipe struct {
-	deleteAnyones      bool // the release does not check the owner of the lock
-	renewAnyones       bool // the renewal does not check the owner of the lock
-	neverExpires       bool
-	checkThenAct       bool // the client checks whether the lock is free, and takes it in a second step
-	clientClock        bool // the client's clock decides whether a lock has expired
-	clockToken         bool // the token is the client's time
-	validityFromAnswer bool // the validity counts from the server's answer, not from the request
-	lostIsNo           bool // the client treats a lost answer as a refusal, although the lock lasts as long as the client
-	forgetsFailover    bool // a replica that lags behind replaces the server, and the client does not consider that
-	countsPermits      bool // a semaphore is only the number of its permits in use
-	looksThenHears     bool // the client checks the lock, subscribes to the release, and does not check again
-	breaksStale        bool // a client removes an old lock as abandoned
-	looksThenFrees     bool // the release checks the owner, and removes the lock in a second step
-	noRenewal          bool // the client renews no lock
-	ignoresLoss        bool // the client treats a renewal that finds no lock as a success
-	oneToken           bool // every grant has the same token
-	endsAtOnce         bool // the lock ends with the request that took it
-	freesElsewhere     bool // the client sends the release on a connection that does not have the lock
+	deleteAnyones        bool // the release does not check the owner of the lock
+	renewAnyones         bool // the renewal does not check the owner of the lock
+	neverExpires         bool
+	checkThenAct         bool // the client checks whether the lock is free, and takes it in a second step
+	clientClock          bool // the client's clock decides whether a lock has expired
+	clockToken           bool // the token is the client's time
+	validityFromAnswer   bool // the validity counts from the server's answer, not from the request
+	lostIsNo             bool // the client treats a lost answer as a refusal, although the lock lasts as long as the client
+	forgetsFailover      bool // a replica that lags behind replaces the server, and the client does not consider that
+	countsPermits        bool // a semaphore is only the number of its permits in use
+	checksThenSubscribes bool // the client checks the lock, subscribes to the release, and does not check again
+	breaksStale          bool // a client removes an old lock as abandoned
+	checksThenFrees      bool // the release checks the owner, and removes the lock in a second step
+	noRenewal            bool // the client renews no lock
+	ignoresLoss          bool // the client treats a renewal that finds no lock as a success
+	oneToken             bool // every grant has the same token
+	endsAtOnce           bool // the lock ends with the request that took it
+	freesElsewhere       bool // the client sends the release on a connection that does not have the lock
 	// keys returns the keys that a client takes for a name, one after the other. The client
 	// keeps each key while it waits for the next. If keys is nil, the client takes only the
 	// name.
@@ -72,8 +72,8 @@ func everyRow(_ *client, name string) []string { return []string{name, "table" +
 // wire is the time between two commands of one client.
 const wire = 300 * time.Microsecond
 
-// lookEvery is the interval at which a waiter polls without a message.
-const lookEvery = 20 * time.Millisecond
+// pollInterval is the interval at which a waiter polls without a message.
+const pollInterval = 20 * time.Millisecond
 
 // staleAfter is the age after which the recipe considers a lock abandoned.
 const staleAfter = 2 * ttl
@@ -99,7 +99,7 @@ func (c *client) String() string { return "lab" }
 func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 	g := driver.Guarantees{
 		Kind: "lab", Scope: driver.ScopeProcess, Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
-		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: lookEvery, Semaphore: true, Mixed: true,
+		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: pollInterval, Semaphore: true, Mixed: true,
 		Tokens: "a counter of the server", EarlyEnd: []string{"an operator's break"}, Notice: ttl / 3,
 		MinTTL: time.Millisecond, MaxTTL: ttl, LeftoversExpire: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 	}
@@ -218,8 +218,8 @@ func (c *client) arrive() {
 func (c *client) listen(ctx context.Context, r driver.Request, key string) error {
 	r.From.Queued(nil)
 	var again <-chan time.Time
-	if !c.looksThenHears {
-		t := time.NewTimer(lookEvery)
+	if !c.checksThenSubscribes {
+		t := time.NewTimer(pollInterval)
 		defer t.Stop()
 		again = t.C
 	}
@@ -295,13 +295,13 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 // Release removes the lock.
 func (c *client) Release(_ context.Context, g driver.Grant, _ time.Duration) error {
 	pick := owned(g.ID)
-	if c.looksThenFrees {
+	if c.checksThenFrees {
 		if !c.s.has(g.Name, pick) {
 			return errNotHeld
 		}
 		c.arrive()
 	}
-	if c.deleteAnyones || c.looksThenFrees {
+	if c.deleteAnyones || c.checksThenFrees {
 		pick = anyones
 	}
 	if c.freesElsewhere {

@@ -26,9 +26,9 @@ type server struct {
 	// first is the replica's state.
 	before []snapshot
 	lagged bool
-	// spoilt is the number of present faults of the network. Such a fault delays answers
+	// networkFaults is the number of present faults of the network. Such a fault delays answers
 	// and loses renewals.
-	spoilt int
+	networkFaults int
 	// dies makes the next client that releases a permit die before it has decreased the
 	// counter.
 	dies atomic.Bool
@@ -235,7 +235,7 @@ func (s *server) spoil(ctx context.Context) {
 	count := func(by int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.spoilt += by
+		s.networkFaults += by
 	}
 	count(1)
 	defer count(-1)
@@ -246,5 +246,5 @@ func (s *server) spoil(ctx context.Context) {
 func (s *server) bad() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.spoilt > 0
+	return s.networkFaults > 0
 }

@@ -14,7 +14,7 @@ import (
 // nameServer starts a server that answers each line with its name.
 func nameServer(t *testing.T, name string) (address string) {
 	t.Helper()
-	return answering(t, func(string) string { return name })
+	return lineServer(t, func(string) string { return name })
 }
 
 func TestLeadMovesNewConnectionsOnly(t *testing.T) {

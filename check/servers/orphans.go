@@ -68,7 +68,7 @@ func (w *watcher) start() (mark string, err error) {
 // started reports the process group of a server to the watcher.
 func (w *watcher) started(group int) error {
 	if err := w.send("+", group); err != nil {
-		return errors.New("servers: the watcher that ends the servers after this process has ended")
+		return errors.New("servers: the watcher that ends the servers when this process ends")
 	}
 	return nil
 }

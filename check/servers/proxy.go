@@ -20,15 +20,15 @@ type Proxy struct {
 	address string
 	tasks   sync.WaitGroup
 
-	mu       sync.Mutex
-	listens  *sync.Cond // signals changes of listener and closed
-	listener net.Listener
-	upstream string
-	links    map[*link]struct{}
-	closed   bool
-	silent   bool          // requests are dropped
-	deaf     bool          // answers are dropped
-	delay    time.Duration // the delay of answers
+	mu           sync.Mutex
+	listens      *sync.Cond // signals changes of listener and closed
+	listener     net.Listener
+	upstream     string
+	links        map[*link]struct{}
+	closed       bool
+	silent       bool          // requests are dropped
+	dropsAnswers bool          // answers are dropped
+	delay        time.Duration // the delay of answers
 	// lose counts down to the request whose answer is lost. 0 means that no answer is lost.
 	lose int
 }
@@ -161,7 +161,7 @@ func (k *link) readAnswers() {
 		case n == 0:
 		case k.lost:
 			err = errors.New("the answer is lost")
-		case k.p.deaf:
+		case k.p.dropsAnswers:
 			k.dropped = true
 		default:
 			k.answers = append(k.answers, answer{append([]byte(nil), buf[:n]...), now})
@@ -280,13 +280,13 @@ func (p *Proxy) Cut() {
 
 // DropAnswers forwards requests and drops every answer, until Heal.
 func (p *Proxy) DropAnswers() error {
-	return p.change(func() error { p.deaf = true; return nil })
+	return p.change(func() error { p.dropsAnswers = true; return nil })
 }
 
 // Silence drops all data in both directions and keeps connections open, like an unplugged
 // cable, until Heal.
 func (p *Proxy) Silence() error {
-	return p.change(func() error { p.deaf, p.silent = true, true; return nil })
+	return p.change(func() error { p.dropsAnswers, p.silent = true, true; return nil })
 }
 
 // Delay delays every answer by d after the server has sent it, until Heal. A new Delay
@@ -306,7 +306,7 @@ func (p *Proxy) LoseAnswer(after int) error {
 // client and server no longer agree on what was sent.
 func (p *Proxy) Heal() error {
 	return p.change(func() error {
-		p.silent, p.deaf, p.delay, p.lose = false, false, 0, 0
+		p.silent, p.dropsAnswers, p.delay, p.lose = false, false, 0, 0
 		for k := range p.links {
 			if k.dropped || k.lost {
 				k.endLocked()

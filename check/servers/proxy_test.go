@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// answering starts a server that answers each line with the result of answer.
-func answering(t *testing.T, answer func(line string) string) (address string) {
+// lineServer starts a server that answers each line with the result of answer.
+func lineServer(t *testing.T, answer func(line string) string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -48,33 +48,35 @@ func answering(t *testing.T, answer func(line string) string) (address string) {
 func upper(t *testing.T) (address string, read <-chan string) {
 	t.Helper()
 	lines := make(chan string, 100)
-	return answering(t, func(line string) string {
+	return lineServer(t, func(line string) string {
 		lines <- line
 		return strings.ToUpper(line)
 	}), lines
 }
 
-// talk sends a line and reads the answer. It returns an error if there is no answer within
-// the given time.
-func talk(t *testing.T, c net.Conn, line string, within time.Duration) (string, error) {
+// requestLine sends a line and reads the answer. It returns an error if there is no answer within
+// the timeout.
+func requestLine(t *testing.T, c net.Conn, line string, timeout time.Duration) (string, error) {
 	t.Helper()
 	if _, err := c.Write([]byte(line + "\n")); err != nil {
 		return "", err
 	}
-	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		t.Fatal(err)
 	}
 	return bufio.NewReader(c).ReadString('\n')
 }
 
-func TestProxy(t *testing.T) {
+// TestProxyInjectsFaults injects each fault into the connections, and requires that the proxy works
+// again when the fault has ended.
+func TestProxyInjectsFaults(t *testing.T) {
 	address, read := upper(t)
 	p, err := servers.NewProxy(address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	const patience = 20 * time.Second
+	const timeout = 20 * time.Second
 	dial := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", p.Address())
@@ -84,23 +86,23 @@ func TestProxy(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
-	works := func() {
+	requireWorks := func() {
 		t.Helper()
-		if got, err := talk(t, dial(), "hello", patience); got != "HELLO\n" {
+		if got, err := requestLine(t, dial(), "hello", timeout); got != "HELLO\n" {
 			t.Fatalf("%q, %v", got, err)
 		}
 		if got := <-read; got != "hello" {
 			t.Fatalf("the server read %q", got)
 		}
 	}
-	works()
+	requireWorks()
 
 	// With dropped answers, the server reads the request and the client receives nothing.
 	c := dial()
 	if err := p.DropAnswers(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := talk(t, c, "one", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if got, err := requestLine(t, c, "one", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if got := <-read; got != "one" {
@@ -109,14 +111,14 @@ func TestProxy(t *testing.T) {
 	if err := p.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	works()
+	requireWorks()
 
 	// With silence, neither end receives anything.
 	c = dial()
 	if err := p.Silence(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := talk(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if got, err := requestLine(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if len(read) != 0 {
@@ -125,16 +127,16 @@ func TestProxy(t *testing.T) {
 	if err := p.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	works()
+	requireWorks()
 
 	// A delay delays the answer.
 	if err := p.Delay(100 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	works()
+	requireWorks()
 	if took := time.Since(began); took < 100*time.Millisecond {
-		t.Errorf("answered after %s", took)
+		t.Errorf("the answer came after %s, before the delay had passed", took)
 	}
 	if err := p.Heal(); err != nil {
 		t.Fatal(err)
@@ -147,25 +149,25 @@ func TestProxy(t *testing.T) {
 		}
 	}
 	began = time.Now()
-	works()
+	requireWorks()
 	if took := time.Since(began); took < 50*time.Millisecond {
-		t.Errorf("answered after %s", took)
+		t.Errorf("the answer came after %s, before the delay had passed", took)
 	}
 	c = dial()
 	if err := p.Delay(time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := talk(t, c, "late", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if got, err := requestLine(t, c, "late", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if err := p.Delay(0); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := bufio.NewReader(c).ReadString('\n'); got != "LATE\n" {
-		t.Errorf("an answer whose delay has ended: %q, %v", got, err)
+		t.Errorf("the answer after the end of the delay is %q, %v", got, err)
 	}
 	<-read
 
@@ -175,13 +177,13 @@ func TestProxy(t *testing.T) {
 	if err := p.LoseAnswer(1); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := talk(t, c, "passes", patience); got != "PASSES\n" {
+	if got, err := requestLine(t, c, "passes", timeout); got != "PASSES\n" {
 		t.Errorf("%q, %v", got, err)
 	}
-	if got, err := talk(t, c, "lost", patience); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+	if got, err := requestLine(t, c, "lost", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
-	if got, err := talk(t, other, "after", patience); got != "AFTER\n" {
+	if got, err := requestLine(t, other, "after", timeout); got != "AFTER\n" {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, want := range []string{"passes", "lost", "after"} {
@@ -189,12 +191,12 @@ func TestProxy(t *testing.T) {
 			t.Errorf("the server read %q, want %q", got, want)
 		}
 	}
-	works()
+	requireWorks()
 
 	// A cut ends the connection and refuses a new one.
 	c = dial()
 	p.Cut()
-	if got, err := talk(t, c, "three", patience); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+	if got, err := requestLine(t, c, "three", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if c, err := net.Dial("tcp", p.Address()); err == nil {
@@ -204,7 +206,7 @@ func TestProxy(t *testing.T) {
 	if err := p.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	works()
+	requireWorks()
 }
 
 // TestProxyLeavesNoGoroutine requires that a leak check finds no goroutine of the proxy's
@@ -212,7 +214,7 @@ func TestProxy(t *testing.T) {
 // redirected. After Close the check finds nothing of the proxy.
 func TestProxyLeavesNoGoroutine(t *testing.T) {
 	address, _ := upper(t)
-	none := goleak.IgnoreCurrent() // ignores goroutines of the server and of other tests
+	before := goleak.IgnoreCurrent() // ignores goroutines of the server and of other tests
 	p, err := servers.NewProxy(address)
 	if err != nil {
 		t.Fatal(err)
@@ -225,7 +227,7 @@ func TestProxyLeavesNoGoroutine(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if got, err := talk(t, c, "x", time.Minute); got != "X\n" {
+		if got, err := requestLine(t, c, "x", time.Minute); got != "X\n" {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}
@@ -239,12 +241,12 @@ func TestProxyLeavesNoGoroutine(t *testing.T) {
 		t.Fatal(err)
 	}
 	use()
-	answering := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/check/servers_test.upper.func2.1")
-	if err := goleak.Find(open, answering); err != nil {
+	ofServer := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/check/servers_test.lineServer.func2.1")
+	if err := goleak.Find(open, ofServer); err != nil {
 		t.Error(err)
 	}
 	p.Close()
-	if err := goleak.Find(none, answering); err != nil {
+	if err := goleak.Find(before, ofServer); err != nil {
 		t.Error(err)
 	}
 }

@@ -81,7 +81,7 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 			}
 			answer, err := c.Nodes[i].Do(ctx, "CLUSTER", "REPLICAS", c.ids[c.Nodes[i]])
 			if all, _ := answer.([]any); err == nil && len(all) == 0 {
-				err = errors.New("the primary has not heard of its replica")
+				err = errors.New("the primary does not list its replica")
 			}
 			return err
 		})

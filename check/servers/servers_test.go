@@ -144,7 +144,7 @@ func TestLife(t *testing.T) {
 	}
 	s.Kill() // a second Kill does nothing
 	if got := strings.Count(s.Output(), "serving"); got != 3 {
-		t.Errorf("%d lives are in the output, want 3: %q", got, s.Output())
+		t.Errorf("the output is of %d starts, want 3: %q", got, s.Output())
 	}
 }
 
@@ -181,7 +181,7 @@ func TestStartFails(t *testing.T) {
 		t.Errorf("a server that ends at once: %v", err)
 	}
 	if _, err := servers.Start(t.Context(), servers.Config{Command: []string{"/does/not/exist"}, Dir: t.TempDir(), Ready: servers.Dial("127.0.0.1:1")}); err == nil {
-		t.Error("a program that is not there was started")
+		t.Error("a missing program was started")
 	}
 	if _, err := servers.Start(t.Context(), servers.Config{}); err == nil {
 		t.Error("a Config without a command was started")

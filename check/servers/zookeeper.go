@@ -358,7 +358,7 @@ func (e *Ensemble) Follower(ctx context.Context) (*ZooKeeper, error) {
 			return m, nil
 		}
 	}
-	return nil, errors.New("servers: the leader is alone")
+	return nil, errors.New("servers: the leader has no follower")
 }
 
 // Silence drops what a follower and its leader send to each other, until Heal. It leaves the

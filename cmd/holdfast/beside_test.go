@@ -20,7 +20,7 @@ type tool struct {
 	name  string
 	hold  []string // the words before the command
 	try   []string // without waiting
-	wait  func(s *stage, p *process)
+	wait  func(s *processSandbox, p *process)
 	waits func(p *process) bool // reports whether the process still waits
 }
 
@@ -28,7 +28,7 @@ var holdfastTool = tool{
 	name:  "holdfast run",
 	hold:  []string{"$holdfast", "run", "--grace", "200ms", "x", "--"},
 	try:   []string{"$holdfast", "run", "--try", "x", "--"},
-	wait:  func(s *stage, _ *process) { awaitQueue(s.t, s.locker(), 1) },
+	wait:  func(s *processSandbox, _ *process) { awaitQueue(s.t, s.locker(), 1) },
 	waits: func(*process) bool { return false }, // flock ends together with every process that it waits for
 }
 
@@ -36,7 +36,7 @@ var flockTool = tool{
 	name:  "flock",
 	hold:  []string{"flock", "lock"},
 	try:   []string{"flock", "-n", "lock"},
-	wait:  func(_ *stage, p *process) { await(p, func() bool { return blocked(p) }) },
+	wait:  func(_ *processSandbox, p *process) { await(p, func() bool { return blocked(p) }) },
 	waits: blocked,
 }
 
@@ -56,7 +56,7 @@ func blocked(p *process) bool {
 	return regexp.MustCompile(fmt.Sprintf(`-> FLOCK +ADVISORY +WRITE %d `, p.cmd.Process.Pid)).Match(b)
 }
 
-func (s *stage) tool(words []string, command ...string) *process {
+func (s *processSandbox) tool(words []string, command ...string) *process {
 	s.t.Helper()
 	words = append(append([]string(nil), words...), command...)
 	if words[0] == "$holdfast" {
@@ -75,28 +75,28 @@ func (p *process) shellStatus() string {
 	return fmt.Sprint(n)
 }
 
-// A situation is one line of the table. It has either actors and a waiting process, or a
+// A situation is one line of the table. It has either test processes and a waiting process, or a
 // status.
 type situation struct {
 	what  string
 	words []string
-	event func(s *stage, p *process)
+	event func(s *processSandbox, p *process)
 	// goesOn is set if holdfast run ends with the command, and not with the event.
 	goesOn bool
-	status func(s *stage, tool tool) string
+	status func(s *processSandbox, tool tool) string
 }
 
-func kill(sig syscall.Signal) func(*stage, *process) {
-	return func(_ *stage, p *process) { p.signal(sig) }
+func kill(sig syscall.Signal) func(*processSandbox, *process) {
+	return func(_ *processSandbox, p *process) { p.signal(sig) }
 }
 
-func plain(words ...string) func(*stage, tool) string {
-	return func(s *stage, t tool) string { return s.tool(t.hold, words...).shellStatus() }
+func plain(words ...string) func(*processSandbox, tool) string {
+	return func(s *processSandbox, t tool) string { return s.tool(t.hold, words...).shellStatus() }
 }
 
 // piped runs a shell script in which $tool stands for the tool's words.
-func piped(script, want string) func(*stage, tool) string {
-	return func(s *stage, t tool) string {
+func piped(script, want string) func(*processSandbox, tool) string {
+	return func(s *processSandbox, t tool) string {
 		s.t.Helper()
 		c := exec.Command("sh", "-c", strings.ReplaceAll(script, "$tool", strings.Join(t.hold, " ")))
 		r := s.finish(c, []string{"holdfast=" + binary}, "")
@@ -110,8 +110,8 @@ func piped(script, want string) func(*stage, tool) string {
 
 // typed runs the tool in an interactive shell. Then talk types into the command that the tool
 // runs.
-func typed(command string, talk func(p *process)) func(*stage, tool) string {
-	return func(s *stage, t tool) string {
+func typed(command string, talk func(p *process)) func(*processSandbox, tool) string {
+	return func(s *processSandbox, t tool) string {
 		s.t.Helper()
 		p := s.onTerminal(exec.Command("sh", "-i"))
 		p.stdout.expectPart("prompt$ ")
@@ -132,14 +132,14 @@ var situations = []situation{
 	{what: "the command exits with 3", status: plain("sh", "-c", "exit 3")},
 	{what: "SIGKILL ends the command", status: plain("sh", "-c", "kill -KILL $$")},
 	{what: "the command is not found", status: plain("no-such-command")},
-	{what: "the command is not executable", status: func(s *stage, t tool) string {
+	{what: "the command is not executable", status: func(s *processSandbox, t tool) string {
 		if err := os.WriteFile(s.path("plain"), nil, 0o600); err != nil {
 			s.t.Fatal(err)
 		}
 		return s.tool(t.hold, "./plain").shellStatus()
 	}},
-	{what: "busy, without waiting", status: func(s *stage, t tool) string {
-		p := s.tool(t.hold, s.actor("ends")...)
+	{what: "busy, without waiting", status: func(s *processSandbox, t tool) string {
+		p := s.tool(t.hold, s.testProcess("ends")...)
 		p.ready()
 		return s.tool(t.try, "true").shellStatus()
 	}},
@@ -175,14 +175,14 @@ var situations = []situation{
 	{what: "SIGKILL to the tool", words: []string{"ends"}, event: kill(syscall.SIGKILL)},
 	{what: "SIGKILL to the tool; the command ignores SIGTERM", words: []string{"ignores"}, event: kill(syscall.SIGKILL)},
 	{what: "SIGKILL to the tool; the command has closed inherited files", words: []string{"closes"}, event: kill(syscall.SIGKILL)},
-	{what: "SIGSTOP to the tool, the command ends, SIGCONT", words: []string{"ends"}, event: func(s *stage, p *process) {
+	{what: "SIGSTOP to the tool, the command ends, SIGCONT", words: []string{"ends"}, event: func(s *processSandbox, p *process) {
 		p.signal(syscall.SIGSTOP)
 		awaitState(s.t, p.cmd.Process.Pid, "T")
-		s.release()
+		s.endTestProcesses()
 		p.signal(syscall.SIGCONT)
 	}},
-	{what: "the command ends, its child does not", words: []string{"leaves", "ignores"}, event: func(_ *stage, p *process) { p.send("go") }},
-	{what: "the command ends and has left a daemon", words: []string{"daemon", "closes"}, event: func(_ *stage, p *process) { p.send("go") }},
+	{what: "the command ends, its child does not", words: []string{"leaves", "ignores"}, event: func(_ *processSandbox, p *process) { p.send("go") }},
+	{what: "the command ends and has left a daemon", words: []string{"daemon", "closes"}, event: func(_ *processSandbox, p *process) { p.send("go") }},
 	{what: "SIGKILL to the tool; the command has left a daemon", words: []string{"daemon", "closes"}, event: kill(syscall.SIGKILL)},
 }
 
@@ -207,26 +207,26 @@ func awaitForeground(p *process, name string) {
 // processes that are still alive.
 type outcome struct{ status, next string }
 
-func (c situation) play(t *testing.T, tool tool) outcome {
+func (c situation) run(t *testing.T, tool tool) outcome {
 	t.Helper()
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	if c.status != nil {
 		return outcome{status: c.status(s, tool)}
 	}
-	p := s.tool(tool.hold, s.actor(c.words...)...)
+	p := s.tool(tool.hold, s.testProcess(c.words...)...)
 	p.ready()
-	next := s.tool(tool.hold, s.witness()...)
+	next := s.tool(tool.hold, s.lister()...)
 	tool.wait(s, next)
 	c.event(s, p)
 	if c.goesOn && tool.name == holdfastTool.name {
 		s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
-		s.release()
+		s.endTestProcesses()
 	}
 	o := outcome{status: p.shellStatus()}
 	orphans := ""
 	if tool.waits(next) {
-		orphans = fmt.Sprintf("waits for %d orphaned", len(witnessed(s.mark)))
-		s.release()
+		orphans = fmt.Sprintf("waits for %d orphaned", len(marked(s.mark)))
+		s.endTestProcesses()
 	}
 	alive := strings.Fields(next.stdout.expect("alive: "))[1]
 	switch {
@@ -238,7 +238,7 @@ func (c situation) play(t *testing.T, tool tool) outcome {
 		o.next = alive + " still runs"
 	}
 	if got := next.status(); got != 0 {
-		t.Errorf("%s: the next one's status is %d", tool.name, got)
+		t.Errorf("%s: the next holder has status %d", tool.name, got)
 	}
 	return o
 }
@@ -269,13 +269,13 @@ func TestBesideFlock(t *testing.T) {
 	}
 	for _, c := range situations {
 		t.Run(c.what, func(t *testing.T) {
-			line(c.what, c.play(t, holdfastTool), c.play(t, flockTool))
+			line(c.what, c.run(t, holdfastTool), c.run(t, flockTool))
 		})
 	}
 	const setuid = "SIGKILL to the tool; the command is another user's (set-uid)"
 	t.Run(setuid, func(t *testing.T) {
 		if os.Getuid() != 0 {
-			// Without root this test cannot play the set-uid situation, so it keeps the row of the page.
+			// Without root this test cannot run the set-uid situation, so it keeps the row of the page.
 			for l := range strings.Lines(old) {
 				if strings.HasPrefix(l, "| "+setuid+" |") {
 					b.WriteString(l)
@@ -283,7 +283,7 @@ func TestBesideFlock(t *testing.T) {
 			}
 			t.Skip("only root can make a program set-uid and run as another user")
 		}
-		line(setuid, playSetuid(t, holdfastTool), playSetuid(t, flockTool))
+		line(setuid, runSetuid(t, holdfastTool), runSetuid(t, flockTool))
 	})
 	b.WriteString("\n")
 	if t.Failed() {

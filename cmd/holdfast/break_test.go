@@ -15,7 +15,7 @@ import (
 )
 
 // tokenOf returns the token that show prints for the first holder of x.
-func (w *world) tokenOf() string {
+func (w *sandbox) tokenOf() string {
 	w.t.Helper()
 	var got listed
 	decode(w.t, w.run("show", "--json", "x"), &got)
@@ -29,7 +29,7 @@ func (w *world) tokenOf() string {
 // and the next waiter gets the lock.
 func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
+	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, asTestCommand("exit-on-term")...)...)
 	holder.ready()
 	waiter := w.start("run", "x", "--", "echo", "mine")
 	awaitQueue(t, w.locker(), 1)
@@ -56,7 +56,7 @@ func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 // other wrong tokens.
 func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	w := withStore(t)
-	before := w.start(append([]string{"run", "x"}, played()...)...)
+	before := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
 	before.ready()
 	stale := w.tokenOf()
 	before.send("exit 0")
@@ -67,7 +67,7 @@ func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 
-	holder := w.start(append([]string{"run", "--reason", "the next", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--reason", "the next", "x"}, asTestCommand()...)...)
 	holder.ready()
 	now := w.tokenOf()
 	for _, wrong := range []string{stale, "1", "9223372036854775807"} {
@@ -89,7 +89,7 @@ func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 // a stopped holder.
 func TestBreakReportsHolderThatContinues(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, asTestCommand()...)...)
 	holder.ready()
 	token, pid := w.tokenOf(), holder.guardian()
 
@@ -98,12 +98,12 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 	if !strings.Contains(r.stderr, "--force: the file store cannot") || !strings.Contains(r.stderr, "the store notifies the holder") {
 		t.Errorf("stderr: %s", r.stderr)
 	}
-	if r := w.run("show", "x"); strings.Contains(r.stdout, "asked to end") {
+	if r := w.run("show", "x"); strings.Contains(r.stdout, "end requested") {
 		t.Errorf("--force has notified the holder:\n%s", r.stdout)
 	}
 
 	breaker := w.start("break", "--wait", "1h", "--token", token, "x")
-	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   asked to end"); {
+	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   end requested"); {
 		if time.Since(began) > waitLimit() {
 			t.Fatal("show prints no note")
 		}
@@ -138,7 +138,7 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 // confirmation it changes nothing.
 func TestBreakRequestsConfirmation(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
+	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, asTestCommand("exit-on-term")...)...)
 	holder.ready()
 	for _, answer := range []string{"n", "", "what?"} {
 		p := w.onTerminal(exec.Command(binary, "break", "x"))
@@ -188,7 +188,7 @@ func TestBreakOfSeveralHoldersRequestsToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	taken := w.start(append([]string{"run", "--shared", "x"}, played("exit-on-term")...)...)
+	taken := w.start(append([]string{"run", "--shared", "x"}, asTestCommand("exit-on-term")...)...)
 	taken.ready()
 	st, err := l.Inspect(t.Context(), "x")
 	if err != nil || len(st.Holders) != 2 {

@@ -14,7 +14,7 @@ import (
 func TestCheckOfLocalStoresHolds(t *testing.T) {
 	for _, local := range []string{"file", "memory"} {
 		t.Run(local, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			dir := w.path("report")
 			r := w.run("check", "--local", local, "--duration", "2s", "--seed", "7", "--dir", dir)
 			r.expectStatus(t, 0)

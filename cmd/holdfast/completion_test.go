@@ -21,7 +21,7 @@ func init() {
 }
 
 // completions returns the words that a shell would offer to complete args.
-func (w *world) completions(args ...string) []string {
+func (w *sandbox) completions(args ...string) []string {
 	w.t.Helper()
 	r := w.run(append([]string{"__complete"}, args...)...)
 	r.expectStatus(w.t, 0)
@@ -71,7 +71,7 @@ func TestCompleteOffersLockedNames(t *testing.T) {
 
 // TestCompletionOfHangingStoreEnds requires that completion ends although the store does not answer.
 func TestCompletionOfHangingStoreEnds(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.runScripted(nil, "__complete", "show", "--store", "hanging://x", "")
 	if r.status != 0 || !strings.HasPrefix(r.stdout, ":4") {
 		t.Errorf("%+v", r)
@@ -122,7 +122,7 @@ func TestShellsReadCompletionScripts(t *testing.T) {
 }
 
 // file writes a file, executable if it is a script, and returns its path.
-func (w *world) file(name, text string) string {
+func (w *sandbox) file(name, text string) string {
 	w.t.Helper()
 	mode := os.FileMode(0o600)
 	if strings.HasPrefix(text, "#!") {

@@ -57,12 +57,12 @@ func keys(ini, section string) map[string]string {
 
 // deployed is a machine on which an example has been installed.
 type deployed struct {
-	*world
+	*sandbox
 	bin string
 }
 
 func newDeployed(t *testing.T) *deployed {
-	d := &deployed{world: newWorld(t)}
+	d := &deployed{sandbox: newSandbox(t)}
 	d.bin = d.path("bin")
 	if err := os.Mkdir(d.bin, 0o700); err != nil {
 		t.Fatal(err)
@@ -215,7 +215,7 @@ func TestCommandPageIsComplete(t *testing.T) {
 	})
 
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
 	holder.ready()
 	w.waitFor("x", "in line")
 	var fields []string

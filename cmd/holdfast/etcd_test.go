@@ -14,16 +14,16 @@ import (
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// leased is a stage with an etcd server. A grant at this store expires after its TTL, and the
+// etcdSandbox is a sandbox with an etcd server. A grant at this store expires after its TTL, and the
 // next waiter then gets the lock.
-type leased struct {
-	*stage
+type etcdSandbox struct {
+	*processSandbox
 	server, proxy string // the URLs: direct, and through the proxy
 	cut, heal     func()
 	locker        *holdfast.Locker
 }
 
-func newLeased(t *testing.T) *leased {
+func newEtcdSandbox(t *testing.T) *etcdSandbox {
 	t.Helper()
 	if _, err := servers.Find("etcd"); err != nil {
 		missing(t, "etcd")
@@ -38,7 +38,7 @@ func newLeased(t *testing.T) *leased {
 		t.Fatal(err)
 	}
 	t.Cleanup(proxy.Close)
-	l := &leased{stage: newStage(t), server: "etcd://" + members[0].Client, proxy: "etcd://" + proxy.Address(), cut: proxy.Cut, heal: func() {
+	l := &etcdSandbox{processSandbox: newProcessSandbox(t), server: "etcd://" + members[0].Client, proxy: "etcd://" + proxy.Address(), cut: proxy.Cut, heal: func() {
 		if err := proxy.Heal(); err != nil {
 			t.Error(err)
 		}
@@ -50,18 +50,18 @@ func newLeased(t *testing.T) *leased {
 	return l
 }
 
-// begin starts a holder whose command is an actor, and a waiter for its lock.
-func (l *leased) begin(words ...string) (holder, next *process) {
+// begin starts a holder whose command is a test process with these words, and a waiter for its lock.
+func (l *etcdSandbox) begin(words ...string) (holder, next *process) {
 	l.t.Helper()
-	holder = l.start(append([]string{"run", "--store", l.proxy, "--ttl", "3s", "--grace", "1s", "x", "--"}, l.actor(words...)...)...)
+	holder = l.start(append([]string{"run", "--store", l.proxy, "--ttl", "3s", "--grace", "1s", "x", "--"}, l.testProcess(words...)...)...)
 	holder.ready()
-	next = l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.witness()...)...)
+	next = l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.lister()...)...)
 	awaitQueue(l.t, l.locker, 1)
 	return holder, next
 }
 
-// wait waits for longer than the holder's lease can last.
-func (l *leased) wait() {
+// awaitExpiry waits until a lease of the holder that was not renewed has expired.
+func (l *etcdSandbox) awaitExpiry() {
 	l.t.Helper()
 	l.run("run", "--min-hold", "6s", "y", "--", "true").expectStatus(l.t, 0)
 }
@@ -70,25 +70,25 @@ func (l *leased) wait() {
 // no process of the holder is left. The test kills or stops each process of the holder, and
 // cuts the connection.
 func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
-	for name, play := range map[string]func(t *testing.T, l *leased){
-		"the front is killed": func(t *testing.T, l *leased) {
+	for name, test := range map[string]func(t *testing.T, l *etcdSandbox){
+		"the front is killed": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("daemon", "ignores")
 			holder.signal(syscall.SIGKILL)
-			next.alone()
+			next.expectGrantedAlone()
 		},
-		"the front is stopped": func(t *testing.T, l *leased) {
+		"the front is stopped": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("ends")
 			holder.signal(syscall.SIGSTOP)
-			l.wait()
+			l.awaitExpiry()
 			awaitQueue(t, l.locker, 1)
-			l.release()
-			next.alone()
+			l.endTestProcesses()
+			next.expectGrantedAlone()
 			holder.signal(syscall.SIGCONT)
 			if got := holder.status(); got != 0 {
 				t.Errorf("status %d, want 0: %s", got, holder.stderr.all())
 			}
 		},
-		"the guardian is killed": func(t *testing.T, l *leased) {
+		"the guardian is killed": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("daemon", "closes")
 			if err := syscall.Kill(holder.guardian(), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
@@ -96,47 +96,47 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 			if got := holder.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
-			next.alone()
+			next.expectGrantedAlone()
 		},
-		"the guardian is stopped": func(t *testing.T, l *leased) {
+		"the guardian is stopped": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("daemon", "ignores")
 			holder.stopGuardian()
-			next.alone()
+			next.expectGrantedAlone()
 			holder.continueGuardian()
 			if got := holder.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
 		},
-		"the store is lost": func(t *testing.T, l *leased) {
+		"the store is lost": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("daemon", "ignores")
 			l.cut()
-			next.alone()
+			next.expectGrantedAlone()
 			holder.stderr.expect("cannot be renewed")
 			if got := holder.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
 		},
 		// This case shows the limit: no process is left that could end the command in time.
-		"both are stopped": func(t *testing.T, l *leased) {
+		"the front and the guardian are stopped": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("ignores")
 			holder.signal(syscall.SIGSTOP)
 			holder.stopGuardian()
 			if got := next.stdout.expect("alive: "); !strings.HasPrefix(got, "alive: 1 ") {
-				t.Errorf("when it was granted: %s", got)
+				t.Errorf("processes that were alive at the grant: %s, want 1", got)
 			}
 			holder.continueGuardian()
 			holder.signal(syscall.SIGCONT)
 			if got := holder.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
-			if alive := witnessed(l.mark); len(alive) > 0 {
-				t.Errorf("alive: %v", alive)
+			if alive := marked(l.mark); len(alive) > 0 {
+				t.Errorf("test processes are still alive: %v", alive)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			play(t, newLeased(t))
+			test(t, newEtcdSandbox(t))
 		})
 	}
 }
@@ -146,7 +146,7 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 func TestBreakOnLeaseStoreEndsCommand(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--force"}} {
-		l := newLeased(t)
+		l := newEtcdSandbox(t)
 		watch := l.start("watch", "--store", l.server)
 		holder, next := l.begin("ends")
 		watch.stdout.expect("\twaiting\t")
@@ -165,7 +165,7 @@ func TestBreakOnLeaseStoreEndsCommand(t *testing.T) {
 			t.Errorf("%v: status %d, want 74", flags, got)
 		}
 		if got := next.status(); got != 0 {
-			t.Errorf("%v: the next one's status is %d", flags, got)
+			t.Errorf("%v: the next holder has status %d", flags, got)
 		}
 		watch.stdout.expect("\treleased\t")
 	}

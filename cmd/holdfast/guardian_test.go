@@ -13,16 +13,16 @@ import (
 	"testing"
 )
 
-// stage is a world with a FIFO that its actors keep open.
-type stage struct {
-	*world
+// processSandbox is a sandbox with a FIFO. Its test processes run until endTestProcesses closes the FIFO.
+type processSandbox struct {
+	*sandbox
 	mark string
 	hold *os.File
 }
 
-func newStage(t *testing.T) *stage {
+func newProcessSandbox(t *testing.T) *processSandbox {
 	t.Helper()
-	s := &stage{world: withStore(t)}
+	s := &processSandbox{sandbox: withStore(t)}
 	s.mark = filepath.Base(filepath.Dir(s.dir)) + strconv.Itoa(os.Getpid())
 	if err := syscall.Mkfifo(s.path("hold"), 0o644); err != nil {
 		t.Fatal(err)
@@ -31,47 +31,47 @@ func newStage(t *testing.T) *stage {
 	if s.hold, err = os.OpenFile(s.path("hold"), os.O_RDWR, 0); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.release)
+	t.Cleanup(s.endTestProcesses)
 	return s
 }
 
-// release ends the remaining actors.
-func (s *stage) release() { _ = s.hold.Close() }
+// endTestProcesses ends the remaining test processes.
+func (s *processSandbox) endTestProcesses() { _ = s.hold.Close() }
 
-// actor returns the words that start an actor.
-func (s *stage) actor(words ...string) []string {
-	return append([]string{"env", roleEnv + "=" + roleActor, markEnv + "=" + s.mark, testBinary}, words...)
+// testProcess returns the words that start a test process.
+func (s *processSandbox) testProcess(words ...string) []string {
+	return append([]string{"env", roleEnv + "=" + roleTestProcess, markEnv + "=" + s.mark, testBinary}, words...)
 }
 
-// witness returns the words that start a witness.
-func (s *stage) witness() []string {
-	return []string{"env", roleEnv + "=" + roleWitness, testBinary, s.mark}
+// lister returns the words that start a lister.
+func (s *processSandbox) lister() []string {
+	return []string{"env", roleEnv + "=" + roleLister, testBinary, s.mark}
 }
 
-// holder starts a run whose command is an actor, under the lock x. It returns when the actor is
+// holder starts a run whose command is a test process, under the lock x. It returns when the test process is
 // ready.
-func (s *stage) holder(flags []string, words ...string) *process {
+func (s *processSandbox) holder(flags []string, words ...string) *process {
 	s.t.Helper()
 	args := append([]string{"run", "--grace", "200ms", "--ttl", "2s"}, flags...)
-	p := s.start(append(append(args, "x", "--"), s.actor(words...)...)...)
+	p := s.start(append(append(args, "x", "--"), s.testProcess(words...)...)...)
 	p.ready()
 	return p
 }
 
 // next starts a waiter for x. Its command reports which other processes are alive when the
 // lock is granted.
-func (s *stage) next() *process {
+func (s *processSandbox) next() *process {
 	s.t.Helper()
-	p := s.start(append([]string{"run", "x", "--"}, s.witness()...)...)
+	p := s.start(append([]string{"run", "x", "--"}, s.lister()...)...)
 	awaitQueue(s.t, s.locker(), 1)
 	return p
 }
 
-// alone requires that no other process was alive when the lock was granted.
-func (p *process) alone() {
+// expectGrantedAlone requires that no other process was alive when the lock was granted.
+func (p *process) expectGrantedAlone() {
 	p.t.Helper()
 	if got := p.stdout.expect("alive: "); !strings.HasPrefix(got, "alive: 0 ") {
-		p.t.Errorf("when it was granted: %s", got)
+		p.t.Errorf("processes that were alive at the grant: %s, want 0", got)
 	}
 }
 
@@ -86,14 +86,14 @@ func TestFrontKilled(t *testing.T) {
 		{"daemon", "closes"},
 	} {
 		t.Run(strings.Join(words, " "), func(t *testing.T) {
-			s := newStage(t)
+			s := newProcessSandbox(t)
 			p := s.holder(nil, words...)
 			guardian := p.guardian()
 			next := s.next()
 			p.signal(syscall.SIGKILL)
-			next.alone()
+			next.expectGrantedAlone()
 			if got := next.status(); got != 0 {
-				t.Errorf("the next one's status is %d", got)
+				t.Errorf("the next holder has status %d", got)
 			}
 			p.stderr.expect("has died: its command gets SIGTERM")
 			awaitState(t, guardian, "")
@@ -104,7 +104,7 @@ func TestFrontKilled(t *testing.T) {
 // TestFrontKilledWaiting: the front is killed while it waits. No queue entry is left, and no
 // command starts.
 func TestFrontKilledWaiting(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	p := s.holder(nil, "ends")
 	waiter := s.start("run", "x", "--", "touch", "ran")
 	l := s.locker()
@@ -124,7 +124,7 @@ func TestFrontKilledWaiting(t *testing.T) {
 // TestFrontKilledLingering: the front is killed during a minimum hold. The guardian keeps the
 // lock, and releases it when it gets a signal.
 func TestFrontKilledLingering(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	p := s.start("run", "-v", "--min-hold", "1h", "x", "--", "true")
 	p.stderr.expect("is kept for another")
 	guardian := p.guardian()
@@ -147,10 +147,10 @@ func TestGuardianKilled(t *testing.T) {
 		{"daemon", "closes"},
 	} {
 		t.Run(strings.Join(words, " "), func(t *testing.T) {
-			s := newStage(t)
+			s := newProcessSandbox(t)
 			p := s.holder(nil, words...)
-			if len(witnessed(s.mark)) == 0 {
-				t.Fatal("the witness sees no process")
+			if len(marked(s.mark)) == 0 {
+				t.Fatal("the lister finds no process")
 			}
 			if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
@@ -158,7 +158,7 @@ func TestGuardianKilled(t *testing.T) {
 			if got := p.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
-			if alive := witnessed(s.mark); len(alive) > 0 {
+			if alive := marked(s.mark); len(alive) > 0 {
 				t.Errorf("alive: %v", alive)
 			}
 			p.stderr.expect("killed by SIGKILL), and the lock with it")
@@ -168,7 +168,7 @@ func TestGuardianKilled(t *testing.T) {
 
 // TestGuardianKilledWaiting: the guardian is killed while it waits for the lock. No command runs.
 func TestGuardianKilledWaiting(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	s.holder(nil, "ends")
 	waiter := s.start("run", "x", "--", "touch", "ran")
 	l := s.locker()
@@ -186,9 +186,9 @@ func TestGuardianKilledWaiting(t *testing.T) {
 // TestGuardianKilledAmongForeigners: a shell starts a job, and then executes holdfast run in its
 // own process. The job does not belong to the command. It survives when the guardian is killed.
 func TestGuardianKilledAmongForeigners(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	p := s.startCmd(exec.Command("sh", append([]string{"-c", `sh -c 'trap "exit 0" USR1; echo foreign $$; while :; do sleep 1; done' </dev/null &
-		exec "$@"`, "sh", binary, "run", "x", "--"}, s.actor("ignores")...)...), nil)
+		exec "$@"`, "sh", binary, "run", "x", "--"}, s.testProcess("ignores")...)...), nil)
 	foreign := int(number(t, strings.Fields(p.stdout.expect("foreign "))[1]))
 	p.ready()
 	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
@@ -198,15 +198,15 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 		t.Errorf("status %d, want 74", got)
 	}
 	if err := syscall.Kill(foreign, syscall.SIGUSR1); err != nil {
-		t.Errorf("the other job has ended as well: %v", err)
+		t.Errorf("the signal ended the other job, too: %v", err)
 	}
 }
 
 // TestFrontStopped: the guardian renews the lock while the front is stopped, and releases it
 // when the command has ended.
 func TestFrontStopped(t *testing.T) {
-	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "20ms", "x"}, played()...)...)
+	w := newSandbox(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "20ms", "x"}, asTestCommand()...)...)
 	p.ready()
 	p.signal(syscall.SIGSTOP)
 	awaitState(t, p.cmd.Process.Pid, "T")
@@ -224,12 +224,12 @@ func TestFrontStopped(t *testing.T) {
 // TestFrontStoppedReleases: the front is stopped. The next waiter gets the lock when the command
 // has ended, although the front is still stopped.
 func TestFrontStoppedReleases(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	p := s.holder(nil, "ignores")
 	p.signal(syscall.SIGSTOP)
 	next := s.next()
-	s.release()
-	next.alone()
+	s.endTestProcesses()
+	next.expectGrantedAlone()
 	p.signal(syscall.SIGCONT)
 	if got := p.status(); got != 0 {
 		t.Errorf("status %d, want 0", got)
@@ -239,8 +239,8 @@ func TestFrontStoppedReleases(t *testing.T) {
 // TestGuardianStopped: while the guardian is stopped the lease is not renewed. The front
 // kills the command when the lock is no longer valid.
 func TestGuardianStopped(t *testing.T) {
-	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "6s", "--grace", "1s", "x"}, played()...)...)
+	w := newSandbox(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "6s", "--grace", "1s", "x"}, asTestCommand()...)...)
 	pid := p.ready()
 	p.stopGuardian()
 	p.stderr.expect("does not answer")
@@ -254,8 +254,8 @@ func TestGuardianStopped(t *testing.T) {
 // TestBothStopped: front and guardian are stopped beyond the TTL. When they continue, they kill
 // the command.
 func TestBothStopped(t *testing.T) {
-	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "500ms", "x"}, played()...)...)
+	w := newSandbox(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "500ms", "x"}, asTestCommand()...)...)
 	pid := p.ready()
 	p.signal(syscall.SIGSTOP)
 	p.stopGuardian()
@@ -271,7 +271,7 @@ func TestBothStopped(t *testing.T) {
 // TestGuardianOfFileStoreStopped: a stopped guardian keeps the file store's lock, so the front
 // does not kill the command.
 func TestGuardianOfFileStoreStopped(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	p := s.holder(nil, "ends")
 	p.stopGuardian()
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
@@ -285,7 +285,7 @@ func TestGuardianOfFileStoreStopped(t *testing.T) {
 // TestGuardianForwardsSignals: a signal to the process that holdfast show names reaches the
 // command.
 func TestGuardianForwardsSignals(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	p := s.holder(nil, "ends")
 	if err := syscall.Kill(p.guardian(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -334,11 +334,11 @@ func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 // TestNoPasswordInProcessList: the process list shows no password. The guardian's arguments are
 // only its descriptor and the lock's name.
 func TestNoPasswordInProcessList(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	if err := os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := w.startScripted(append([]string{"run", "--store-file", w.path("url"), "x"}, played()...)...)
+	p := w.startScripted(append([]string{"run", "--store-file", w.path("url"), "x"}, asTestCommand()...)...)
 	p.ready()
 	for _, pid := range []int{p.cmd.Process.Pid, p.guardian()} {
 		for _, file := range []string{"cmdline", "environ"} {
@@ -355,17 +355,17 @@ func TestNoPasswordInProcessList(t *testing.T) {
 func TestProcessesOutsideGroupEndBeforeRelease(t *testing.T) {
 	for _, words := range [][]string{{"leaves", "ends"}, {"leaves", "ignores"}, {"daemon", "ends"}, {"daemon", "ignores"}, {"daemon", "closes"}} {
 		t.Run(strings.Join(words, " "), func(t *testing.T) {
-			s := newStage(t)
+			s := newProcessSandbox(t)
 			p := s.holder(nil, words...)
 			next := s.next()
 			p.send("go")
 			if got := p.status(); got != 3 {
 				t.Errorf("status %d, want 3", got)
 			}
-			if alive := witnessed(s.mark); len(alive) > 0 {
+			if alive := marked(s.mark); len(alive) > 0 {
 				t.Errorf("alive: %v", alive)
 			}
-			next.alone()
+			next.expectGrantedAlone()
 		})
 	}
 }
@@ -373,7 +373,7 @@ func TestProcessesOutsideGroupEndBeforeRelease(t *testing.T) {
 // TestSelfRespawningProcessesEnd: each process starts another process in a new session, and
 // ends at once. The guardian ends them all.
 func TestSelfRespawningProcessesEnd(t *testing.T) {
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	const respawn = `#!/bin/sh
 		trap "" TERM
 		[ -e goes-on ] || exit
@@ -389,7 +389,7 @@ func TestSelfRespawningProcessesEnd(t *testing.T) {
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}
-	if alive := witnessed(s.mark); len(alive) > 0 {
+	if alive := marked(s.mark); len(alive) > 0 {
 		t.Errorf("alive: %v", alive)
 	}
 	p.stderr.expect("killed what the command left behind")
@@ -398,16 +398,16 @@ func TestSelfRespawningProcessesEnd(t *testing.T) {
 // TestLossEndsProcessesOutsideGroup: when the lock is lost, processes outside the command's
 // group end, too.
 func TestLossEndsProcessesOutsideGroup(t *testing.T) {
-	s := newStage(t)
-	on, fire := fifo(t, s.world)
+	s := newProcessSandbox(t)
+	on, fire := fifo(t, s.sandbox)
 	p := s.startScripted(append([]string{"run", "--store", "scripted://lose?on=" + on, "--ttl", "30s", "--grace", "200ms", "x", "--"},
-		s.actor("daemon", "ignores")...)...)
+		s.testProcess("daemon", "ignores")...)...)
 	p.ready()
 	fire()
 	if got := p.status(); got != 74 {
 		t.Errorf("status %d, want 74", got)
 	}
-	if alive := witnessed(s.mark); len(alive) > 0 {
+	if alive := marked(s.mark); len(alive) > 0 {
 		t.Errorf("alive: %v", alive)
 	}
 }
@@ -419,9 +419,9 @@ func TestWithoutProcLockIsKept(t *testing.T) {
 	if err := shell(hide + "true").Run(); err != nil {
 		t.Skipf("unshare: %v: this needs the right to make namespaces", err)
 	}
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	holder := func(words ...string) *process {
-		c := exec.Command("sh", append([]string{"-c", hide + `"$@"`, "sh", testBinary, "run", "--store", "scripted://works", "--grace", "100ms", "x", "--"}, s.actor(words...)...)...)
+		c := exec.Command("sh", append([]string{"-c", hide + `"$@"`, "sh", testBinary, "run", "--store", "scripted://works", "--grace", "100ms", "x", "--"}, s.testProcess(words...)...)...)
 		p := s.startCmd(c, []string{roleEnv + "=" + roleScripted})
 		p.ready()
 		p.send("go")
@@ -431,12 +431,12 @@ func TestWithoutProcLockIsKept(t *testing.T) {
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}
-	if alive := witnessed(s.mark); len(alive) > 0 {
+	if alive := marked(s.mark); len(alive) > 0 {
 		t.Errorf("alive: %v", alive)
 	}
 	p = holder("daemon", "ignores")
 	p.stderr.expect(`without /proc the rest is invisible, and "x" is kept until it ends`)
-	s.release()
+	s.endTestProcesses()
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}

@@ -66,11 +66,11 @@ func TestMain(m *testing.M) {
 	}
 	switch os.Getenv(roleEnv) {
 	case roleCommand:
-		os.Exit(playCommand())
-	case roleActor:
-		os.Exit(playActor(os.Args[1:]))
-	case roleWitness:
-		os.Exit(playWitness(os.Args[1]))
+		os.Exit(runTestCommand())
+	case roleTestProcess:
+		os.Exit(runTestProcess(os.Args[1:]))
+	case roleLister:
+		os.Exit(printMarked(os.Args[1]))
 	case roleScripted:
 		registerScripted()
 		os.Unsetenv(roleEnv)
@@ -128,9 +128,9 @@ func resetIgnoredSignals() {
 	}
 }
 
-// playCommand is a command that executes its input, one instruction per line, and prints every
+// runTestCommand is a command that executes its input, one instruction per line, and prints every
 // signal that it gets. It ends at the end of its input.
-func playCommand() int {
+func runTestCommand() int {
 	sigs := make(chan os.Signal, 64)
 	signal.Notify(sigs, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT)
@@ -231,16 +231,16 @@ func (s limitedStore) Guarantees(ctx context.Context) (driver.Guarantees, error)
 	return g, err
 }
 
-// world is the separate environment of one test: a home without locks, and no variables of
+// sandbox is the separate environment of one test: a home without locks, and no variables of
 // holdfast.
-type world struct {
+type sandbox struct {
 	t    *testing.T
 	dir  string // for files
 	home string
 	env  []string
 }
 
-func newWorld(t *testing.T) *world {
+func newSandbox(t *testing.T) *sandbox {
 	t.Helper()
 	dir := t.TempDir()
 	t.Cleanup(func() {
@@ -248,7 +248,7 @@ func newWorld(t *testing.T) *world {
 			failed.Store(true)
 		}
 	})
-	w := &world{t: t, dir: dir, home: filepath.Join(dir, "home")}
+	w := &sandbox{t: t, dir: dir, home: filepath.Join(dir, "home")}
 	if err := os.Mkdir(w.home, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -260,19 +260,19 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// withStore gives the world a store, so that holdfast prints no note on the default one.
-func withStore(t *testing.T) *world {
-	w := newWorld(t)
+// withStore gives the sandbox a store, so that holdfast prints no note on the default one.
+func withStore(t *testing.T) *sandbox {
+	w := newSandbox(t)
 	w.env = append(w.env, "HOLDFAST_STORE="+w.storeURL())
 	return w
 }
 
-func (w *world) storeURL() string { return "file://" + filepath.Join(w.dir, "locks") }
+func (w *sandbox) storeURL() string { return "file://" + filepath.Join(w.dir, "locks") }
 
-func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
+func (w *sandbox) path(name string) string { return filepath.Join(w.dir, name) }
 
 // locker opens the store in the test's own process.
-func (w *world) locker() *holdfast.Locker {
+func (w *sandbox) locker() *holdfast.Locker {
 	w.t.Helper()
 	l, err := holdfast.Open(w.t.Context(), w.storeURL())
 	if err != nil {
@@ -289,13 +289,13 @@ type result struct {
 }
 
 // run runs holdfast to its end.
-func (w *world) run(args ...string) result {
+func (w *sandbox) run(args ...string) result {
 	w.t.Helper()
 	return w.runIn(nil, "", args...)
 }
 
 // runIn runs holdfast with additional environment variables and an input.
-func (w *world) runIn(env []string, stdin string, args ...string) result {
+func (w *sandbox) runIn(env []string, stdin string, args ...string) result {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitLimit())
 	defer cancel()
@@ -304,14 +304,14 @@ func (w *world) runIn(env []string, stdin string, args ...string) result {
 }
 
 // runScripted runs holdfast on a store with a scripted fault.
-func (w *world) runScripted(env []string, args ...string) result {
+func (w *sandbox) runScripted(env []string, args ...string) result {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitLimit())
 	defer cancel()
 	return w.finish(exec.CommandContext(ctx, testBinary, args...), append(env, roleEnv+"="+roleScripted), "")
 }
 
-func (w *world) finish(c *exec.Cmd, env []string, stdin string) result {
+func (w *sandbox) finish(c *exec.Cmd, env []string, stdin string) result {
 	w.t.Helper()
 	var out, errs bytes.Buffer
 	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(stdin), &out, &errs
@@ -335,22 +335,22 @@ type process struct {
 }
 
 // start starts holdfast with the arguments.
-func (w *world) start(args ...string) *process {
+func (w *sandbox) start(args ...string) *process {
 	w.t.Helper()
 	return w.startCmd(exec.Command(binary, args...), nil)
 }
 
-func (w *world) startScripted(args ...string) *process {
+func (w *sandbox) startScripted(args ...string) *process {
 	w.t.Helper()
 	return w.startCmd(exec.Command(testBinary, args...), []string{roleEnv + "=" + roleScripted})
 }
 
-// played returns the words that run this program as the command.
-func played(args ...string) []string {
+// asTestCommand returns the words that run this program as the command.
+func asTestCommand(args ...string) []string {
 	return append([]string{"--", "env", roleEnv + "=" + roleCommand, testBinary}, args...)
 }
 
-func (w *world) startCmd(c *exec.Cmd, env []string) *process {
+func (w *sandbox) startCmd(c *exec.Cmd, env []string) *process {
 	w.t.Helper()
 	p := &process{t: w.t, cmd: c}
 	c.Env = append(slices.Clone(w.env), env...)
@@ -417,7 +417,7 @@ func (p *process) send(line string) {
 	}
 }
 
-// ready waits for the command that this program plays and returns its process number.
+// ready waits for the command that this program runs as and returns its process number.
 func (p *process) ready() int {
 	p.t.Helper()
 	line := p.stdout.expect("ready ")

@@ -70,7 +70,7 @@ func TestMaxHoldEndsCommand(t *testing.T) {
 // TestChildrenInGroupEndBeforeRelease: the command's remaining children in its group get
 // SIGTERM, and end before the lock is released.
 func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
-	for name, c := range map[string]struct{ word, grace, says string }{
+	for name, c := range map[string]struct{ word, grace, message string }{
 		"ends on SIGTERM": {"exit-on-term", "1h", ""},
 		"is killed":       {"", "2s", "left behind"},
 	} {
@@ -78,7 +78,7 @@ func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 			w := withStore(t)
 			// The command ends when its child is ready to outlive it.
 			p := w.start(append([]string{"run", "--ttl", "3h", "--grace", c.grace, "x", "--", "sh", "-c",
-				`exec 3<&0; "$@" <&3 >out & until grep -q ready out; do :; done 2>/dev/null; exit 3`, "sh"}, played(c.word)[1:]...)...)
+				`exec 3<&0; "$@" <&3 >out & until grep -q ready out; do :; done 2>/dev/null; exit 3`, "sh"}, asTestCommand(c.word)[1:]...)...)
 			if got := p.status(); got != 3 {
 				t.Errorf("status %d, want 3", got)
 			}
@@ -93,7 +93,7 @@ func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 			if err := syscall.Kill(int(number(t, words[1])), 0); err != syscall.ESRCH {
 				t.Errorf("the child is still alive: %v", err)
 			}
-			if got := p.stderr.all(); !strings.Contains(got, c.says) || c.says == "" && got != "" {
+			if got := p.stderr.all(); !strings.Contains(got, c.message) || c.message == "" && got != "" {
 				t.Errorf("stderr: %q", got)
 			}
 		})

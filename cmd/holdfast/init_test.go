@@ -11,7 +11,7 @@ import (
 // with the right status after bad usage and for an unreachable database, and prints no password.
 // The tests in e2e use real databases.
 func TestInitReportsStatusWithoutPasswords(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.run("init", w.storeURL())
 	r.expectStatus(t, 0)
 	if !strings.Contains(r.stderr, "needs no tables") {
@@ -24,9 +24,9 @@ func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 		t.Errorf("stderr: %q", r.stderr)
 	}
 	for _, c := range []struct {
-		args   []string
-		status int
-		says   string
+		args    []string
+		status  int
+		message string
 	}{
 		{[]string{"init"}, 64, "one URL"},
 		{[]string{"init", "a:", "b:"}, 64, "one URL"},
@@ -37,7 +37,7 @@ func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 	} {
 		r := w.run(c.args...)
 		r.expectStatus(t, c.status)
-		if !strings.Contains(r.stderr, c.says) || strings.Contains(r.stderr, "SeCrEt") {
+		if !strings.Contains(r.stderr, c.message) || strings.Contains(r.stderr, "SeCrEt") {
 			t.Errorf("%q: %q", c.args, r.stderr)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 func TestSignalEndsRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		args   []string
-		silent bool // the server never answers
-		says   string
+		silent bool   // the server never answers
+		prints string // the subcommand prints this on stderr when it runs
 	}{
 		"stores": {[]string{"stores", "redis://"}, true, ""},
 		"init":   {[]string{"init", "mysql://u@"}, true, ""},
@@ -25,7 +25,7 @@ func TestSignalEndsRequests(t *testing.T) {
 	} {
 		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			t.Run(name+", "+s.String(), func(t *testing.T) {
-				w := newWorld(t)
+				w := newSandbox(t)
 				args := c.args
 				reached := make(chan struct{})
 				if c.silent {
@@ -49,14 +49,14 @@ func TestSignalEndsRequests(t *testing.T) {
 				if c.silent {
 					<-reached
 				} else {
-					p.stderr.expect(c.says)
+					p.stderr.expect(c.prints)
 				}
 				p.signal(s)
 				if got, want := p.status(), 128+int(s); got != want || strings.Contains(p.stderr.all(), "unavailable") {
 					t.Errorf("status %d, want %d: %s", got, want, p.stderr.all())
 				}
 				if out := p.stdout.all(); out != "" {
-					t.Errorf("judged: %s", out)
+					t.Errorf("an interrupted subcommand printed a result: %s", out)
 				}
 			})
 		}
@@ -66,7 +66,7 @@ func TestSignalEndsRequests(t *testing.T) {
 // TestCheckOfUnreachableStoreEndsAtOnce requires that a check ends at once if its store is
 // unreachable, refuses, or cannot use the directory of --dir.
 func TestCheckOfUnreachableStoreEndsAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	plain := w.file("plain", "")
 	for url, want := range map[string]int{"redis://127.0.0.1:1": 69, "file://" + plain: 78} {
 		r := w.run("check", "--store", url, "--duration", "1h")

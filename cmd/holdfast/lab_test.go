@@ -17,7 +17,7 @@ import (
 // TestLabConvictsMistake: lab lists the stories and the mistakes. It runs one mistake, and the lock
 // without a mistake.
 func TestLabConvictsMistake(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.run("lab")
 	r.expectStatus(t, 0)
 	for _, m := range lab.Mistakes() {
@@ -53,7 +53,7 @@ func TestLabConvictsMistake(t *testing.T) {
 
 // TestLabPlaysStory: lab plays a story that needs no server, and a story whose server is missing.
 func TestLabPlaysStory(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	dir := w.path("drawings")
 	r := w.finish(exec.Command(binary, "lab", "crossed-names", "--dir", dir), []string{"LC_ALL=C"}, "")
 	r.expectStatus(t, 0)

@@ -15,7 +15,7 @@ import (
 
 // fifo makes a FIFO, and returns a function that writes a line to it. The function returns when the
 // store has read the line and the fault has begun.
-func fifo(t *testing.T, w *world) (path string, fire func()) {
+func fifo(t *testing.T, w *sandbox) (path string, fire func()) {
 	t.Helper()
 	path = w.path("fifo")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -49,7 +49,7 @@ func TestLossEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		action, word string
 		ttl, grace   string
-		says         []string
+		want         []string
 	}{
 		"pushed, the command ends":        {"lose", "exit-on-term", "30s", "10s", []string{"is lost (gone), token 1", "SIGKILL in 10s", "exit status 5"}},
 		"pushed, the command is killed":   {"lose", "", "30s", "2s", []string{"is lost (gone)", "SIGKILL in 2s", "killed by SIGKILL"}},
@@ -58,23 +58,23 @@ func TestLossEndsCommand(t *testing.T) {
 		"in doubt, the command is killed": {"fail-renewal", "", "6s", "2s", []string{"cannot be renewed", "killed by SIGKILL"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			on, fire := fifo(t, w)
 			p := w.startScripted(append([]string{"run", "--store", "scripted://" + c.action + "?on=" + on,
-				"--ttl", c.ttl, "--grace", c.grace, "x"}, played(c.word)...)...)
+				"--ttl", c.ttl, "--grace", c.grace, "x"}, asTestCommand(c.word)...)...)
 			pid := p.ready()
 			fire()
 			p.stdout.expect("signal " + syscall.SIGTERM.String())
 			if got := p.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
-			for _, s := range c.says {
+			for _, s := range c.want {
 				if !strings.Contains(p.stderr.all(), s) {
-					t.Errorf("stderr does not say %q:\n%s", s, p.stderr.all())
+					t.Errorf("stderr does not contain %q:\n%s", s, p.stderr.all())
 				}
 			}
 			if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
-				t.Errorf("the command still lives: %v", err)
+				t.Errorf("the command is still alive: %v", err)
 			}
 		})
 	}
@@ -98,10 +98,10 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 		"the longest possible grace": {[]string{"--grace", "4s"}, "12s", "4s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			on, fire := fifo(t, w)
 			args := append([]string{"run", "--store", "scripted://lose?max-ttl=" + c.longest + "&on=" + on}, c.flags...)
-			p := w.startScripted(append(append(args, "x"), played("exit-on-term")...)...)
+			p := w.startScripted(append(append(args, "x"), asTestCommand("exit-on-term")...)...)
 			p.ready()
 			fire()
 			p.stderr.expect("SIGKILL in " + c.grace)
@@ -115,11 +115,11 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 // TestGraceAboveStoreLimitIsRefused: the grace is longer than a third of the store's longest TTL.
 // The message names the flag, the store's limit and a valid value.
 func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...)
 	r.expectStatus(t, 64)
 	if want := "--grace 5s is longer than a third of 12s, the longest TTL of the memory store: give --grace 4s or less"; !strings.Contains(r.stderr, want) {
-		t.Errorf("stderr does not say %q:\n%s", want, r.stderr)
+		t.Errorf("stderr does not contain %q:\n%s", want, r.stderr)
 	}
 	if _, err := os.Stat(w.path("ran")); err == nil {
 		t.Error("the command ran")
@@ -129,9 +129,9 @@ func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 // TestLossFoundByReleaseSetsStatus: the command succeeded, but the release finds that the lock
 // was lost. Run ends with status 74.
 func TestLossFoundByReleaseSetsStatus(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	on, fire := fifo(t, w)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://forget?on=" + on, "--ttl", "24h", "x"}, played()...)...)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://forget?on=" + on, "--ttl", "24h", "x"}, asTestCommand()...)...)
 	p.ready()
 	fire()
 	p.send("exit 0")
@@ -151,7 +151,7 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 		"the command is killed": {"", "2s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			on, fire := fifo(t, w)
 			r, full, err := os.Pipe()
 			if err != nil {
@@ -174,7 +174,7 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.Command(testBinary, append([]string{"run", "-v", "--store", "scripted://lose?on=" + on,
-				"--ttl", "30s", "--grace", c.grace, "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, played(c.word)[1:]...)...)
+				"--ttl", "30s", "--grace", c.grace, "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, asTestCommand(c.word)[1:]...)...)
 			cmd.Stderr = full
 			p := w.startCmd(cmd, []string{roleEnv + "=" + roleScripted})
 			full.Close()

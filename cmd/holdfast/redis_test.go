@@ -36,7 +36,7 @@ func TestCommandAfterAWaiterIsNotEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close(context.Background()) })
-	w := newWorld(t)
+	w := newSandbox(t)
 	begin := func(script string) *process {
 		return w.start("run", "--store", url, "x", "--", "sh", "-c", script)
 	}

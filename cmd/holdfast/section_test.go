@@ -12,7 +12,7 @@ import (
 
 // section starts a shell that holds x for the rest of its script, and returns the guardian's
 // process number.
-func (w *world) section(rest string) (p *process, guardian int) {
+func (w *sandbox) section(rest string) (p *process, guardian int) {
 	w.t.Helper()
 	p = w.startCmd(exec.Command("sh", "-c", `lock=$("$0" hold --grace 1s --pid $$ x) || exit
 eval "$lock"
@@ -31,7 +31,7 @@ echo "holds $HOLDFAST_NAME $HOLDFAST_TOKEN $HOLDFAST_GUARDIAN"
 }
 
 // awaitFree waits until x is free.
-func (w *world) awaitFree() {
+func (w *sandbox) awaitFree() {
 	w.t.Helper()
 	w.run("run", "--wait", waitLimit().String(), "x", "--", "true").expectStatus(w.t, 0)
 }
@@ -39,8 +39,8 @@ func (w *world) awaitFree() {
 // TestHoldLastsAsLongAsShell: the guardian releases the lock when the shell ends, whatever the cause
 // of that end is.
 func TestHoldLastsAsLongAsShell(t *testing.T) {
-	for name, play := range map[string]func(t *testing.T, w *world){
-		"the script ends": func(t *testing.T, w *world) {
+	for name, test := range map[string]func(t *testing.T, w *sandbox){
+		"the script ends": func(t *testing.T, w *sandbox) {
 			p, _ := w.section("read line; exit 5")
 			p.send("end")
 			if got := p.status(); got != 5 {
@@ -48,12 +48,12 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 			}
 			w.awaitFree()
 		},
-		"the shell is killed": func(t *testing.T, w *world) {
+		"the shell is killed": func(t *testing.T, w *sandbox) {
 			p, _ := w.section("read line")
 			p.signal(syscall.SIGKILL)
 			w.awaitFree()
 		},
-		"the guardian gets SIGTERM": func(t *testing.T, w *world) {
+		"the guardian gets SIGTERM": func(t *testing.T, w *sandbox) {
 			p, guardian := w.section(`read line; "$0" run x -- true; unset HOLDFAST_HELD HOLDFAST_NAME; "$0" run x -- true`)
 			if err := syscall.Kill(guardian, syscall.SIGTERM); err != nil {
 				t.Fatal(err)
@@ -65,7 +65,7 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 			}
 			p.stderr.expect("outer")
 		},
-		"the lock is broken": func(t *testing.T, w *world) {
+		"the lock is broken": func(t *testing.T, w *sandbox) {
 			p, _ := w.section("trap 'echo signalled; exit 6' TERM; echo ready; while :; do read line || exit 7; done")
 			p.stdout.expect("ready")
 			w.run("break", "--token", w.tokenOf(), "x").expectStatus(t, 0)
@@ -77,7 +77,7 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			play(t, withStore(t))
+			test(t, withStore(t))
 		})
 	}
 	w := withStore(t)

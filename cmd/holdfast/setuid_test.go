@@ -33,8 +33,8 @@ int main(void) {
 
 const nobody = 65534
 
-// setuidStage returns a stage with this set-uid program, on which an unprivileged user can run commands.
-func setuidStage(t *testing.T) *stage {
+// newSetuidSandbox returns a sandbox with this set-uid program, on which an unprivileged user can run commands.
+func newSetuidSandbox(t *testing.T) *processSandbox {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("only root can make a program set-uid and run as another user")
@@ -43,7 +43,7 @@ func setuidStage(t *testing.T) *stage {
 	if err != nil {
 		missing(t, "cc")
 	}
-	s := newStage(t)
+	s := newProcessSandbox(t)
 	source, program := s.path("own.c"), s.path("own")
 	if err := os.WriteFile(source, []byte(rootsOwn), 0o600); err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func setuidStage(t *testing.T) *stage {
 }
 
 // asNobody runs a command as an unprivileged user.
-func (s *stage) asNobody(words []string, command ...string) *process {
+func (s *processSandbox) asNobody(words []string, command ...string) *process {
 	s.t.Helper()
 	words = append(slices.Clone(words), command...)
 	if words[0] == "$holdfast" {
@@ -77,7 +77,7 @@ func (s *stage) asNobody(words []string, command ...string) *process {
 
 // startSetuid runs the set-uid program under a lock as an unprivileged user. It skips the test if the
 // system does not let the program become root.
-func (s *stage) startSetuid(words ...string) (p *process, pid int) {
+func (s *processSandbox) startSetuid(words ...string) (p *process, pid int) {
 	s.t.Helper()
 	p = s.asNobody(words, "./own")
 	pid = p.ready()
@@ -95,34 +95,34 @@ func (s *stage) startSetuid(words ...string) (p *process, pid int) {
 // lock until the command ends, and prints a message.
 func TestSetuidCommandKeepsLock(t *testing.T) {
 	for name, c := range map[string]struct {
-		flags []string
-		sig   syscall.Signal
-		says  string
-		want  int
+		flags   []string
+		sig     syscall.Signal
+		message string
+		want    int
 	}{
 		"SIGTERM":  {nil, syscall.SIGTERM, "cannot send SIGTERM to the command: operation not permitted", 4},
 		"SIGKILL":  {nil, syscall.SIGKILL, "(own) runs as another user and cannot be sent SIGTERM: \"x\" is kept until it ends", -1},
 		"max hold": {[]string{"--max-hold", "50ms"}, 0, "(own) runs as another user and cannot be sent SIGTERM", 4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := setuidStage(t)
+			s := newSetuidSandbox(t)
 			words := append([]string{"$holdfast", "run", "--grace", "50ms"}, c.flags...)
 			p, pid := s.startSetuid(append(words, "x", "--")...)
 			if c.sig != 0 {
 				p.signal(c.sig)
 			}
-			p.stderr.expect(c.says)
+			p.stderr.expect(c.message)
 			if name != "SIGTERM" { // in these cases run also tries SIGKILL, which fails as well
 				next := s.asNobody([]string{"$holdfast", "run", "--wait", "300ms", "x", "--"}, "true")
 				if got := next.status(); got != 75 {
-					t.Errorf("the next one's status is %d, want 75", got)
+					t.Errorf("the next holder has status %d, want 75", got)
 				}
 			}
 			if err := syscall.Kill(pid, 0); err != nil {
 				t.Fatalf("it does not run: %v", err)
 			}
 			next := s.asNobody([]string{"$holdfast", "run", "x", "--"}, "sh", "-c", `test -d /proc/$0 && grep -q "^State:.[^Z]" /proc/$0/status && echo alive || echo gone`, fmt.Sprint(pid))
-			s.release()
+			s.endTestProcesses()
 			next.stdout.expect("gone")
 			if got := p.status(); got != c.want {
 				t.Errorf("status %d, want %d", got, c.want)
@@ -137,7 +137,7 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 // TestSetuidGuardianKilled: the guardian is killed. The front has no right to kill the set-uid
 // command, so the command continues, and the front reports it.
 func TestSetuidGuardianKilled(t *testing.T) {
-	s := setuidStage(t)
+	s := newSetuidSandbox(t)
 	p, pid := s.startSetuid("$holdfast", "run", "x", "--")
 	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -145,13 +145,13 @@ func TestSetuidGuardianKilled(t *testing.T) {
 	if got := p.status(); got != 74 {
 		t.Errorf("status %d, want 74", got)
 	}
-	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and goes on", pid))
+	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and continues", pid))
 }
 
-// playSetuid plays the set-uid situation of TestBesideFlock, and returns its result.
-func playSetuid(t *testing.T, tool tool) outcome {
+// runSetuid runs the set-uid situation of TestBesideFlock, and returns its result.
+func runSetuid(t *testing.T, tool tool) outcome {
 	t.Helper()
-	s := setuidStage(t)
+	s := newSetuidSandbox(t)
 	p, pid := s.startSetuid(tool.hold...)
 	alive := func() bool { return syscall.Kill(pid, 0) == nil }
 	next := s.asNobody(tool.hold, "sh", "-c", `grep -q "^State:.[^Z]" /proc/$0/status 2>/dev/null && echo "found 1" || echo "found 0"`, fmt.Sprint(pid))
@@ -170,7 +170,7 @@ func playSetuid(t *testing.T, tool tool) outcome {
 	if tool.waits(next) && alive() {
 		o.next = "waits for 1 orphaned"
 	}
-	s.release()
+	s.endTestProcesses()
 	found := strings.TrimSpace(next.stdout.expect("found "))
 	if o.next == "" {
 		o.next = map[string]string{"found 0": "nothing left", "found 1": "1 still runs"}[found]

@@ -17,7 +17,7 @@ import (
 // each of them.
 func TestSignalsReachTheCommand(t *testing.T) {
 	w := withStore(t)
-	p := w.start(append([]string{"run", "x"}, played()...)...)
+	p := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
 	p.ready()
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT} {
@@ -35,7 +35,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 // TestSignalReachesTheGroup: a child of the command also receives the signal that run receives.
 func TestSignalReachesTheGroup(t *testing.T) {
 	w := withStore(t)
-	c := append([]string{"run", "x", "--", "sh", "-c", `exec 3<&0; trap "exit 3" TERM; "$@" exit-on-term <&3 & wait`, "sh"}, played()[1:]...)
+	c := append([]string{"run", "x", "--", "sh", "-c", `exec 3<&0; trap "exit 3" TERM; "$@" exit-on-term <&3 & wait`, "sh"}, asTestCommand()[1:]...)
 	p := w.start(c...)
 	p.ready()
 	p.signal(syscall.SIGTERM)
@@ -75,7 +75,7 @@ func TestIgnoredSignalsAreInherited(t *testing.T) {
 // TestSignalTestsPassUnderNohup runs the tests that send HUP and INT in a process that was
 // started with both ignored.
 func TestSignalTestsPassUnderNohup(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	const tests = "^(TestSignalsReachTheCommand|TestWaitEndsBySignal|TestIgnoredSignals?.*)$"
 	c := exec.Command("sh", "-c", `trap "" HUP INT; exec "$0" -test.v -test.run "$1"`, testBinary, tests)
 	r := w.finish(c, []string{binaryEnv + "=" + binary}, "")
@@ -91,7 +91,7 @@ func TestWaitEndsBySignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		t.Run(s.String(), func(t *testing.T) {
 			w := withStore(t)
-			holder := w.start(append([]string{"run", "x"}, played()...)...)
+			holder := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
 			holder.ready()
 			waiter := w.start("run", "-v", "x", "--", "touch", "ran")
 			waiter.stderr.expect("queued for")
@@ -127,7 +127,7 @@ func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 			return
 		}
 	}
-	t.Fatalf("never saw %d waiters", n)
+	t.Fatalf("the queue never has %d waiters", n)
 }
 
 // TestCommandSurvivesClosedStderr: the reader of standard error has closed it. The command still

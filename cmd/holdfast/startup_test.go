@@ -13,7 +13,7 @@ import (
 // main. Each run starts two processes, so it initializes the packages twice.
 func TestPackagesInitializeLittle(t *testing.T) {
 	const most = 32 << 10
-	r := newWorld(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")
+	r := newSandbox(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")
 	r.expectStatus(t, 0)
 	found := regexp.MustCompile(`(?m)^init (github\.com/holdfast-go/holdfast/(?:fence|check|driver|filestore|memstore|optimistic|internal|cmd)\S*) .* clock, (\d+) bytes`).FindAllStringSubmatch(r.stderr, -1)
 	if len(found) == 0 {

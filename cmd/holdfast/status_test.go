@@ -26,9 +26,9 @@ func TestExitStatus(t *testing.T) {
 	path := "PATH=" + os.Getenv("PATH") + ":" + w.dir
 
 	for name, c := range map[string]struct {
-		args []string
-		want int
-		says string
+		args    []string
+		want    int
+		message string
 	}{
 		"success":             {[]string{"run", "x", "--", "true"}, 0, ""},
 		"the command's own":   {[]string{"run", "x", "--", "sh", "-c", "exit 3"}, 3, ""},
@@ -59,10 +59,10 @@ func TestExitStatus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := w.runIn([]string{path}, "", c.args...)
 			r.expectStatus(t, c.want)
-			if !strings.Contains(r.stderr, c.says) {
-				t.Errorf("stderr does not say %q:\n%s", c.says, r.stderr)
+			if !strings.Contains(r.stderr, c.message) {
+				t.Errorf("stderr does not contain %q:\n%s", c.message, r.stderr)
 			}
-			if c.says == "" && r.stderr != "" {
+			if c.message == "" && r.stderr != "" {
 				t.Errorf("stderr is not empty:\n%s", r.stderr)
 			}
 		})
@@ -73,7 +73,7 @@ func TestExitStatus(t *testing.T) {
 func TestExitStatusOfStoreErrors(t *testing.T) {
 	for host, want := range map[string]int{"unavailable": 69, "refused": 78, "unsupported": 78, "no-such-host": 69} {
 		t.Run(host, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			r := w.runScripted(nil, "run", "--store", "scripted://"+host, "--ttl", "600ms", "--grace", "200ms", "x", "--", "touch", "ran")
 			r.expectStatus(t, want)
 			if _, err := os.Stat(w.path("ran")); err == nil {
@@ -90,12 +90,12 @@ func TestExitStatusOfStoreErrors(t *testing.T) {
 // and does not run its command.
 func TestBusyEndsShortWaits(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "the holder", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--reason", "the holder", "x"}, asTestCommand()...)...)
 	holder.ready()
 	for name, c := range map[string]struct {
-		flags []string
-		want  int
-		says  string
+		flags   []string
+		want    int
+		message string
 	}{
 		"try":                {[]string{"--try"}, 75, "(the holder)"},
 		"try, own status":    {[]string{"--try", "--busy-status", "9"}, 9, "(the holder)"},
@@ -115,8 +115,8 @@ func TestBusyEndsShortWaits(t *testing.T) {
 			}
 			r := w.run(append(append([]string{"run"}, c.flags...), "x", "--", command)...)
 			r.expectStatus(t, c.want)
-			if !strings.Contains(r.stderr, c.says) || c.says == "" && r.stderr != "" {
-				t.Errorf("stderr: %q, want %q", r.stderr, c.says)
+			if !strings.Contains(r.stderr, c.message) || c.message == "" && r.stderr != "" {
+				t.Errorf("stderr: %q, want %q", r.stderr, c.message)
 			}
 		})
 	}
@@ -129,7 +129,7 @@ func TestBusyEndsShortWaits(t *testing.T) {
 
 // TestDefaultStoreIsNamed: if the user gives no store, run prints the default one.
 func TestDefaultStoreIsNamed(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.run("run", "x", "--", "true")
 	r.expectStatus(t, 0)
 	dir := filepath.Join(w.home, ".local/state/holdfast")

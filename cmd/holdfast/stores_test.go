@@ -16,7 +16,7 @@ import (
 // TestStoresListsGuarantees requires that stores lists the linked schemes and the guarantees of the
 // local stores, and leaves no file behind.
 func TestStoresListsGuarantees(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	tmp := w.path("tmp")
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestStoresListsGuarantees(t *testing.T) {
 
 // TestStoresProbesURL: with a URL, stores opens that store and prints its guarantees.
 func TestStoresProbesURL(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.run("stores", w.storeURL())
 	r.expectStatus(t, 0)
 	if !strings.HasPrefix(r.stdout, w.storeURL()+"\n") || !strings.Contains(r.stdout, "this machine") || strings.Contains(r.stdout, "memory") {
@@ -113,7 +113,7 @@ func TestStoresProbesURL(t *testing.T) {
 
 // TestVersionNamesBuild requires that version prints the version, the Go version and the platform.
 func TestVersionNamesBuild(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	var v struct{ Version, Go, OS, Arch string }
 	decode(t, w.run("version", "--json"), &v)
 	if v.Version == "" || v.Go != runtime.Version() || v.OS != runtime.GOOS || v.Arch != runtime.GOARCH {
@@ -128,7 +128,7 @@ func TestVersionNamesBuild(t *testing.T) {
 
 // TestHelpHasStablePhrases requires that the help of run has the words that scripts rely on.
 func TestHelpHasStablePhrases(t *testing.T) {
-	r := newWorld(t).run("help", "run")
+	r := newSandbox(t).run("help", "run")
 	r.expectStatus(t, 0)
 	for _, s := range []string{"64 ", "69 ", "74 ", "75 ", "78 ", "126 ", "127 ", "128+n", "HOLDFAST_STORE", "HOLDFAST_NAME",
 		"HOLDFAST_TOKEN", "HOLDFAST_SLOT", "--min-hold", "Examples:"} {

@@ -17,10 +17,10 @@ import (
 )
 
 // onTerminal starts a command as the leader of a session with a terminal of its own.
-func (w *world) onTerminal(c *exec.Cmd) *process {
+func (w *sandbox) onTerminal(c *exec.Cmd) *process {
 	w.t.Helper()
 	p := &process{t: w.t, cmd: c}
-	c.Env = append(slices.Clone(w.env), "PS1=prompt$ ", "holdfast="+binary, roleEnv+"="+roleCommand, "played="+testBinary)
+	c.Env = append(slices.Clone(w.env), "PS1=prompt$ ", "holdfast="+binary, roleEnv+"="+roleCommand, "testbinary="+testBinary)
 	c.Dir = w.dir
 	tty, err := pty.StartWithSize(c, &pty.Winsize{Rows: 24, Cols: 200})
 	if err != nil {
@@ -128,7 +128,7 @@ func TestPipedCommandOpensTerminal(t *testing.T) {
 // TestInterruptKeyReachesCommandOnce: Ctrl-C reaches the command once, and no other process.
 func TestInterruptKeyReachesCommandOnce(t *testing.T) {
 	w := withStore(t)
-	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- "$played"; echo "status $?"`))
+	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- "$testbinary"; echo "status $?"`))
 	p.ready()
 	p.key(ctrlC)
 	p.stdout.expect("signal interrupt")
@@ -146,7 +146,7 @@ func TestStopKeyStopsJob(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; "$holdfast" run x -- "$played"; echo "status $?"`)
+	p.send(`stty -echo; "$holdfast" run x -- "$testbinary"; echo "status $?"`)
 	p.ready()
 	for range 2 {
 		p.key(ctrlZ)
@@ -210,7 +210,7 @@ func TestStopKeyStopsPipedCommand(t *testing.T) {
 	defer in.Close()
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; "$holdfast" run x -- "$played" <in`)
+	p.send(`stty -echo; "$holdfast" run x -- "$testbinary" <in`)
 	pid := p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
@@ -233,8 +233,8 @@ func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$played" run --store scripted://works --ttl 4s --grace 50ms x -- ` +
-		`env ` + roleEnv + `=` + roleCommand + ` "$played"`)
+	p.send(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$testbinary" run --store scripted://works --ttl 4s --grace 50ms x -- ` +
+		`env ` + roleEnv + `=` + roleCommand + ` "$testbinary"`)
 	p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
@@ -253,7 +253,7 @@ func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 // continued.
 func TestJobStoppedInQueueStartsNoCommand(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--reason", "another", "x"}, asTestCommand()...)...)
 	holder.ready()
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
@@ -280,7 +280,7 @@ func TestJobStoppedInQueueStartsNoCommand(t *testing.T) {
 // queue entry.
 func TestKilledStoppedJobLeavesNoQueueEntry(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--reason", "another", "x"}, asTestCommand()...)...)
 	holder.ready()
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
@@ -313,7 +313,7 @@ func TestKillReturnsTerminalToShell(t *testing.T) {
 				}
 				p := w.onTerminal(c)
 				p.stdout.expectPart("prompt$ ")
-				p.send(`stty -echo; "$holdfast" run --grace 100ms x -- sh -c 'stty raw; exec "$played"'`)
+				p.send(`stty -echo; "$holdfast" run --grace 100ms x -- sh -c 'stty raw; exec "$testbinary"'`)
 				pid := p.ready()
 				guardian := parentPID(t, pid)
 				victim := guardian
@@ -365,7 +365,7 @@ func TestRunRestoresTerminalModes(t *testing.T) {
 // TestWaitingRunShowsHolderOnTerminal: on a terminal, a waiting run shows the holder.
 func TestWaitingRunShowsHolderOnTerminal(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, asTestCommand()...)...)
 	holder.ready()
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", "sh", "-c", `echo "mine $HOLDFAST_TOKEN"`))
 	p.stdout.expectPart(`waiting for "x" for 0s, held by pid `)
@@ -377,7 +377,7 @@ func TestWaitingRunShowsHolderOnTerminal(t *testing.T) {
 	}
 
 	// Without a terminal, run prints nothing unless --verbose is given.
-	holder = w.start(append([]string{"run", "x"}, played()...)...)
+	holder = w.start(append([]string{"run", "x"}, asTestCommand()...)...)
 	holder.ready()
 	quiet := w.start("run", "x", "--", "true")
 	awaitQueue(t, w.locker(), 1)

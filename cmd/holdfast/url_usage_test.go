@@ -11,7 +11,7 @@ import (
 // TestURLErrorIsBadUsage: the command finds an error in a URL before it opens the store, and ends with
 // bad usage. It reports the error once, and shows no part of a password.
 func TestURLErrorIsBadUsage(t *testing.T) {
-	for raw, says := range map[string]string{
+	for raw, message := range map[string]string{
 		"mysql://u@127.0.0.1:1/db?recpie=named":        "recpie",
 		"postgres://u@127.0.0.1:1/db?recipes=advisory": "recipes",
 		"postgres://u@127.0.0.1:1/db?key=given":        "key",
@@ -37,10 +37,10 @@ func TestURLErrorIsBadUsage(t *testing.T) {
 	} {
 		t.Run(raw, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newSandbox(t)
 			r := w.run("ls", "--store", strings.Replace(raw, "DIR", w.path("dir"), 1))
 			r.expectStatus(t, 64)
-			if !strings.Contains(r.stderr, says) || strings.Contains(r.stderr, "hid") || strings.Contains(r.stderr, "u:12") {
+			if !strings.Contains(r.stderr, message) || strings.Contains(r.stderr, "hid") || strings.Contains(r.stderr, "u:12") {
 				t.Errorf("%s", r.stderr)
 			}
 			for line := range strings.Lines(r.stderr) {
@@ -56,7 +56,7 @@ func TestURLErrorIsBadUsage(t *testing.T) {
 func TestUnknownDatabaseIsBadUsage(t *testing.T) {
 	t.Parallel()
 	url := startRedis(t)
-	w := newWorld(t)
+	w := newSandbox(t)
 	for _, args := range [][]string{{"ls"}, {"run", "--wait", "1m", "x", "--", "true"}} {
 		r := w.runIn([]string{"HOLDFAST_STORE=" + url + "/99"}, "", args...)
 		r.expectStatus(t, 64)
@@ -76,7 +76,7 @@ func TestPasswordCausesWarning(t *testing.T) {
 		"postgres://u:hidden@127.0.0.1:1/db?recipe=none":                    true,
 		"redis+sentinel://127.0.0.1:1/m?sentinel_password=hid&none=1":       true,
 	} {
-		r := newWorld(t).run("show", "--store", raw, "x")
+		r := newSandbox(t).run("show", "--store", raw, "x")
 		if got := strings.Contains(r.stderr, "warning"); got != want || strings.Contains(r.stderr, "hid") {
 			t.Errorf("%s: %s", raw, r.stderr)
 		}
@@ -86,7 +86,7 @@ func TestPasswordCausesWarning(t *testing.T) {
 // TestInspectionMakesNoDirectory: an inspection of a directory that does not exist finds no lock, and does
 // not create the directory.
 func TestInspectionMakesNoDirectory(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	for want, all := range map[int][][]string{
 		0:  {{"ls"}, {"ls", "--json"}, {"show", "x"}, {"__complete", "show", ""}},
 		75: {{"break", "--token", "1", "x"}},
@@ -113,7 +113,7 @@ func TestInspectionMakesNoDirectory(t *testing.T) {
 
 // TestInitReadsTheEnvironment: without an argument, init takes the URL from the environment.
 func TestInitReadsTheEnvironment(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	for _, env := range []string{"HOLDFAST_STORE=" + w.storeURL(), "HOLDFAST_STORE_FILE=" + w.file("url", w.storeURL())} {
 		r := w.runIn([]string{env}, "", "init")
 		r.expectStatus(t, 0)
@@ -127,7 +127,7 @@ func TestInitReadsTheEnvironment(t *testing.T) {
 // existed, even if --wait is too short for a request.
 func TestBreakReportsNoFalseSuccess(t *testing.T) {
 	w := withStore(t)
-	w.start(append([]string{"run", "x"}, played()...)...).ready()
+	w.start(append([]string{"run", "x"}, asTestCommand()...)...).ready()
 	for _, name := range []string{"x", "nobody's"} {
 		for _, wait := range []string{"1ns", "30s"} {
 			r := w.run("break", "--wait", wait, "--token", "5", name)

@@ -13,8 +13,8 @@ import (
 func TestBadInputIsRefused(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	for name, c := range map[string]struct {
-		args []string
-		says []string
+		args    []string
+		message []string
 	}{
 		"near command":         {[]string{"watsh"}, []string{`unknown command "watsh"`, "nearest is watch\n"}},
 		"help on nothing":      {[]string{"help", "rum"}, []string{"no help", `"rum"`}},
@@ -86,12 +86,12 @@ func TestBadInputIsRefused(t *testing.T) {
 		"version, argument":    {[]string{"version", "x"}, []string{"x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			r := w.run(c.args...)
 			r.expectStatus(t, 64)
-			for _, s := range c.says {
+			for _, s := range c.message {
 				if !strings.Contains(r.stderr, s) {
-					t.Errorf("stderr does not say %q:\n%s", s, r.stderr)
+					t.Errorf("stderr does not contain %q:\n%s", s, r.stderr)
 				}
 			}
 			if byStore := strings.Contains(r.stderr, "filestore:"); !byStore && !strings.Contains(r.stderr, "--help") {
@@ -118,9 +118,9 @@ func run(flags ...string) []string {
 // TestEnvironmentStoreIsChecked: the environment's store is checked in the same way as a flag.
 func TestEnvironmentStoreIsChecked(t *testing.T) {
 	for name, c := range map[string]struct {
-		env  []string
-		want int
-		says string
+		env     []string
+		want    int
+		message string
 	}{
 		"unknown scheme": {[]string{"HOLDFAST_STORE=floppy://a"}, 64, "HOLDFAST_STORE"},
 		"missing file":   {[]string{"HOLDFAST_STORE_FILE=/no/such/file"}, 64, "HOLDFAST_STORE_FILE"},
@@ -129,15 +129,15 @@ func TestEnvironmentStoreIsChecked(t *testing.T) {
 		"memory":         {[]string{"HOLDFAST_STORE=memory://"}, 0, "other processes are not excluded"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			r := w.runIn(c.env, "", "run", "x", "--", "true")
 			r.expectStatus(t, c.want)
-			if !strings.Contains(r.stderr, c.says) {
-				t.Errorf("stderr does not say %q:\n%s", c.says, r.stderr)
+			if !strings.Contains(r.stderr, c.message) {
+				t.Errorf("stderr does not contain %q:\n%s", c.message, r.stderr)
 			}
 		})
 	}
-	w := newWorld(t)
+	w := newSandbox(t)
 	if err := os.WriteFile(w.path("url"), []byte(w.storeURL()+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func TestOutputHasNoPassword(t *testing.T) {
 		"probe, no host": {"stores", withPassword + "nowhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newWorld(t).runScripted(nil, args...)
+			r := newSandbox(t).runScripted(nil, args...)
 			if all := r.stdout + r.stderr; strings.Contains(all, password) || strings.Contains(all, "s3cr3t") {
 				t.Errorf("printed:\n%s", all)
 			} else if all == "" {
@@ -202,7 +202,7 @@ func TestOutputHasNoPassword(t *testing.T) {
 		})
 	}
 
-	r := newWorld(t).runScripted([]string{"HOLDFAST_STORE=" + withPassword + "refused"}, run()...)
+	r := newSandbox(t).runScripted([]string{"HOLDFAST_STORE=" + withPassword + "refused"}, run()...)
 	r.expectStatus(t, 78)
 	if strings.Contains(r.stderr, password) || strings.Contains(r.stderr, "warning: --store") {
 		t.Errorf("stderr: %q", r.stderr)

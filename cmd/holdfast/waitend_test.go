@@ -26,8 +26,8 @@ func living(pid int) bool {
 // store failed.
 func TestWaitEndsBeforeCleanup(t *testing.T) {
 	t.Parallel()
-	l := newLeased(t)
-	holder := l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.actor("ends")...)...)
+	l := newEtcdSandbox(t)
+	holder := l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.testProcess("ends")...)...)
 	holder.ready()
 	// On a slow machine the wait may be over before the store is cut off. The test then
 	// repeats with more time.

@@ -39,7 +39,7 @@ func TestWatchFollowsLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("granted", "first")
-	second := w.start(append([]string{"run", "--reason", "second", "x"}, played("exit-on-term")...)...)
+	second := w.start(append([]string{"run", "--reason", "second", "x"}, asTestCommand("exit-on-term")...)...)
 	expect("waiting", "second")
 	if err := lock.Unlock(); err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestWatchFollowsLock(t *testing.T) {
 // docs/command.md.
 func TestWatchAllPrintsJSON(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "r", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--reason", "r", "x"}, asTestCommand()...)...)
 	holder.ready()
 	p := w.start("watch", "--json")
 	var e map[string]any
@@ -157,7 +157,7 @@ func TestFullDiskIsNoSuccess(t *testing.T) {
 
 // screen runs holdfast from a shell. At the end the shell prints whether the terminal has its former
 // modes.
-func (w *world) screen(args string) *process {
+func (w *sandbox) screen(args string) *process {
 	w.t.Helper()
 	return w.onTerminal(exec.Command("sh", "-c", `was=$(stty -g); "$holdfast" `+args+
 		`; echo "status $?"; if [ "$was" = "$(stty -g)" ]; then echo restored; else stty -a; fi`))
@@ -233,7 +233,7 @@ func TestWatchEndsByKeyOrSignal(t *testing.T) {
 	p.stdout.expect("status 0")
 
 	// A dumb terminal gets lines.
-	holder := w.start(append([]string{"run", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
 	holder.ready()
 	c := exec.Command("env", "TERM=dumb", binary, "watch")
 	p = w.onTerminal(c)

@@ -36,9 +36,9 @@ type Harness struct {
 	// not poll at intervals. nil if the store cannot switch the polling off; Open if its
 	// waiters never poll.
 	OpenWithoutFallback func(t testing.TB, namespace string) driver.Store
-	// EntryLife is how long a queue entry stands without renewal; 0 if it stands as long as a
+	// EntryTTL is how long a queue entry stands without renewal; 0 if it stands as long as a
 	// session or a connection.
-	EntryLife time.Duration
+	EntryTTL time.Duration
 	// Disconnect ends every connection between clients and the store. They may reconnect at
 	// once. nil if the harness cannot, or a client has none.
 	Disconnect func(t testing.TB)
@@ -64,9 +64,9 @@ type Harness struct {
 	// grants share, and not by its request. So SentAt may be before the call, by at most half
 	// of the TTL.
 	Session bool
-	// Carries reports whether the store supports a name. The store refuses other names with
+	// SupportsName reports whether the store supports a name. The store refuses other names with
 	// an error of code CodeUnsupported. nil if it supports every name.
-	Carries func(name string) bool
+	SupportsName func(name string) bool
 	// Leftovers returns what the store has kept by mistake while no name has a holder or a
 	// waiter; nil if the harness cannot.
 	Leftovers func(t testing.TB) []string
@@ -323,7 +323,7 @@ func (e *env) must(s driver.Store, r driver.Request) driver.Grant {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
 	if err != nil {
-		e.Fatalf("%q, limit %d, request %s: %v, want a grant: nothing stands in its way", r.Name, r.Limit, r.ID, err)
+		e.Fatalf("%q, limit %d, request %s: %v, want a grant: no holder or waiter excludes it", r.Name, r.Limit, r.ID, err)
 	}
 	e.checkGrant(r, g)
 	return g

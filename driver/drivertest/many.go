@@ -34,7 +34,8 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 	end := e.delayed(delay)
 	defer end()
 	base := e.name()
-	// So many goroutines take the locks, and each goroutine takes one lock after the other.
+	// goroutines is the number of goroutines that take and release the locks. Each takes one lock
+	// after the other.
 	const goroutines = 256
 	locks := make([]*holdfast.Lock, n)
 	each := func(do func(i int) error) {
@@ -57,7 +58,7 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 	}
 	each(func(i int) (err error) {
 		locks[i], err = l.Lock(t.Context(), fmt.Sprintf("%s-%d", base, i))
-		for tries := 1; errors.Is(err, holdfast.ErrUnavailable) && tries < 10; tries++ { // on a busy machine
+		for tries := 1; errors.Is(err, holdfast.ErrUnavailable) && tries < 10; tries++ { // as on a busy machine
 			locks[i], err = l.Lock(t.Context(), fmt.Sprintf("%s-%d", base, i))
 		}
 		return err
@@ -66,14 +67,14 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 		return
 	}
 	time.Sleep(3 * ttl) // the locks are held for that long
-	lost, why := 0, error(nil)
+	lost, cause := 0, error(nil)
 	for _, k := range locks {
 		if k.Context().Err() != nil {
-			lost, why = lost+1, context.Cause(k.Context())
+			lost, cause = lost+1, context.Cause(k.Context())
 		}
 	}
 	if lost > 0 {
-		t.Errorf("%d of %d locks of a TTL of %s were lost over a link of %s, one by: %v", lost, n, ttl, delay, why)
+		t.Errorf("%d of %d locks of a TTL of %s were lost over a link with a delay of %s; the cause of one: %v", lost, n, ttl, delay, cause)
 	}
 	each(func(i int) error {
 		if err := locks[i].Unlock(); err != nil && locks[i].Context().Err() == nil {

@@ -129,7 +129,7 @@ var mistakes = map[string]mistake{
 		message: `"NAME", limit NUM, request ID: no, want a grant or busy: a request that does not wait has no other answer`},
 	"a first request fails": {test: "Exclusive",
 		fails:   func(driver.Request) error { return driver.Errorf(driver.CodeRefused, "no") },
-		message: `"NAME", limit 1, request ID: no, want a grant: nothing stands in its way`},
+		message: `"NAME", limit 1, request ID: no, want a grant: no holder or waiter excludes it`},
 	"a limit works and is not declared": {test: "LimitsNotDeclared",
 		declare: func(g *driver.Guarantees) { g.Semaphore = false },
 		message: `"NAME", limit 3, request ID: a limit that is not declared: no error, want `},

@@ -85,7 +85,7 @@ func strangeNames(e *env) {
 	a, b := e.open(), e.open()
 	var names []string
 	for _, name := range strange(e) {
-		if e.h.Carries == nil || e.h.Carries(name) {
+		if e.h.SupportsName == nil || e.h.SupportsName(name) {
 			names = append(names, name)
 			continue
 		}

@@ -425,7 +425,7 @@ func longerTTLStands(e *env) {
 						return e.must(s, e.request(name, limit, ttl))
 					}
 					if err != nil {
-						e.Fatalf("%q, limit %d, request %s: %v, want a grant: nothing stands in its way", name, limit, r.ID, err)
+						e.Fatalf("%q, limit %d, request %s: %v, want a grant: no holder or waiter excludes it", name, limit, r.ID, err)
 					}
 					e.checkGrant(r, g)
 					return g

@@ -233,7 +233,7 @@ func waitOutlivesEntry(e *env) {
 	for range 2 {
 		queue = append(queue, e.queue(e.open(), e.request(name, driver.Exclusive, e.h.TTL)))
 	}
-	time.Sleep(2*max(e.h.EntryLife, e.h.TTL) + e.h.TTL)
+	time.Sleep(2*max(e.h.EntryTTL, e.h.TTL) + e.h.TTL)
 	late := e.open()
 	e.busy(late, e.request(name, driver.Exclusive, long)) // the request removes entries that have expired
 	queue = append(queue, e.queue(late, e.request(name, driver.Exclusive, e.h.TTL)))

@@ -32,7 +32,7 @@ func chart(store string, done []work, all [][]result, before, after string) stri
 		}
 		for j := range all[i] {
 			r := &all[i][j]
-			rate, least, top := r.of(func(v verdict) float64 { return v.rate })
+			rate, least, top := r.statistics(func(v verdict) float64 { return v.rate })
 			y += rowHeight
 			text(10, "name", r.contender.name)
 			color := "#8c959f"
@@ -42,7 +42,7 @@ func chart(store string, done []work, all [][]result, before, after string) stri
 			fmt.Fprintf(&b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", labelWidth, y-13, max(1, rate/most*barsWidth), rowHeight-6, color)
 			label := fmt.Sprintf("%.0f (%.0f to %.0f)", rate, least, top)
 			if w.contested() {
-				share, _, _ := r.of(func(v verdict) float64 { return v.share })
+				share, _, _ := r.statistics(func(v verdict) float64 { return v.share })
 				label = fmt.Sprintf("%.0f, share %.2f", rate, share)
 			}
 			text(labelWidth+int(rate/most*barsWidth)+6, "name", label)

@@ -6,7 +6,7 @@
 //	go run ./bench -stores redis -contenders "holdfast,rueidislock" -turn 400ms
 //	go run ./bench -svg ../docs/images
 //
-// The contenders of a store take turns of a second, again and again, so that other work on
+// The contenders of a store run in turn, each for a second, in several rounds. So other work on
 // the machine slows all of them. The first turn of each is a warm-up. The program prints
 // the median of each contender, its spread and its ratio to the best peer. It checks after
 // every turn that no two clients held a name at the same time, and that tokens rose strictly.
@@ -33,9 +33,9 @@ import (
 )
 
 var (
-	storesFlag     = flag.String("stores", "", "the stores, with commas between: redis, etcd, zookeeper, mariadb, postgres, file (default all whose server is installed)")
-	worksFlag      = flag.String("works", "", "the works, with commas between (default all)")
-	contendersFlag = flag.String("contenders", "", "the contenders, with commas between (default all)")
+	storesFlag     = flag.String("stores", "", "the stores, separated by commas: redis, etcd, zookeeper, mariadb, postgres, file (default all whose server is installed)")
+	worksFlag      = flag.String("works", "", "the works, separated by commas (default all)")
+	contendersFlag = flag.String("contenders", "", "the contenders, separated by commas (default all)")
 	rounds         = flag.Int("rounds", 5, "turns of each contender after the warm-up")
 	turn           = flag.Duration("turn", time.Second, "how long a turn takes")
 	svg            = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
@@ -59,7 +59,7 @@ var works = []work{
 func (w work) String() string {
 	switch {
 	case w.names > 1:
-		return fmt.Sprintf("%d goroutines, a name each", w.goroutines)
+		return fmt.Sprintf("%d goroutines, one name each", w.goroutines)
 	case w.processes*w.goroutines == 1:
 		return "one goroutine, one name"
 	case w.processes == 1:
@@ -82,21 +82,21 @@ func main() {
 		return
 	}
 	flag.Parse()
-	broken := false
+	violated := false
 	for _, s := range stores {
 		if *storesFlag != "" && !slices.Contains(strings.Split(*storesFlag, ","), s.name) {
 			continue
 		}
 		switch ok, err := measureStore(s); {
 		case errors.Is(err, servers.ErrNotInstalled) && *storesFlag == "":
-			log.Printf("%s: left out: %v", s.name, err)
+			log.Printf("%s is not measured: %v", s.name, err)
 		case err != nil:
 			log.Fatalf("%s: %v", s.name, err)
 		case !ok:
-			broken = true
+			violated = true
 		}
 	}
-	if broken {
+	if violated {
 		os.Exit(1)
 	}
 }
@@ -107,18 +107,18 @@ type result struct {
 	turns     []verdict
 }
 
-// of returns the median, the least and the largest of one value of the verdicts.
-func (r *result) of(part func(verdict) float64) (median, least, most float64) {
+// statistics returns the median, the smallest and the largest of one value of the verdicts.
+func (r *result) statistics(value func(verdict) float64) (median, smallest, largest float64) {
 	var x []float64
 	for _, v := range r.turns {
-		x = append(x, part(v))
+		x = append(x, value(v))
 	}
 	slices.Sort(x)
 	return x[len(x)/2], x[0], x[len(x)-1]
 }
 
 func (r *result) rate() float64 {
-	median, _, _ := r.of(func(v verdict) float64 { return v.rate })
+	median, _, _ := r.statistics(func(v verdict) float64 { return v.rate })
 	return median
 }
 
@@ -162,10 +162,10 @@ func measureStore(s store) (bool, error) {
 
 func measureWork(s store, address string, w work) (results []result, ok bool, err error) {
 	ok = true
-	var crews [][]*process
+	var processes [][]*process // by contender
 	defer func() {
-		for _, crew := range crews {
-			for _, p := range crew {
+		for _, some := range processes {
+			for _, p := range some {
 				p.end()
 			}
 		}
@@ -178,27 +178,27 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 			continue // a bare contender excludes no other client
 		}
 		results = append(results, result{contender: c})
-		var crew []*process
+		var own []*process
 		for range w.processes {
 			p, err := startProcess(s.name, c.name, address, w)
 			if err != nil {
 				return nil, false, err
 			}
-			crew = append(crew, p)
+			own = append(own, p)
 		}
-		crews = append(crews, crew)
+		processes = append(processes, own)
 	}
 	for round := range *rounds + 1 {
 		for i := range results {
 			r := &results[i]
-			turns, err := takeTurn(crews[i])
+			turns, err := takeTurn(processes[i])
 			if err != nil {
 				return nil, false, fmt.Errorf("%s: %w", r.contender.name, err)
 			}
 			v := judge(turns, w, r.contender.keepsTokens, *turn)
 			if n := len(v.broken); n > 0 {
 				ok = false
-				fmt.Printf("BROKEN: %s: %s: %d times, first: %s\n", w.name, r.contender.name, n, v.broken[0])
+				fmt.Printf("VIOLATION: %s: %s: %d times, first: %s\n", w.name, r.contender.name, n, v.broken[0])
 			}
 			if round > 0 {
 				r.turns = append(r.turns, v)
@@ -217,18 +217,20 @@ func printWork(w work, results []result) {
 		}
 	}
 	fmt.Printf("\n%s, pairs a second:\n\n| | median (spread) | ratio to the best peer |", w)
+	extra := 0
 	if w.contested() {
+		extra = 2
 		fmt.Print(" least to most served | handover p50, p99 |")
 	}
-	fmt.Printf("\n| --- | --- | --- |%s\n", strings.Repeat(" --- |", map[bool]int{true: 2}[w.contested()]))
+	fmt.Printf("\n| --- | --- | --- |%s\n", strings.Repeat(" --- |", extra))
 	for i := range results {
 		r := &results[i]
-		rate, least, most := r.of(func(v verdict) float64 { return v.rate })
-		fmt.Printf("| %s | %.0f (%.0f to %.0f) | %.2f |", r.contender.name, rate, least, most, rate/best)
+		rate, smallest, largest := r.statistics(func(v verdict) float64 { return v.rate })
+		fmt.Printf("| %s | %.0f (%.0f to %.0f) | %.2f |", r.contender.name, rate, smallest, largest, rate/best)
 		if w.contested() {
-			share, _, _ := r.of(func(v verdict) float64 { return v.share })
-			p50, _, _ := r.of(func(v verdict) float64 { return v.p50 })
-			p99, _, _ := r.of(func(v verdict) float64 { return v.p99 })
+			share, _, _ := r.statistics(func(v verdict) float64 { return v.share })
+			p50, _, _ := r.statistics(func(v verdict) float64 { return v.p50 })
+			p99, _, _ := r.statistics(func(v verdict) float64 { return v.p99 })
 			fmt.Printf(" %.2f | %.0f us, %.0f us |", share, p50, p99)
 		}
 		fmt.Println()

@@ -24,15 +24,15 @@ var serverMistakes = []struct {
 	plants      mutation.Plants
 	rule        string // one of these rules convicts the mistake
 }{
-	{"a first row replaces one that came meanwhile", "mariadb-optimistic", mutation.Plants{
+	{"a first row replaces the row of another client", "mariadb-optimistic", mutation.Plants{
 		"mysql-first": mutation.With("version = holdfast_row.version",
 			"version = VALUES(version), token = VALUES(token), expires = VALUES(expires), touched = VALUES(touched), state = VALUES(state)"),
 	}, "exclusion|tokens|model|leftovers"},
-	{"a first row replaces one that came meanwhile", "postgres-optimistic", mutation.Plants{
+	{"a first row replaces the row of another client", "postgres-optimistic", mutation.Plants{
 		"postgres-first": mutation.With("ON CONFLICT DO NOTHING",
 			"ON CONFLICT (name) DO UPDATE SET version = EXCLUDED.version, token = EXCLUDED.token, expires = EXCLUDED.expires, touched = EXCLUDED.touched, state = EXCLUDED.state"),
 	}, "exclusion|tokens|model|leftovers"},
-	{"a first grant replaces one that came meanwhile", "redis", mutation.Plants{
+	{"a first grant replaces the grant of another client", "redis", mutation.Plants{
 		"redis-first": func(line string) string {
 			return "redis.call('HSET'" + regexp.MustCompile(`^if redis\.call\('HSETNX'(.*)\) == 1 then$`).ReplaceAllString(line, "$1)\nif true then")
 		},

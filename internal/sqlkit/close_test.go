@@ -76,10 +76,10 @@ func (r *recording) Ping(_ context.Context, _ *Session, a *LockRequest) (bool, e
 
 func (*recording) Unlock(context.Context, *Session, *LockRequest) (bool, error) { return true, nil }
 
-// TestLookSkipsSessionInRenewal: when the engine checks a young grant, it does not touch a
+// TestCheckSkipsSessionInRenewal: when the engine checks a young grant, it does not touch a
 // session that a renewal is using (the race detector checks that). The engine checks the
 // grant again later.
-func TestLookSkipsSessionInRenewal(t *testing.T) {
+func TestCheckSkipsSessionInRenewal(t *testing.T) {
 	r := &recording{begun: make(chan struct{}), let: make(chan struct{})}
 	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
 	defer e.Close(t.Context())
@@ -89,7 +89,7 @@ func TestLookSkipsSessionInRenewal(t *testing.T) {
 	}
 	e.mu.Lock()
 	l := e.leases["1"]
-	l.since = time.Now().Add(time.Hour) // the engine's own looks see a young grant
+	l.since = time.Now().Add(time.Hour) // the engine's own checks see a young grant
 	p := e.pingLocked(l, false)
 	e.mu.Unlock()
 	<-r.begun
@@ -99,18 +99,18 @@ func TestLookSkipsSessionInRenewal(t *testing.T) {
 		defer e.mu.Unlock()
 		return l.pinged
 	}
-	looked := make(chan bool)
+	checked := make(chan bool)
 	go func() {
 		is := pinged()
 		close(r.let)
-		looked <- is
+		checked <- is
 	}()
-	if <-looked {
-		t.Error("the look used the session during a renewal")
+	if <-checked {
+		t.Error("the check used the session during a renewal")
 	}
 	<-p.done
 	if !pinged() {
-		t.Error("no later look at the session")
+		t.Error("no later check of the session")
 	}
 	if err := e.Release(t.Context(), g, 0); err != nil {
 		t.Error(err)

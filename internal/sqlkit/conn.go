@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// Conn is a network connection that reports its end at once, and not at the next Read. For
-// that a goroutine reads ahead between Watch and the next Read.
+// Conn is a network connection that reports its end at once, and not only at the next Read.
+// Between Watch and the next Read, a goroutine reads ahead to notice the end.
 type Conn struct {
 	net.Conn
 	gone chan struct{}
 	once sync.Once // closes gone
 
-	mu       sync.Mutex
-	reading  bool // a caller reads from the network
-	watching bool // the goroutine reads from the network
-	back     bool // a Read has requested that the goroutine stop
-	stays    bool // the goroutine cannot be stopped, and reads for all callers
-	changed  sync.Cond
-	buf      []byte // read ahead and not yet returned
-	err      error  // why reading ended
-	deadline time.Time
+	mu        sync.Mutex
+	reading   bool // a caller reads from the network
+	watching  bool // the goroutine reads from the network
+	stop      bool // a Read has requested that the goroutine stop
+	permanent bool // the goroutine cannot be stopped, and reads for all callers
+	changed   sync.Cond
+	buf       []byte // read ahead and not yet returned
+	err       error  // the error that ended reading
+	deadline  time.Time
 }
 
 // readAhead limits the bytes that are kept until the next Read.
@@ -32,7 +32,7 @@ const readAhead = 1 << 20
 
 // NewConn wraps a connection.
 func NewConn(c net.Conn) *Conn {
-	w := &Conn{Conn: c, gone: make(chan struct{}), stays: !survivesDeadline(c)}
+	w := &Conn{Conn: c, gone: make(chan struct{}), permanent: !survivesDeadline(c)}
 	w.changed.L = &w.mu
 	return w
 }
@@ -49,7 +49,7 @@ func survivesDeadline(c net.Conn) bool {
 }
 
 // isDeadline reports whether err means that a deadline has passed. A timeout of the network
-// itself is not such an error: it ends the connection.
+// (ETIMEDOUT) is not such an error: it ends the connection.
 func isDeadline(err error) bool {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return true
@@ -81,21 +81,22 @@ func (c *Conn) Watch() {
 // the connection.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
+// pump reads ahead, until Read stops it or the connection ends.
 func (c *Conn) pump() {
 	chunk := make([]byte, 512) // small, since each held lock has one; usually only the end arrives
 	for {
 		n, err := c.Conn.Read(chunk)
 		c.mu.Lock()
-		for len(c.buf) > readAhead && c.err == nil && !c.back {
+		for len(c.buf) > readAhead && c.err == nil && !c.stop {
 			c.changed.Wait()
 		}
 		c.buf = append(c.buf, chunk[:n]...)
-		if err != nil && c.err == nil && !(c.back && isDeadline(err)) {
+		if err != nil && c.err == nil && !(c.stop && isDeadline(err)) {
 			c.err = err
 		}
 		ended := c.err != nil
-		if ended || c.back {
-			c.watching, c.back = false, false
+		if ended || c.stop {
+			c.watching, c.stop = false, false
 			_ = c.Conn.SetReadDeadline(c.deadline)
 			c.changed.Broadcast()
 			c.mu.Unlock()
@@ -111,13 +112,14 @@ func (c *Conn) pump() {
 
 func (c *Conn) end() { c.once.Do(func() { close(c.gone) }) }
 
+// Read stops the goroutine that reads ahead, and returns what that has read first.
 func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	for c.watching && len(c.buf) == 0 && c.err == nil {
-		if !c.back && !c.stays {
+		if !c.stop && !c.permanent {
 			// The deadline ends the goroutine's Read. Some connections have no deadlines.
-			c.stays = c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil
-			c.back = !c.stays
+			c.permanent = c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil
+			c.stop = !c.permanent
 		}
 		c.changed.Wait()
 	}

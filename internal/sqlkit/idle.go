@@ -19,29 +19,29 @@ var ErrTooMany = errors.New("the server accepts no more clients")
 // processes get connections.
 type Idle struct {
 	Least, Most int
-	crowded     time.Time // until when no more than Least are kept
+	reduced     time.Time // until when no more than Least are kept
 }
 
 const (
 	// surplusFor is how long an idle connection beyond Least is kept.
 	surplusFor = 5 * time.Second
-	// crowdedFor is how long the limit stays at Least after the server has refused a
+	// reducedFor is how long the limit stays at Least after the server has refused a
 	// client.
-	crowdedFor = 10 * time.Second
+	reducedFor = 10 * time.Second
 )
 
 // limit returns how many connections may be idle now.
 func (i *Idle) limit() int {
-	if !i.crowded.IsZero() && time.Now().Before(i.crowded) {
+	if !i.reduced.IsZero() && time.Now().Before(i.reduced) {
 		return i.Least
 	}
 	return i.Most
 }
 
-// dialled lowers the limit for crowdedFor if err means that the server accepts no more
+// dialled lowers the limit for reducedFor if err means that the server accepts no more
 // clients.
 func (i *Idle) dialled(err error) {
 	if errors.Is(err, ErrTooMany) {
-		i.crowded = time.Now().Add(crowdedFor)
+		i.reduced = time.Now().Add(reducedFor)
 	}
 }

@@ -17,7 +17,7 @@ type Label struct {
 	Owner driver.Owner
 	Limit int
 	TTL   time.Duration
-	// Tokens is how many tokens a grant has; 0 means 1.
+	// Tokens is the number of tokens of a grant; 0 means 1.
 	Tokens int
 }
 
@@ -25,9 +25,9 @@ const labelMark = "hf1."
 
 var labelText = base64.RawURLEncoding
 
-// Encode returns the label as text of at most this number of bytes. If necessary it
+// Encode returns the label as text of at most maxBytes bytes. If necessary it
 // shortens the reason, then the instance and the host.
-func (l Label) Encode(most int) string {
+func (l Label) Encode(maxBytes int) string {
 	fields := []string{
 		labelText.EncodeToString(l.Key), l.Owner.ID, strconv.Itoa(l.Limit), strconv.FormatInt(l.TTL.Microseconds(), 36), strconv.Itoa(l.Owner.PID),
 	}
@@ -36,16 +36,16 @@ func (l Label) Encode(most int) string {
 		end += strconv.Itoa(l.Tokens) + "."
 	}
 	for _, text := range []string{l.Owner.Host, l.Owner.Instance, l.Owner.Reason} {
-		room := max(most-len(s)-len("....")-len(end), 0) * 3 / 4
-		if len(text) > room {
-			text = strings.ToValidUTF8(text[:room], "")
+		free := max(maxBytes-len(s)-len("....")-len(end), 0) * 3 / 4
+		if len(text) > free {
+			text = strings.ToValidUTF8(text[:free], "")
 		}
 		s += "." + labelText.EncodeToString([]byte(text))
 	}
 	return s + end
 }
 
-// FindLabel finds a label in a statement.
+// FindLabel returns the label in a statement. ok is false if the statement has none.
 func FindLabel(statement string) (l Label, ok bool) {
 	_, rest, found := strings.Cut(statement, labelMark)
 	if !found {
@@ -64,7 +64,7 @@ func FindLabel(statement string) (l Label, ok bool) {
 	ttl, _ := strconv.ParseInt(fields[3], 36, 64)
 	l.TTL = time.Duration(ttl) * time.Microsecond
 	l.Owner.PID, _ = strconv.Atoi(fields[4])
-	if len(fields) == 10 { // else the ninth is the rest of the statement
+	if len(fields) == 10 { // with 9 fields, the ninth is the rest of the statement, and the label has no tokens
 		l.Tokens, _ = strconv.Atoi(fields[8])
 	}
 	for i, to := range []*string{&l.Owner.Host, &l.Owner.Instance, &l.Owner.Reason} {

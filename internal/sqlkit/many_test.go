@@ -183,20 +183,20 @@ func TestHeldGrantsAreCheckedByOneStatement(t *testing.T) {
 		some, o.held[g.ID] = append(some, k), k
 		l.state[g.Name] = Encode(&content{Holders: []holder{{Owner: Owner{ID: g.ID}, Limit: 1, Token: g.Token, Expires: 1 << 50}}})
 	}
-	if !o.lookAt(t.Context(), some) || l.find != 1 || len(l.read) != 0 || len(lost) != 0 {
+	if !o.checkHeld(t.Context(), some) || l.find != 1 || len(l.read) != 0 || len(lost) != 0 {
 		t.Errorf("%d statements to find and %d to read rows, %d holders notified; want 1, 0 and 0", l.find, len(l.read), len(lost))
 	}
 	delete(l.state, "n1")              // the row is gone
 	l.state["n2"] = Encode(&content{}) // the grant is gone
 	l.state["n3"] = Encode(&content{Taken: []taken{{Token: 4, Until: 1 << 50}}})
-	if !o.lookAt(t.Context(), some) || l.find != 2 || !slices.Equal(l.read, []string{"n1", "n2", "n3"}) {
+	if !o.checkHeld(t.Context(), some) || l.find != 2 || !slices.Equal(l.read, []string{"n1", "n2", "n3"}) {
 		t.Errorf("%d statements to find; rows read: %q, want those of n1, n2 and n3", l.find, l.read)
 	}
 	if len(lost) != 3 || <-lost != driver.CauseGone || <-lost != driver.CauseGone || <-lost != driver.CauseTaken {
 		t.Errorf("%d holders were notified, want 3: gone, gone and taken", len(lost))
 	}
 	l.readOnly, l.read = true, nil
-	if !o.lookAt(t.Context(), some[4:]) || len(l.read) != batch-4 {
+	if !o.checkHeld(t.Context(), some[4:]) || len(l.read) != batch-4 {
 		t.Errorf("%d rows read on a server that is read-only, want %d", len(l.read), batch-4)
 	}
 }
@@ -220,7 +220,7 @@ func (s slow) Run(ctx context.Context, statements ...string) (Answers, error) {
 // takes most of the interval between two checks.
 func TestBreakIsNoticedOnSlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := slow{&tabled{state: map[string]string{}}, lookEvery * 6 / 10}
+		l := slow{&tabled{state: map[string]string{}}, checkInterval * 6 / 10}
 		o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
 		lost := make(chan driver.Cause, 1)
 		_, err := o.keep(driver.Request{From: lostTo(lost)}, driver.Grant{ID: "id", Name: "n", Token: 1}) // its row is gone
@@ -229,7 +229,7 @@ func TestBreakIsNoticedOnSlowServer(t *testing.T) {
 		}
 		select {
 		case <-lost:
-		case <-time.After(3 * lookEvery):
+		case <-time.After(3 * checkInterval):
 			t.Error("the holder is not notified")
 		}
 		if err := o.Close(t.Context()); err != nil {

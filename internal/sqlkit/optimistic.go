@@ -73,17 +73,17 @@ type Optimistic struct {
 
 	calls
 	// Guarded by the mutex of calls.
-	held    map[string]*kept
-	looking bool
-	swept   time.Time
+	held     map[string]*kept
+	watching bool
+	swept    time.Time
 }
 
 // kept is a grant of this client whose end the client has not seen.
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
-	// tenure is the time of the first grant in a sequence of grants that Swap has replaced.
-	tenure time.Time
+	// heldSince is the time of the first grant in a sequence of grants that Swap has replaced.
+	heldSince time.Time
 }
 
 const (
@@ -93,8 +93,8 @@ const (
 	idleBefore = time.Minute
 	// sweepEvery is the interval at which a client removes unused rows.
 	sweepEvery = 30 * time.Second
-	// lookEvery is the interval at which a client checks whether its grants still stand.
-	lookEvery = time.Second
+	// checkInterval is the interval at which a client checks whether its grants still stand.
+	checkInterval = time.Second
 	// takenFor is how long a row records a broken grant.
 	takenFor = 10 * time.Minute
 	// OptimisticFallback limits the delay that a lost notification causes.

@@ -21,8 +21,8 @@ func (o *Optimistic) keep(r driver.Request, g driver.Grant) (driver.Grant, error
 		return g, driver.Errorf(driver.CodeUnknown, "the store was closed meanwhile")
 	}
 	o.held[g.ID] = &kept{g, r.From, time.Now()}
-	if !o.looking {
-		o.looking = true
+	if !o.watching {
+		o.watching = true
 		o.tasks.Go(o.watchHeld)
 	}
 	return g, nil
@@ -36,7 +36,7 @@ func (o *Optimistic) forget(id string) {
 
 // watchHeld checks the grants of this client, as long as there are any.
 func (o *Optimistic) watchHeld() {
-	t := time.NewTicker(lookEvery)
+	t := time.NewTicker(checkInterval)
 	defer t.Stop()
 	for {
 		select {
@@ -49,23 +49,23 @@ func (o *Optimistic) watchHeld() {
 		for _, k := range o.held {
 			byName[k.g.Name] = append(byName[k.g.Name], k)
 		}
-		o.looking = len(byName) > 0
+		o.watching = len(byName) > 0
 		o.mu.Unlock()
 		if len(byName) == 0 {
 			return
 		}
 		all := slices.Collect(maps.Values(byName))
 		inBatches(len(all), func(from, to int, _ bool) bool {
-			return o.lookAt(o.ctx, slices.Concat(all[from:to]...))
+			return o.checkHeld(o.ctx, slices.Concat(all[from:to]...))
 		})
 	}
 }
 
-// lookAt notifies the holders whose grants no longer exist. It returns false if the look
-// failed before its timeout, so that another look may follow at once. A grant that expires
+// checkHeld notifies the holders whose grants no longer exist. It returns false if the check
+// failed before its timeout, so that another check may follow at once. A grant that expires
 // needs no notification: its validity has ended.
-func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
-	finding, cancel := context.WithTimeout(ctx, lookEvery)
+func (o *Optimistic) checkHeld(ctx context.Context, some []*kept) bool {
+	finding, cancel := context.WithTimeout(ctx, checkInterval)
 	some = o.unproven(finding, some)
 	late := finding.Err() != nil
 	cancel()
@@ -74,7 +74,7 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	}
 	// A slow server needs most of the first timeout to find the grants, so the reads of
 	// rows get another one.
-	ctx, cancel = context.WithTimeout(ctx, lookEvery)
+	ctx, cancel = context.WithTimeout(ctx, checkInterval)
 	defer cancel()
 	causes := make([]driver.Cause, len(some))
 	var ops []*op

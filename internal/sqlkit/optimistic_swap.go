@@ -14,7 +14,7 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
-	if tenure, ok := o.canReplace(&old, &r); ok {
+	if heldSince, ok := o.canReplace(&old, &r); ok {
 		brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), AnswerWithin))
 		g, outcome, err := o.replace(brief, old, r)
 		cancel()
@@ -27,7 +27,7 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 		case outcome == PassGranted:
 			released(nil)
 			g, err = o.keep(r, g)
-			o.since(r.ID, tenure)
+			o.since(r.ID, heldSince)
 			return g, err
 		case outcome == PassReleased:
 			released(nil)
@@ -45,22 +45,22 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 // canReplace reports whether a swap may replace a grant of this client, and returns when the client first
 // got the name. It limits the time since then, so that other clients can get the name: no row shows that
 // they wait.
-func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (tenure time.Time, ok bool) {
+func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (heldSince time.Time, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	k := o.held[old.ID]
 	if k == nil || k.g.Token != old.Token || old.Limit != driver.Exclusive || r.Limit != driver.Exclusive || old.Name != r.Name {
-		return tenure, false
+		return heldSince, false
 	}
-	return k.tenure, time.Since(k.tenure) < driver.HandoffTime
+	return k.heldSince, time.Since(k.heldSince) < driver.HandoffTime
 }
 
 // since sets the time from which on this client has had the name.
-func (o *Optimistic) since(id string, tenure time.Time) {
+func (o *Optimistic) since(id string, heldSince time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if k := o.held[id]; k != nil {
-		k.tenure = tenure
+		k.heldSince = heldSince
 	}
 }
 

@@ -32,8 +32,9 @@ func (p *Probe[F]) Facts() (facts F, known bool) {
 	return p.facts, p.known
 }
 
-// Open reads the facts within openTimeout. It returns an error only if the server refuses or
-// the options are wrong: a server without an answer is no error for [driver.Opener].
+// Open reads the facts within openTimeout. It returns an error only if the server refuses the
+// client or the options are wrong. If the server does not answer, Open returns nil, as
+// [driver.Opener] requires.
 func (p *Probe[F]) Open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()

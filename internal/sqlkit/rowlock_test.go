@@ -47,23 +47,23 @@ func TestLockRowPollsForPermits(t *testing.T) {
 		tries    []error
 		switches []error
 		want     error
-		asked    []bool // whether each try waited
+		waited   []bool // whether each try waited
 		polls    int
 	}{
-		"free":                    {limit: 1, tries: []error{nil}, asked: []bool{false}},
-		"waits":                   {limit: 1, wait: true, tries: []error{nil}, asked: []bool{true}},
-		"busy":                    {limit: 1, tries: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
-		"cannot queue yet":        {limit: 1, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, asked: []bool{true, true, true}, polls: 2},
-		"no row":                  {limit: 1, tries: []error{ErrRow, ErrRow, nil}, asked: []bool{false, false, false}},
-		"never a row":             {limit: 3, wait: true, tries: []error{ErrRow}, want: ErrRow, asked: make([]bool, 5)},
-		"reader waits":            {limit: driver.Unlimited, wait: true, tries: []error{nil}, asked: []bool{true}},
-		"reader, another kind":    {limit: driver.Unlimited, tries: []error{ErrKind, nil}, switches: []error{nil}, asked: []bool{false, false}},
-		"permit polls":            {limit: 3, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, asked: []bool{false, false, false}, polls: 2},
-		"permit does not wait":    {limit: 3, tries: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
-		"permit, kind held":       {limit: 3, tries: []error{ErrKind}, switches: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
-		"permit waits for a kind": {limit: 3, wait: true, tries: []error{ErrKind, ErrKind, nil}, switches: []error{ErrBusy, nil}, asked: []bool{false, false, false}, polls: 1},
-		"permit, an error":        {limit: 3, wait: true, tries: []error{other}, want: other, asked: []bool{false}},
-		"permit, no switch":       {limit: 3, wait: true, tries: []error{ErrKind}, switches: []error{other}, want: other, asked: []bool{false}},
+		"free":                    {limit: 1, tries: []error{nil}, waited: []bool{false}},
+		"waits":                   {limit: 1, wait: true, tries: []error{nil}, waited: []bool{true}},
+		"busy":                    {limit: 1, tries: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
+		"cannot queue yet":        {limit: 1, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, waited: []bool{true, true, true}, polls: 2},
+		"no row":                  {limit: 1, tries: []error{ErrRow, ErrRow, nil}, waited: []bool{false, false, false}},
+		"never a row":             {limit: 3, wait: true, tries: []error{ErrRow}, want: ErrRow, waited: make([]bool, 5)},
+		"reader waits":            {limit: driver.Unlimited, wait: true, tries: []error{nil}, waited: []bool{true}},
+		"reader, another kind":    {limit: driver.Unlimited, tries: []error{ErrKind, nil}, switches: []error{nil}, waited: []bool{false, false}},
+		"permit polls":            {limit: 3, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, waited: []bool{false, false, false}, polls: 2},
+		"permit does not wait":    {limit: 3, tries: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
+		"permit, kind held":       {limit: 3, tries: []error{ErrKind}, switches: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
+		"permit waits for a kind": {limit: 3, wait: true, tries: []error{ErrKind, ErrKind, nil}, switches: []error{ErrBusy, nil}, waited: []bool{false, false, false}, polls: 1},
+		"permit, an error":        {limit: 3, wait: true, tries: []error{other}, want: other, waited: []bool{false}},
+		"permit, no switch":       {limit: 3, wait: true, tries: []error{ErrKind}, switches: []error{other}, want: other, waited: []bool{false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -71,11 +71,11 @@ func TestLockRowPollsForPermits(t *testing.T) {
 				polls := 0
 				a := &LockRequest{Request: driver.Request{Limit: c.limit, Wait: c.wait}, Waiting: func() { polls++ }}
 				got, err := LockRow(t.Context(), r, nil, a)
-				if err != c.want || err == nil && got.Token != uint64(len(c.asked)) {
+				if err != c.want || err == nil && got.Token != uint64(len(c.waited)) {
 					t.Errorf("%+v, %v; want %v", got, err, c.want)
 				}
-				if !slices.Equal(r.waited, c.asked) || polls != c.polls {
-					t.Errorf("calls %v and polled %d times, want %v and %d", r.waited, polls, c.asked, c.polls)
+				if !slices.Equal(r.waited, c.waited) || polls != c.polls {
+					t.Errorf("calls %v and polled %d times, want %v and %d", r.waited, polls, c.waited, c.polls)
 				}
 			})
 		})
@@ -105,22 +105,22 @@ func TestProbeRunsUntilAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := driver.Errorf(driver.CodeRefused, "a replica")
 		answers := []error{driver.Errorf(driver.CodeUnavailable, "starting"), errors.New("lost"), refused, nil}
-		asked := 0
+		tries := 0
 		p := NewProbe(func(context.Context) (int, error) {
-			asked++
-			return asked, answers[asked-1]
+			tries++
+			return tries, answers[tries-1]
 		})
-		if _, err := p.Wait(t.Context()); err != refused || asked != 3 {
-			t.Errorf("asked %d times: %v", asked, err)
+		if _, err := p.Wait(t.Context()); err != refused || tries != 3 {
+			t.Errorf("the store tried %d times: %v", tries, err)
 		}
 		if f, known := p.Facts(); known {
-			t.Errorf("%d is known of a server that refuses", f)
+			t.Errorf("the probe of a server that refuses reported the facts %d", f)
 		}
 		if err := p.Read(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if f, err := p.Wait(t.Context()); f != 4 || err != nil || asked != 4 {
-			t.Errorf("%d, %v after %d answers", f, err, asked)
+		if f, err := p.Wait(t.Context()); f != 4 || err != nil || tries != 4 {
+			t.Errorf("%d, %v after %d answers", f, err, tries)
 		}
 		if f, known := p.Facts(); f != 4 || !known {
 			t.Errorf("%d, %t", f, known)

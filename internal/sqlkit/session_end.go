@@ -210,18 +210,18 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 }
 
 // ping begins a renewal, or returns the present one. A ping may take as long as the TTL: a
-// client that gives it up must give up the session. With look the ping proves the grant and
+// client that gives it up must give up the session. With proveOnly the ping proves the grant and
 // does not renew it.
-func (e *Sessions) ping(l *lease, look bool) *ping {
+func (e *Sessions) ping(l *lease, proveOnly bool) *ping {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.pingLocked(l, look)
+	return e.pingLocked(l, proveOnly)
 }
 
-func (e *Sessions) pingLocked(l *lease, look bool) *ping {
+func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
 	at := &l.ping
-	if look {
-		at = &l.look
+	if proveOnly {
+		at = &l.proof
 	}
 	if p := *at; p != nil {
 		return p
@@ -240,14 +240,14 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		defer context.AfterFunc(ctx, func() { l.s.Close() })()
 		if !l.lock(ctx) {
 			p.err = driver.Errorf(driver.CodeUnknown, "the session is busy")
-			e.pinged(l, p, look)
+			e.pinged(l, p, proveOnly)
 			return
 		}
 		e.mu.Lock()
 		held, confirmed := l.granted, l.sent
 		e.mu.Unlock()
 		l.request.Left = l.request.TTL
-		if look {
+		if proveOnly {
 			elapsed, _ := confirmed.Elapsed()
 			l.request.Left -= elapsed
 		}
@@ -258,7 +258,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		case held:
 			p.ok = true // the server's timer is about to end the session
 		}
-		e.pinged(l, p, look)
+		e.pinged(l, p, proveOnly)
 		if _, ok := e.recipe.(Recorder); ok && held && l.request.Record && !l.request.Recorded {
 			e.mu.Lock()
 			l.again = time.Now().Add(recordAgain)
@@ -288,11 +288,11 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 	return p
 }
 
-func (e *Sessions) pinged(l *lease, p *ping, look bool) {
+func (e *Sessions) pinged(l *lease, p *ping, proveOnly bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if look {
-		l.look = nil
+	if proveOnly {
+		l.proof = nil
 		return
 	}
 	l.ping = nil
@@ -319,30 +319,30 @@ func (e *Sessions) demoted(server string) {
 	}
 }
 
-// lookLocked pings one session of each server that was not pinged for lookAfter, each time
+// proveLocked pings one session of each server that was not pinged for proveAfter, each time
 // another session. The caller holds mu.
-func (e *Sessions) lookLocked(now time.Time) {
+func (e *Sessions) proveLocked(now time.Time) {
 	oldest := map[string]*lease{}
 	for s := range e.all {
 		l := s.lease
 		if l == nil || !l.granted || l.over || s.ID.Server == "" || s.Gone() == nil {
 			continue
 		}
-		if o := oldest[s.ID.Server]; o == nil || l.looked.Before(o.looked) {
+		if o := oldest[s.ID.Server]; o == nil || l.proved.Before(o.proved) {
 			oldest[s.ID.Server] = l
 		}
 	}
-	for server := range e.looked {
+	for server := range e.proved {
 		if oldest[server] == nil {
-			delete(e.looked, server)
+			delete(e.proved, server)
 		}
 	}
 	for server, l := range oldest {
-		switch last := e.looked[server]; {
+		switch last := e.proved[server]; {
 		case last.IsZero():
-			e.looked[server] = now // the grants themselves were the proof
-		case now.Sub(last) >= lookAfter:
-			e.looked[server], l.looked = now, now
+			e.proved[server] = now // the grants themselves were the proof
+		case now.Sub(last) >= proveAfter:
+			e.proved[server], l.proved = now, now
 			e.pingLocked(l, true)
 		}
 	}
@@ -350,7 +350,7 @@ func (e *Sessions) lookLocked(now time.Time) {
 
 // watchByPing pings a session whose connection does not report its end.
 func (e *Sessions) watchByPing(l *lease) {
-	t := time.NewTicker(lookAfter)
+	t := time.NewTicker(proveAfter)
 	defer t.Stop()
 	for {
 		select {

@@ -177,8 +177,8 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
 	}
 	l.granted, l.wait, l.since, l.sent = true, nil, time.Now(), sent
-	if l.tenure.IsZero() {
-		l.tenure = l.since
+	if l.heldSince.IsZero() {
+		l.heldSince = l.since
 	}
 	e.mu.Unlock()
 	l.unlock()

@@ -81,7 +81,7 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 			e.put(l.s)
 			return
 		}
-		next.tenure = l.tenure
+		next.heldSince = l.heldSince
 		e.mu.Lock()
 		e.leases[r.ID], l.s.lease = next, next
 		e.mu.Unlock()
@@ -100,5 +100,5 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 func (e *Sessions) canPass(l *lease, r *driver.Request, ttl time.Duration) bool {
 	a := &l.request
 	return a.Name == r.Name && a.Limit == driver.Exclusive && r.Limit == driver.Exclusive && a.TTL == ttl && !a.Record &&
-		(l.s.TTL == 0 || l.s.TTL == ttl) && time.Since(l.tenure) < driver.HandoffTime
+		(l.s.TTL == 0 || l.s.TTL == ttl) && time.Since(l.heldSince) < driver.HandoffTime
 }

@@ -85,7 +85,7 @@ type Sessions struct {
 	bounds Idle         // of idle
 	ticker *time.Ticker // of the goroutine that tends the sessions
 	slow   bool
-	looked map[string]time.Time // by server: the last ping for all its sessions
+	proved map[string]time.Time // by server: the last ping for all its sessions
 	idle   []*Session
 	leases map[string]*lease // by request: granted, or with an unknown outcome
 	all    map[*Session]struct{}
@@ -93,25 +93,25 @@ type Sessions struct {
 
 // lease is a request that has a session, from its first statement to its end.
 type lease struct {
-	request LockRequest
-	s       *Session
-	from    driver.Requester
-	wait    *wait          // while it waits
-	asked   bool           // the server's queue is searched for it
-	pinged  bool           // soon after the grant
-	sent    driver.Instant // of the last statement that confirmed the grant
-	since   time.Time      // of the request, then of the grant
-	tenure  time.Time      // of the first of the grants that the session has passed on
-	looked  time.Time      // of the last ping for all sessions of the server
-	again   time.Time      // of the next ping, after its holder could not be recorded
-	granted bool           // and neither lost nor being released
-	over    bool           // the session has been closed
-	given   bool           // released, and its session has not ended yet
-	ping    *ping          // the present renewal
-	look    *ping          // the present look
-	busy    chan struct{}  // a lock: holds one value while the session is in use
-	done    chan struct{}  // closed at the end of the lease
-	doneOne sync.Once
+	request   LockRequest
+	s         *Session
+	from      driver.Requester
+	wait      *wait          // while it waits
+	searched  bool           // the server's queue is searched for it
+	pinged    bool           // soon after the grant
+	sent      driver.Instant // of the last statement that confirmed the grant
+	since     time.Time      // of the request, then of the grant
+	heldSince time.Time      // of the first of the grants that the session has passed on
+	proved    time.Time      // of the last ping for all sessions of the server
+	again     time.Time      // of the next ping, after its holder could not be recorded
+	granted   bool           // and neither lost nor being released
+	over      bool           // the session has been closed
+	given     bool           // released, and its session has not ended yet
+	ping      *ping          // the present renewal
+	proof     *ping          // the present ping that proves the grant
+	busy      chan struct{}  // a lock: holds one value while the session is in use
+	done      chan struct{}  // closed at the end of the lease
+	doneOne   sync.Once
 }
 
 // ping is a running renewal. It outlives the call that began it.
@@ -141,8 +141,8 @@ const (
 	// pingEvery limits how late a loss is noticed that the connection does not report.
 	// Sessions without such a report, and one of each server that may be demoted, are
 	// pinged at half of it.
-	pingEvery = time.Second
-	lookAfter = pingEvery / 2
+	pingEvery  = time.Second
+	proveAfter = pingEvery / 2
 	// spareFor is how long an idle session is kept for the next lock.
 	spareFor = 30 * time.Second
 )
@@ -152,7 +152,7 @@ const (
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Most, 2)
 	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Least: few, Most: few}, dial),
-		looked: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
+		proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
@@ -324,13 +324,13 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 				l.again = time.Time{}
 				e.pingLocked(l, true)
 			}
-		case l.wait != nil && !l.asked:
-			l.asked = true
+		case l.wait != nil && !l.searched:
+			l.searched = true
 			w := l.wait // a grant sets it to nil
 			e.tasks.Go(func() { w.begin(func() { w.findInQueue(w.ctx) }) })
 		}
 	}
-	e.lookLocked(now)
+	e.proveLocked(now)
 	if !young && !e.slow {
 		e.slow = true
 		e.ticker.Reset(10 * tick)

@@ -29,16 +29,16 @@ func TestLabelSurvivesStatement(t *testing.T) {
 		const most = 1400
 		s := l.Encode(most)
 		if len(s) > most {
-			t.Fatalf("%d bytes", len(s))
+			t.Fatalf("the label has %d bytes, want at most %d", len(s), most)
 		}
 		for _, c := range []byte(s) {
 			if c == '*' || c == '/' || c == '\'' || c < ' ' || c > '~' {
-				t.Fatalf("%q in a comment", c)
+				t.Fatalf("the label contains %q, which could end its comment", c)
 			}
 		}
 		got, ok := FindLabel("SELECT /*" + s + "*/ 1.0.0")
 		if !ok || !bytes.Equal(got.Key, l.Key) || got.Owner.ID != l.Owner.ID || got.Owner.PID != l.Owner.PID || got.Limit != l.Limit || got.TTL != l.TTL || got.Tokens != l.Tokens {
-			t.Fatalf("%+v came back as %+v, %t", l, got, ok)
+			t.Fatalf("%+v is read back as %+v, %t", l, got, ok)
 		}
 	})
 	for _, s := range []string{"", "SELECT 1", "SELECT /*hf1.*/ 1", "/*hf1.....*/", "/*hf1.!.a.1.1.1.a.a.a.*/"} {
@@ -55,23 +55,24 @@ func TestEncodeIsASCII(t *testing.T) {
 		e := Encode(s)
 		for _, c := range []byte(e) {
 			if c >= 0x80 {
-				t.Fatalf("%q", e)
+				t.Fatalf("%q has a character that is not ASCII", e)
 			}
 		}
-		var back string
-		if err := json.Unmarshal([]byte(e), &back); err != nil || back != s {
-			t.Fatalf("%q came back as %q, %v", s, back, err)
+		var decoded string
+		if err := json.Unmarshal([]byte(e), &decoded); err != nil || decoded != s {
+			t.Fatalf("%q is decoded to %q, %v", s, decoded, err)
 		}
 	})
 }
 
-func TestStatements(t *testing.T) {
+func TestStatementsSkipsComments(t *testing.T) {
 	got := Statements("-- one\nCREATE x ( -- two; three\n a INT\n);\n\nINSERT y;\n-- end;\n")
 	if len(got) != 2 || got[1] != "INSERT y" {
 		t.Errorf("%q", got)
 	}
 }
 
+// pipe returns both ends of a connection.
 func pipe(t *testing.T) (*Conn, net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -127,7 +128,7 @@ func TestWatchKeepsFragileConn(t *testing.T) {
 	}
 	select {
 	case <-c.Gone():
-		t.Error("it has ended")
+		t.Error("the connection has ended")
 	default:
 	}
 }
@@ -167,7 +168,7 @@ func TestConnReportsItsEnd(t *testing.T) {
 		t.Errorf("past the deadline, watched: %v", err)
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	for range 100 { // a reader takes over at any moment, and loses nothing
+	for range 100 { // Read takes over from the goroutine at any moment, and loses nothing
 		c.Watch()
 		write("three")
 		read("three")
@@ -176,49 +177,49 @@ func TestConnReportsItsEnd(t *testing.T) {
 	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // the reader's deadline
 	select {
 	case <-c.Gone():
-		t.Fatal("gone while it is there")
+		t.Fatal("Gone reports the end of an open connection")
 	default:
 	}
-	write("last words")
+	write("last data")
 	other.Close()
-	<-c.Gone() // although no reader reads
+	<-c.Gone() // although no caller reads
 	_ = c.SetReadDeadline(time.Time{})
-	read("last words")
+	read("last data")
 	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
 
-	// The connection has no deadlines, such as one through SSH.
-	c4, other4 := pipe(t)
-	defer other4.Close()
-	defer c4.Close()
-	c4.Conn = noDeadlines{c4.Conn}
+	// Some connections have no deadlines, such as those through SSH.
+	plain, otherPlain := pipe(t)
+	defer otherPlain.Close()
+	defer plain.Close()
+	plain.Conn = noDeadlines{plain.Conn}
 	for _, s := range []string{"one", "two"} {
-		c4.Watch()
-		if _, err := io.WriteString(other4, s); err != nil {
+		plain.Watch()
+		if _, err := io.WriteString(otherPlain, s); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := io.ReadAtLeast(c4, buf, len(s)); err != nil || string(buf[:n]) != s {
+		if n, err := io.ReadAtLeast(plain, buf, len(s)); err != nil || string(buf[:n]) != s {
 			t.Fatalf("without deadlines: read %q, %v; want %q", buf[:n], err, s)
 		}
 	}
 
 	// A waiting reader sees the end without Watch, too. A caller may call Watch meanwhile.
-	c2, other2 := pipe(t)
-	defer c2.Close()
+	waiting, otherWaiting := pipe(t)
+	defer waiting.Close()
 	done := make(chan error, 1)
-	go func() { _, err := c2.Read(make([]byte, 1)); done <- err }()
-	c2.Watch()
-	other2.Close()
+	go func() { _, err := waiting.Read(make([]byte, 1)); done <- err }()
+	waiting.Watch()
+	otherWaiting.Close()
 	if err := <-done; !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
-	<-c2.Gone()
+	<-waiting.Gone()
 
 	// Close ends the connection, too.
-	c3, other3 := pipe(t)
-	defer other3.Close()
-	c3.Watch()
-	c3.Close()
-	<-c3.Gone()
+	closing, otherClosing := pipe(t)
+	defer otherClosing.Close()
+	closing.Watch()
+	closing.Close()
+	<-closing.Gone()
 }

@@ -19,12 +19,12 @@ import (
 type gather struct {
 	client redis.UniversalClient
 
-	mu      sync.Mutex
-	waiting []*gathered
-	senders map[*sender]struct{}
-	relief  *time.Timer // runs while requests wait and all senders are busy
-	closed  bool
-	all     sync.WaitGroup
+	mu         sync.Mutex
+	waiting    []*gathered
+	senders    map[*sender]struct{}
+	retryTimer *time.Timer // runs while requests wait and all senders are busy
+	closed     bool
+	all        sync.WaitGroup
 }
 
 // sender is a goroutine that sends pipelines. since is when it took the requests of the present
@@ -70,7 +70,7 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 		return &redisstore.NotSentError{Err: errClosed}
 	}
 	g.waiting = append(g.waiting, r)
-	g.hire()
+	g.startSender()
 	g.mu.Unlock()
 	select {
 	case <-r.done:
@@ -83,9 +83,9 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 	}
 }
 
-// hire starts a sender if fewer than pipelines senders are busy and not stuck. Otherwise it sets
+// startSender starts a sender if fewer than pipelines senders are busy and not stuck. Otherwise it sets
 // a timer to try again. The caller holds mu.
-func (g *gather) hire() {
+func (g *gather) startSender() {
 	busy := 0
 	for s := range g.senders {
 		if time.Since(s.since) < stuckAfter {
@@ -100,17 +100,17 @@ func (g *gather) hire() {
 		}
 		g.senders[s] = struct{}{}
 		g.all.Go(func() { g.send(s) })
-	case g.relief == nil:
-		g.relief = time.AfterFunc(stuckAfter, g.relieve)
+	case g.retryTimer == nil:
+		g.retryTimer = time.AfterFunc(stuckAfter, g.retryStart)
 	}
 }
 
-func (g *gather) relieve() {
+func (g *gather) retryStart() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.relief = nil
+	g.retryTimer = nil
 	if len(g.waiting) > 0 && !g.closed {
-		g.hire()
+		g.startSender()
 	}
 }
 
@@ -165,8 +165,8 @@ func (g *gather) send(s *sender) {
 func (g *gather) close() {
 	g.mu.Lock()
 	g.closed = true
-	if g.relief != nil {
-		g.relief.Stop()
+	if g.retryTimer != nil {
+		g.retryTimer.Stop()
 	}
 	g.mu.Unlock()
 	g.all.Wait()

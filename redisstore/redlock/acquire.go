@@ -414,7 +414,7 @@ func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res res
 	}
 	b.granted, b.token, b.expires = true, token, b.sent
 	s.tokens.see(b.bucket, token)
-	s.lookLater()
+	s.checkInBackground()
 	return result{grant: driver.Grant{
 		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
 		Handle: &handle{b: b, token: token},

@@ -44,16 +44,16 @@ type vote struct {
 // ballot is one attempt to get a quorum of votes, and then its grant. Each server has at most one request
 // of a ballot in flight, so that requests take effect in order.
 type ballot struct {
-	s      *Store
-	r      driver.Request
-	id     string // the request's ID, a dot, and a number
-	key    string
-	bucket int
-	entry  string // the queue entry, "" if none
-	since  int64  // when the request began to wait, by the fleet's time
-	ttl    time.Duration
-	stands time.Duration // how long a vote stands
-	birth  time.Time     // when the last request that may set a vote was sent
+	s        *Store
+	r        driver.Request
+	id       string // the request's ID, a dot, and a number
+	key      string
+	bucket   int
+	entry    string // the queue entry, "" if none
+	since    int64  // when the request began to wait, by the fleet's time
+	ttl      time.Duration
+	stands   time.Duration // how long a vote stands
+	voteSent time.Time     // when the last request that may set a vote was sent
 
 	mu      sync.Mutex
 	votes   []vote
@@ -136,8 +136,8 @@ func (b *ballot) propose(now int64) uint64 {
 func (b *ballot) requestVote(n *node, owner string) {
 	v := &b.votes[n.i]
 	v.state, v.last, v.err, v.rival, v.slow = voteRequested, 0, nil, "", n.silent.Load()
-	b.birth = time.Now()
-	v.requested = b.birth
+	b.voteSent = time.Now()
+	v.requested = b.voteSent
 	token := b.token
 	if !b.s.task(func() {
 		b.mu.Lock()
@@ -316,7 +316,7 @@ func (b *ballot) ending(n *node, args []string) {
 func (b *ballot) expiry() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.birth.Add(2*b.s.cfg.Skew + b.stands + b.keep)
+	return b.voteSent.Add(2*b.s.cfg.Skew + b.stands + b.keep)
 }
 
 // clean returns how many servers certainly have no vote. The caller holds the mutex.

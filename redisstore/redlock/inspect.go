@@ -28,7 +28,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 	}
 	reports := make(chan []answer, len(s.nodes))
 	err := s.await(ctx, func(n *node) (reply, error) {
-		all := n.evalAll(2*time.Second, lookScript, calls)
+		all := n.evalAll(2*time.Second, readScript, calls)
 		if err := all[0].err; err != nil {
 			return reply{}, err
 		}

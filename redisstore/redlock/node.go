@@ -28,8 +28,8 @@ var (
 	endSource string
 	//go:embed scripts/renew.lua
 	renewSource string
-	//go:embed scripts/look.lua
-	lookSource string
+	//go:embed scripts/read.lua
+	readSource string
 	//go:embed scripts/state.lua
 	stateSource string
 	//go:embed scripts/withhold.lua
@@ -41,7 +41,7 @@ var (
 	raiseScript    = script("raise", raiseSource)
 	endScript      = script("end", endSource)
 	renewScript    = script("renew", renewSource)
-	lookScript     = script("look", lookSource)
+	readScript     = script("read", readSource)
 	stateScript    = script("state", stateSource)
 	withholdScript = script("withhold", withholdSource)
 	admitScript    = script("admit", admitSource)

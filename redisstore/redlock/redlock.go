@@ -83,7 +83,7 @@ type Store struct {
 	// A goroutine locks mu after the mutex of a ballot, never before it.
 	mu           sync.Mutex
 	closing      bool
-	looking      bool                 // a background task checks the held grants
+	checking     bool                 // a background task checks the held grants
 	ballots      map[string][]*ballot // unsettled and held, by request
 	waiters      map[string]*waiter   // by request
 	subscription chan struct{}        // replaced and closed when a subscription begins

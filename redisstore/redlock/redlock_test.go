@@ -30,9 +30,9 @@ func unconnected(t *testing.T) *Store {
 	return s
 }
 
-// TestLookBesideRequests runs look while the votes of a ballot begin to end. It
+// TestCheckBesideRequests runs checkGrants while the votes of a ballot begin to end. It
 // requires that the two do not wait for each other forever.
-func TestLookBesideRequests(t *testing.T) {
+func TestCheckBesideRequests(t *testing.T) {
 	s := unconnected(t)
 	b := s.newBallot(driver.Request{ID: "r", Name: "n", Limit: driver.Exclusive, TTL: time.Second}, 1, "", 1)
 	const often = 20_000
@@ -40,7 +40,7 @@ func TestLookBesideRequests(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range often {
-			s.look()
+			s.checkGrants()
 		}
 	}()
 	for range often {

@@ -155,7 +155,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 				out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.CauseExpired}
 			} else {
 				live = append(live, i)
-				b.birth = time.Now()
+				b.voteSent = time.Now()
 				ttl = max(ttl, b.ttl)
 			}
 			b.mu.Unlock()
@@ -279,8 +279,8 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 			}
 		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.requested) > s.late()) && b.stillHeld():
 			v.state = voteRequested
-			b.birth = time.Now()
-			v.requested = b.birth
+			b.voteSent = time.Now()
+			v.requested = b.voteSent
 			heal = append(heal, j)
 			votes = append(votes, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
 		case a.kind != 'N':
@@ -305,20 +305,20 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 	return answers
 }
 
-// lookEvery is the interval at which a client checks that its grants still stand.
-const lookEvery = noticeTimeout / 4
+// checkInterval is the interval at which a client checks that its grants still stand.
+const checkInterval = noticeTimeout / 4
 
-// lookLater starts the background task that checks the held grants.
-func (s *Store) lookLater() {
+// checkInBackground starts the background task that checks the held grants.
+func (s *Store) checkInBackground() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.looking || s.closing {
+	if s.checking || s.closing {
 		return
 	}
-	s.looking = true
+	s.checking = true
 	s.tasks.Add(1)
 	go s.serve(func() {
-		t := time.NewTicker(lookEvery)
+		t := time.NewTicker(checkInterval)
 		defer t.Stop()
 		for {
 			select {
@@ -326,23 +326,23 @@ func (s *Store) lookLater() {
 			case <-s.ctx.Done():
 				return
 			}
-			if !s.look() {
+			if !s.checkGrants() {
 				return
 			}
 		}
 	})
 }
 
-// look reads the votes of the held grants from every server. It reports a grant as lost if the servers that
+// checkGrants reads the votes of the held grants from every server. It reports a grant as lost if the servers that
 // still may have its vote are no quorum. It returns false if there are no ballots.
-func (s *Store) look() bool {
+func (s *Store) checkGrants() bool {
 	var all, held []*ballot
 	s.mu.Lock()
 	for _, some := range s.ballots {
 		all = append(all, some...)
 	}
 	if len(all) == 0 {
-		s.looking = false
+		s.checking = false
 	}
 	s.mu.Unlock()
 	if len(all) == 0 {
@@ -364,7 +364,7 @@ func (s *Store) look() bool {
 	}
 	reports := make(chan []answer, len(s.nodes))
 	for _, n := range s.nodes {
-		if !s.task(func() { reports <- n.evalAll(lookEvery, renewScript, calls) }) {
+		if !s.task(func() { reports <- n.evalAll(checkInterval, renewScript, calls) }) {
 			reports <- nil
 		}
 	}

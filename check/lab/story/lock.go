@@ -13,9 +13,9 @@ type lock struct {
 	on func(*stage)
 	// take tries to acquire the lock and calls Enter if it is granted.
 	take func(*stage, Actor) bool
-	// look is the first step of a release in two steps. It is nil for a release in one.
+	// check is the first step of a release in two steps. It is nil for a release in one.
 	// free is the last step.
-	look, free func(*stage, Actor)
+	check, free func(*stage, Actor)
 	// expire waits until the server has expired the lock. It returns false if the lock has
 	// no expiry.
 	expire func(*stage) bool
@@ -89,8 +89,8 @@ func lateRelease(l lock) func(*stage) {
 		l.on(s)
 		s.expect(l.take(s, A), "A gets the lock")
 		s.leave(A)
-		if l.look != nil {
-			l.look(s, A)
+		if l.check != nil {
+			l.check(s, A)
 		}
 		s.stall(A, "work is done; A stalls")
 		l.expire(s)

@@ -301,7 +301,7 @@ var redisStories = []Story{
 		Lesson: "Compare and delete must be one step at the server: a script.",
 		wrong: func() func(*stage) {
 			l := byHand(setNX, del)
-			l.look = get
+			l.check = get
 			return lateRelease(l)
 		}(),
 		right: lateRelease(right),

@@ -131,9 +131,9 @@ func (s *stage) query(a Actor, text string, c *sql.Conn, query string) string {
 	return fmt.Sprint(v)
 }
 
-// sell starts the sale of one item: the client reads the stock. The returned write writes
+// sellSeat starts the sale of one item: the client reads the stock. The returned write writes
 // the stock less one.
-func (s *stage) sell(a Actor, c *sql.Conn) (write func()) {
+func (s *stage) sellSeat(a Actor, c *sql.Conn) (write func()) {
 	stock := s.query(a, "SELECT stock", c, "SELECT stock FROM item WHERE id = 1")
 	return func() {
 		var left int
@@ -223,12 +223,12 @@ var sqlStories = []Story{
 	{
 		Name: "lost-update", Title: "an update that does not check the version", Mistake: "check-then-act", Server: "PostgreSQL",
 		Code:   "SELECT stock; UPDATE item SET stock = what I computed",
-		Tale:   "Two shops sell one item each. Both read that five are left, and both write that four are left. Two items are sold, and one is missing in the books.",
+		Tale:   "Two shops sellSeat one item each. Both read that five are left, and both write that four are left. Two items are sold, and one is missing in the books.",
 		Lesson: "Update only the version that was read, or read and write under a lock.",
 		wrong: func(s *stage) {
 			db := s.postgres()
 			a, b := s.conn(db), s.conn(db)
-			writeA, writeB := s.sell(A, a), s.sell(B, b)
+			writeA, writeB := s.sellSeat(A, a), s.sellSeat(B, b)
 			writeA()
 			writeB()
 			s.count(a)
@@ -237,12 +237,12 @@ var sqlStories = []Story{
 			db := s.postgres()
 			a, b := s.conn(db), s.conn(db)
 			s.expect(s.tryLock(A, long), "A gets the lock")
-			write := s.sell(A, a)
+			write := s.sellSeat(A, a)
 			s.expect(!s.tryLock(B, long), "B waits")
 			write()
 			s.unlock(A)
 			s.expect(s.tryLock(B, long), "B gets the lock")
-			s.sell(B, b)()
+			s.sellSeat(B, b)()
 			s.count(a)
 			s.survive("B reads what A wrote: two are sold, and the stock is two less.")
 		},

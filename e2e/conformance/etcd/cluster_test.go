@@ -150,7 +150,7 @@ func TestCutOffMember(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if k.Context().Err() == nil {
-			t.Fatalf("%s: granted to another client while the first holder's context lives", name)
+			t.Fatalf("%s: granted to another client before the first holder's context has ended", name)
 		}
 		if at := receive(t, "the end of the context", ended); at.After(granted) {
 			t.Errorf("%s: the context ended %s after the next grant", name, at.Sub(granted))

@@ -61,7 +61,7 @@ func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 	const rounds = 8
 	comes.Store(changes.Load() + rounds + 1)
 	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.CodeBusy {
-		t.Errorf("beside a client that came meanwhile: %v", err)
+		t.Errorf("beside a client that started in between: %v", err)
 	}
 	st, err := other.Inspect(ctx, "a")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != taken.Token || len(st.Waiters) != 0 {

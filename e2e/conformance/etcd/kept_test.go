@@ -38,7 +38,7 @@ func TestKeptGrantKeepsItsKey(t *testing.T) {
 					t.Error("granted at once beside a grant that was kept")
 				}
 			} else if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
-				t.Errorf("holders %+v, %v: want the one that was kept and the new one", st.Holders, err)
+				t.Errorf("holders %+v, %v: want the kept grant and the new grant", st.Holders, err)
 			}
 			if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
 				t.Errorf("Renew: %v", a.Err)

@@ -37,7 +37,7 @@ func TestNextEntryNeedsNoRead(t *testing.T) {
 		}
 		again := waitIn(t, other, request(fmt.Sprint("other", i), "n", 1, time.Hour))
 		release(t, s, got.g)
-		if got = receive(t, "the other's grant", again); got.err != nil {
+		if got = receive(t, "the grant of the other client", again); got.err != nil {
 			t.Fatal(got.err)
 		}
 		held = got.g

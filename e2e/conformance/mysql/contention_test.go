@@ -8,7 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-func number(t testing.TB, db *sql.DB, query string) (n int) {
+// statusValue returns the number in the second column of the row that a query returns.
+func statusValue(t testing.TB, db *sql.DB, query string) (n int) {
 	t.Helper()
 	var name string
 	err := db.QueryRow(query).Scan(&name, &n)
@@ -18,11 +19,11 @@ func number(t testing.TB, db *sql.DB, query string) (n int) {
 	return n
 }
 
-// TestDeadlockVictim: the server ends a wait to resolve a deadlock, and the waiter waits again. The
+// TestDeadlockVictimWaitsAgain: the server ends a wait to resolve a deadlock, and the waiter waits again. The
 // waiter locks a row by a column that is not the primary key: first the entry in the index, then the
 // row. Another transaction locks them in the other order. It has written more, so the server ends the
 // waiter's statement.
-func TestDeadlockVictim(t *testing.T) {
+func TestDeadlockVictimWaitsAgain(t *testing.T) {
 	schema := mariadb.Create(t)
 	mariadb.Exec(t, schema, "CREATE TABLE locks (id BIGINT AUTO_INCREMENT PRIMARY KEY, name VARCHAR(100) NOT NULL, UNIQUE KEY (name)) ENGINE=InnoDB")
 	mariadb.Exec(t, schema, "CREATE TABLE weight (n INT) ENGINE=InnoDB")
@@ -34,7 +35,7 @@ func TestDeadlockVictim(t *testing.T) {
 	if !isMariaDB(t) {
 		deadlocks = "SELECT name, count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
 	}
-	before := number(t, db, deadlocks)
+	before := statusValue(t, db, deadlocks)
 	tx, err := db.Begin()
 	if err != nil {
 		t.Fatal(err)
@@ -47,9 +48,9 @@ func TestDeadlockVictim(t *testing.T) {
 	}
 	w := sqltest.Wait(t, t.Context(), s, "dead", driver.Exclusive)
 	if _, err := tx.Exec("SELECT id FROM locks WHERE name = 'dead' FOR UPDATE"); err != nil {
-		t.Fatalf("the other one was the victim: %v", err)
+		t.Fatalf("the server ended the statement of the test, not that of the waiter: %v", err)
 	}
-	if after := number(t, db, deadlocks); after <= before {
+	if after := statusValue(t, db, deadlocks); after <= before {
 		t.Fatal("there was no deadlock")
 	}
 	w.StillWaits()

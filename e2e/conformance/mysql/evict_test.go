@@ -65,7 +65,7 @@ func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
 		t.Run(recipe, func(t *testing.T) {
-			old, next, r := twins(t)
+			old, next, r := startTwo(t)
 			s, kills := delayed(t, r.Address(), mariadb.Home, recipe)
 			g, _ := sqltest.Must(t, s, "taken over", driver.Exclusive, time.Minute)
 			cancelWait(t, s, kills, "taken over", func() {})
@@ -95,9 +95,9 @@ func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 	}
 }
 
-// twins starts two servers at the same time, with holdfast's tables, and a proxy that leads
+// startTwo starts two servers at the same time, with holdfast's tables, and a proxy that leads
 // to the first.
-func twins(t *testing.T) (first, second *servers.MySQL, r *servers.Proxy) {
+func startTwo(t *testing.T) (first, second *servers.MySQL, r *servers.Proxy) {
 	t.Helper()
 	type started struct {
 		m   *servers.MySQL

@@ -53,7 +53,7 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Recipes {
 		t.Run(recipe, func(t *testing.T) {
-			old, next, r := twins(t)
+			old, next, r := startTwo(t)
 			params := "recipe=" + recipe
 			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
 			defer sqltest.Close(t, s)
@@ -149,7 +149,7 @@ func TestReplicaConfirmsNoWaiter(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
 		t.Run(recipe, func(t *testing.T) {
-			old, next, r := twins(t)
+			old, next, r := startTwo(t)
 			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, "recipe="+recipe)
 			defer sqltest.Close(t, s)
 			g, _ := sqltest.Must(t, s, "one", driver.Exclusive, time.Minute)

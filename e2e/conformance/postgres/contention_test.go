@@ -11,10 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestDeadlockVictim: a waiter continues to wait after the server has ended its statement to
+// TestDeadlockVictimWaitsAgain: a waiter continues to wait after the server has ended its statement to
 // resolve a deadlock. The waiter has the gate and waits for the row. Another transaction has
 // the row and requests the gate, and detects deadlocks much later than the waiter.
-func TestDeadlockVictim(t *testing.T) {
+func TestDeadlockVictimWaitsAgain(t *testing.T) {
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "recipe=pessimistic&deadlock_timeout=4s")
 	defer sqltest.Close(t, s)
@@ -34,7 +34,7 @@ func TestDeadlockVictim(t *testing.T) {
 	w := sqltest.Wait(t, t.Context(), s, "dead", driver.Exclusive)
 	if _, err := tx.Exec("SELECT pg_advisory_xact_lock((l.classid::bigint << 32) | l.objid::bigint) FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted" +
 		" AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"); err != nil {
-		t.Fatalf("the other one was the victim: %v", err)
+		t.Fatalf("the server ended the statement of the test, not that of the waiter: %v", err)
 	}
 	w.StillWaits()
 	if err := tx.Commit(); err != nil {

@@ -58,11 +58,11 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 		}
 	}
 	type step struct {
-		name  int
-		id    string // of an acquire
-		late  int64
-		floor int64
-		args  []any // of the plain script
+		name      int
+		id        string // of an acquire
+		late      int64
+		highWater int64
+		args      []any // of the plain script
 	}
 	plain := func(w int, s step) []string {
 		if s.id == "" {
@@ -136,9 +136,9 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 				s.late = clock - int64(random.IntN(2))
 			}
 			if random.IntN(50) == 0 {
-				s.floor = clock + int64(random.IntN(5)) - 2
+				s.highWater = clock + int64(random.IntN(5)) - 2
 			}
-			s.args = []any{fmt.Sprintf("%d p:channel 77&host&& %s", limit, s.id), fmt.Sprint(ttl), fmt.Sprint(ttl/1000 + 2), fmt.Sprint(s.late), fmt.Sprint(s.floor)}
+			s.args = []any{fmt.Sprintf("%d p:channel 77&host&& %s", limit, s.id), fmt.Sprint(ttl), fmt.Sprint(ttl/1000 + 2), fmt.Sprint(s.late), fmt.Sprint(s.highWater)}
 			return s
 		}
 		if random.IntN(4) == 0 { // a step that is never combined
@@ -184,7 +184,7 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 		for _, s := range steps {
 			keys = append(keys, keysOf(0, s.name, s.id != "")...)
 			if s.id != "" {
-				late, floor = min(late, s.late), max(floor, s.floor)
+				late, floor = min(late, s.late), max(floor, s.highWater)
 				if own := fmt.Sprintf("+%v %v", s.args[1], s.args[2]); own != ttl {
 					ttl = own
 					args = append(args, own)

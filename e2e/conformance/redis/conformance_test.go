@@ -53,7 +53,7 @@ func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole fun
 			}
 		},
 		Leftovers: func(t testing.TB) []string { return append(leftovers(t, all...), refreshes()...) },
-		EntryLife: 2500 * time.Millisecond, // more than three refresh intervals of a waiter near the head
+		EntryTTL:  2500 * time.Millisecond, // more than three refresh intervals of a waiter near the head
 	}
 	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
 	if through != nil {

@@ -76,14 +76,14 @@ func expired(t testing.TB, r *servers.Redis, key string) bool {
 func layoutSuite(t *testing.T, l redisstore.Layout, cluster bool, all []*servers.Redis, through *servers.Proxy, open func(namespace string) (driver.Store, error)) {
 	suite(t, all, through, nil, open, func(h *drivertest.Harness) {
 		h.Leftovers = func(t testing.TB) []string { return append(remnants(t, l, all...), refreshes()...) }
-		h.EntryLife = 0
+		h.EntryTTL = 0
 		if l == redisstore.RedissonFair {
-			h.EntryLife = fairWait
+			h.EntryTTL = fairWait
 		}
 		if through == nil {
 			h.Stop, h.Start = nil, nil
 		}
-		h.Carries = func(name string) bool {
+		h.SupportsName = func(name string) bool {
 			whole := strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") && strings.Count(name, "{") == 1
 			shares := l == redisstore.RedissonFair || l == redisstore.RedissonFenced || l == redisstore.RedissonPermits
 			if !cluster {

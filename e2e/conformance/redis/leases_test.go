@@ -67,7 +67,7 @@ func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
 	life := func(after string) {
 		t.Helper()
 		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left < (9 * time.Minute).Milliseconds() {
-			t.Errorf("after %s the key lives for %d ms more", after, left)
+			t.Errorf("after %s the key expires in %d ms", after, left)
 		}
 	}
 	must(t, s, request("x", driver.Unlimited, 10*time.Minute))
@@ -102,7 +102,7 @@ func TestWaitedGrantHasItsWholeTTL(t *testing.T) {
 			t.Errorf("limit %d: %+v, %v; want a lease of %s", limit, st, err, long)
 		}
 		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left < (long / 2).Milliseconds() {
-			t.Errorf("limit %d: the key lives for %d ms more", limit, left)
+			t.Errorf("limit %d: the key expires in %d ms", limit, left)
 		}
 		release(t, other, next)
 	}

@@ -22,9 +22,9 @@ func provisional(name string) driver.Request {
 	return r
 }
 
-// handed passes a name between two stores until f accepts a grant. On a slow machine the waiter's
+// passGrant passes a name between two stores until f accepts a grant. On a slow machine the waiter's
 // refresh may confirm a grant before its message arrives.
-func handed(t *testing.T, name string, a, b *redisstore.Store, f func(s *redisstore.Store, r driver.Request, g driver.Grant) bool) {
+func passGrant(t *testing.T, name string, a, b *redisstore.Store, f func(s *redisstore.Store, r driver.Request, g driver.Grant) bool) {
 	t.Helper()
 	g := must(t, a, provisional(name))
 	for end := time.Now().Add(testTimeout); ; {
@@ -45,7 +45,7 @@ func handed(t *testing.T, name string, a, b *redisstore.Store, f func(s *redisst
 // confirmation.
 func started(t *testing.T, name string, a, b *redisstore.Store) (s *redisstore.Store, r driver.Request, g driver.Grant) {
 	t.Helper()
-	handed(t, name, a, b, func(by *redisstore.Store, of driver.Request, got driver.Grant) bool {
+	passGrant(t, name, a, b, func(by *redisstore.Store, of driver.Request, got driver.Grant) bool {
 		s, r, g = by, of, got
 		return g.Provisional
 	})
@@ -63,7 +63,7 @@ func TestShortHoldNeedsNoConfirmation(t *testing.T) {
 	r := start(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	before := 0
-	handed(t, "short", a, b, func(_ *redisstore.Store, _ driver.Request, g driver.Grant) bool {
+	passGrant(t, "short", a, b, func(_ *redisstore.Store, _ driver.Request, g driver.Grant) bool {
 		now := calls(t, r, "evalsha")
 		sent := now - before // calls since the last grant, normally a queue entry and a release
 		before = now

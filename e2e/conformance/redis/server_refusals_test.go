@@ -211,7 +211,7 @@ func TestBadInputIsInvalid(t *testing.T) {
 		"redis://h#frag":                       "%23",
 		"redis:h":                              "host is missing",
 		"redis+sentinel://h":                   "name of the primary is missing",
-		"redis+cluster://h/1":                  "database 0 alone",
+		"redis+cluster://h/1":                  "only database 0",
 		"redis+other://h":                      "scheme",
 		"redis://h?replicas=1&replicas=2":      "more than once",
 	} {

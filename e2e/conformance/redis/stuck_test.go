@@ -14,13 +14,13 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// swallowing is a connection that loses every write while lost is set.
-type swallowing struct {
+// lossyConn is a connection that loses every write while lost is set.
+type lossyConn struct {
 	net.Conn
 	lost *atomic.Bool
 }
 
-func (s swallowing) Write(p []byte) (int, error) {
+func (s lossyConn) Write(p []byte) (int, error) {
 	if s.lost.Load() {
 		return len(p), nil
 	}
@@ -37,7 +37,7 @@ func TestDeadConnectionsDoNotBlockOthers(t *testing.T) {
 		Addr: r.Address(), ReadTimeout: time.Minute, MinIdleConns: 4, PoolFIFO: true, DisableIdentity: true,
 		Dialer: func(ctx context.Context, network, address string) (net.Conn, error) {
 			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-			return swallowing{c, old.Load()}, err
+			return lossyConn{c, old.Load()}, err
 		},
 	})
 	defer client.Close()

@@ -173,7 +173,7 @@ func TestTombstoneKeyExpiresSoon(t *testing.T) {
 	short := func(when string) {
 		t.Helper()
 		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left <= 0 || left > time.Minute.Milliseconds() {
-			t.Errorf("%s the key lives for %d ms more", when, left)
+			t.Errorf("%s the key expires in %d ms", when, left)
 		}
 	}
 	for _, limit := range []int{driver.Exclusive, 3} {

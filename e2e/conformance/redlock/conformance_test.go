@@ -43,7 +43,7 @@ func (f *fleet) suite(t *testing.T, failing int) {
 				}
 			}
 		},
-		EntryLife: 5 * time.Second,
+		EntryTTL: 5 * time.Second,
 	}
 	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
 	if failing == 0 {

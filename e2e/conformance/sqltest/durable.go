@@ -30,19 +30,19 @@ func DurableStep(t *testing.T, d *Database) {
 				begin(t).leavesNothing(driver.CodeRefused)
 			})
 			t.Run("interrupted", func(t *testing.T) {
-				defer d.blockFloor(t, database)()
+				defer d.blockHighWaterMark(t, database)()
 				p := begin(t)
 				d.Exec(t, database, fmt.Sprintf(d.Interrupt, p.writing()))
 				p.leavesNothing(driver.CodeUnavailable)
 			})
 			t.Run("ended", func(t *testing.T) {
-				defer d.blockFloor(t, database)()
+				defer d.blockHighWaterMark(t, database)()
 				p := begin(t)
 				d.Exec(t, database, fmt.Sprintf(d.End, p.writing()))
 				p.leavesNothing(driver.CodeUnavailable, driver.CodeUnknown)
 			})
 			t.Run("cancelled", func(t *testing.T) {
-				defer d.blockFloor(t, database)()
+				defer d.blockHighWaterMark(t, database)()
 				p := begin(t)
 				p.writing()
 				p.cancel()
@@ -59,7 +59,7 @@ func DurableStep(t *testing.T, d *Database) {
 			t.Fatal(err)
 		}
 		defer proxy.Close()
-		defer d.blockFloor(t, database)()
+		defer d.blockHighWaterMark(t, database)()
 		p := d.step(t, proxy.Address(), database, "recipe=pessimistic", d.LockTimeout, false)
 		p.writing()
 		proxy.Hold()
@@ -117,8 +117,8 @@ func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *s
 	}
 }
 
-// blockFloor blocks the writing of tokens until end is called.
-func (d *Database) blockFloor(t testing.TB, database string) (end func()) {
+// blockHighWaterMark blocks the writing of tokens until end is called.
+func (d *Database) blockHighWaterMark(t testing.TB, database string) (end func()) {
 	t.Helper()
 	tx, err := d.Pool(t, database).Begin()
 	if err != nil {

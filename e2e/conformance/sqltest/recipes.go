@@ -254,7 +254,7 @@ func RowsAreRemoved(t *testing.T, d *Database) {
 	}
 	var n int
 	if err := d.Pool(t, database).QueryRow("SELECT COUNT(*) FROM holdfast_row").Scan(&n); err != nil || n != 1 {
-		t.Errorf("%d rows are left (%v), want the one that is held", n, err)
+		t.Errorf("%d rows are left (%v), want only the held row", n, err)
 	}
 	for name, token := range last {
 		g, _ := Must(t, s, name, driver.Exclusive, time.Minute)

@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 const (
 	contract  = "^TestConformance$"
 	databases = "^Test(Conformance|DurableTokens|OddRows|Settings|RenewalOf.*)$"
-	// failures selects tests of faults and of refused servers. They run on MySQL, since the tests
-	// of the package otherwise use MariaDB.
+	// failures selects tests of faults and of refused servers. Without this selection they would run
+	// only on MariaDB, the server that the package uses by default.
 	failures = "^Test(Dead|Ping|Swap|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Insert|" +
 		"Uncommitted|CrashFrees|Deleted|Clock|HeldLock|GetLock|Name|Long|Statement|Group|Commits|ReadWrite|Locks|Rights|Unsafe)"
 	// fewFailures selects tests that start no further server.
@@ -59,10 +59,10 @@ var newer = []struct {
 	suite         string   // the package of the store's tests
 	tests         string   // the tests that run on every version
 	more          string   // further tests, beside those; may be empty
-	locals        []string // the targets of TestCheck
+	locals        []string // the targets of TestCheckPassesOnNewerServers
 }{
 	{"mysql", "MySQL", "mysqld", "--version", "mysql", databases, failures, []string{"mysql-pessimistic", "mysql-optimistic", "mysql-named"}},
-	{"mysql84", "MySQL", "mysqld", "--version", "mysql", "", fewFailures, nil}, // between two that have the whole suite
+	{"mysql84", "MySQL", "mysqld", "--version", "mysql", "", fewFailures, nil}, // a version between two on which all tests run
 	{"mysql80", "MySQL", "mysqld", "--version", "mysql", databases, fewFailures, []string{"mysql-pessimistic"}},
 	{"mariadb", "MariaDB", "mariadbd", "--version", "mysql", databases, "", []string{"mariadb-pessimistic", "mariadb-optimistic", "mariadb-named"}},
 	{"postgres", "PostgreSQL", "postgres", "--version", "postgres", databases, "", []string{"postgres-advisory", "postgres-pessimistic", "postgres-optimistic"}},
@@ -99,8 +99,9 @@ func directory(t *testing.T, name string) (dir string) {
 
 var number = regexp.MustCompile(`\b(\d+)\.(\d+)`)
 
-// TestTestedVersions compares the servers with the versions that the documentation lists.
-func TestTestedVersions(t *testing.T) {
+// TestInstalledVersionsAreListed requires that the version of each server is in servers.Tested, the
+// list of the documentation.
+func TestInstalledVersionsAreListed(t *testing.T) {
 	for _, s := range newer {
 		t.Run(s.name, func(t *testing.T) {
 			dir := use(t, s.name)
@@ -139,8 +140,9 @@ func TestTestedVersions(t *testing.T) {
 	}
 }
 
-// TestSuite runs the conformance tests of the stores. They mostly wait, so several run in parallel.
-func TestSuite(t *testing.T) {
+// TestStoresPassOnNewerServers runs the conformance tests of the stores. They mostly wait, so several
+// run in parallel.
+func TestStoresPassOnNewerServers(t *testing.T) {
 	for _, s := range newer {
 		for kind, tests := range map[string]string{"tests": s.tests, "more": s.more} {
 			if tests == "" {
@@ -160,8 +162,8 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// TestCheck runs a check of each store, with faults.
-func TestCheck(t *testing.T) {
+// TestCheckPassesOnNewerServers runs a check of each store, with faults.
+func TestCheckPassesOnNewerServers(t *testing.T) {
 	for _, s := range newer {
 		for _, local := range s.locals {
 			t.Run(s.name+"/"+strings.TrimPrefix(local, s.name+"-"), func(t *testing.T) {

@@ -227,15 +227,15 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 		what    string
 		delete  []int // of the two nodes before the entry, and the entry's own
 		revoke  int   // the node that is requested to end, -1 for none
-		later   []int // the nodes that go when the watches are set
+		later   []int // the nodes that end when the watches are set
 		refused bool
 		ended   bool // the grant is notified
 	}{
-		{what: "both before it go", delete: []int{0, 1}, revoke: -1},
-		{what: "the holder goes", delete: []int{0}, revoke: -1, later: []int{1}},
-		{what: "its predecessor goes", delete: []int{1}, revoke: -1, later: []int{0}},
-		{what: "all go", delete: []int{0, 1, 2}, revoke: -1, refused: true},
-		{what: "its own goes", delete: []int{2}, revoke: -1, refused: true},
+		{what: "both before it end", delete: []int{0, 1}, revoke: -1},
+		{what: "the holder ends", delete: []int{0}, revoke: -1, later: []int{1}},
+		{what: "its predecessor ends", delete: []int{1}, revoke: -1, later: []int{0}},
+		{what: "all end, also its own node", delete: []int{0, 1, 2}, revoke: -1, refused: true},
+		{what: "its own node ends", delete: []int{2}, revoke: -1, refused: true},
 		{what: "a node before it is written", revoke: 1, later: []int{1, 0}},
 		{what: "it is requested to end", delete: []int{0, 1}, revoke: 2, ended: true},
 	} {

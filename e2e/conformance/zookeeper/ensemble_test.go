@@ -157,7 +157,7 @@ func TestQuorumLossEndsContext(t *testing.T) {
 	select {
 	case <-k.Context().Done():
 	case <-time.After(testTimeout):
-		t.Fatal("the context goes on without a quorum")
+		t.Fatal("the context continues without a quorum")
 	}
 	for _, m := range down {
 		must(t, m.Restart(t.Context()))

@@ -234,7 +234,7 @@ func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdf
 	select {
 	case next = <-got:
 		if k.Context().Err() == nil {
-			t.Fatal("another client holds the lock while the first context lives")
+			t.Fatal("another client holds the lock before the first context has ended")
 		}
 	case <-time.After(testTimeout):
 		t.Fatal("no other client was granted the lock")

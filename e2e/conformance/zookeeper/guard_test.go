@@ -51,23 +51,23 @@ func TestGuardReportsRefusedOperation(t *testing.T) {
 	node := "/" + newName()
 	must(t, g.Write(ctx, "r", 5, []zkstore.Op{zkstore.CreateNode(node, []byte("1"))}))
 	must(t, g.Write(ctx, "r", 5, []zkstore.Op{zkstore.SetData(node, []byte("2"), 0)}))
-	for what, test := range map[string]struct {
+	for name, test := range map[string]struct {
 		ops  []zkstore.Op
 		want zkstore.WriteError
 	}{
-		"another version": {[]zkstore.Op{zkstore.SetData(node, nil, 1), zkstore.SetData(node, nil, 7)}, zkstore.WriteError{Op: 1, Version: true}},
-		"no node":         {[]zkstore.Op{zkstore.DeleteNode(node+"-none", -1)}, zkstore.WriteError{Missing: true}},
-		"it exists":       {[]zkstore.Op{zkstore.CreateNode(node, nil)}, zkstore.WriteError{Exists: true}},
+		"other version": {[]zkstore.Op{zkstore.SetData(node, nil, 1), zkstore.SetData(node, nil, 7)}, zkstore.WriteError{Op: 1, Version: true}},
+		"missing node":  {[]zkstore.Op{zkstore.DeleteNode(node+"-none", -1)}, zkstore.WriteError{Missing: true}},
+		"existing node": {[]zkstore.Op{zkstore.CreateNode(node, nil)}, zkstore.WriteError{Exists: true}},
 	} {
 		var refused *zkstore.WriteError
 		err := g.Write(ctx, "r", 9, test.ops)
 		if !errors.As(err, &refused) || !errors.Is(err, fence.ErrUnavailable) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v", name, err)
 			continue
 		}
 		refused.Err = nil
 		if *refused != test.want {
-			t.Errorf("%s: %+v, want %+v", what, *refused, test.want)
+			t.Errorf("%s: %+v, want %+v", name, *refused, test.want)
 		}
 	}
 	if n, err := g.Newest(ctx, "r"); n != 5 || err != nil {

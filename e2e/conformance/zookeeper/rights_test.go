@@ -81,7 +81,7 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 			empty(t, sb, name)
 			k = lock(t, b, name, lasting)
 			if st := state(t, sb, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {
-				t.Errorf("%+v, want the one holder", st)
+				t.Errorf("%+v, want one holder", st)
 			}
 			must(t, k.Unlock())
 		})

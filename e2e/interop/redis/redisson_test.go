@@ -456,7 +456,7 @@ func TestRedissonLeases(t *testing.T) {
 				case err := <-got:
 					must(t, err)
 				case <-time.After(testTimeout):
-					t.Fatal("Go does not get what a dead Java process held")
+					t.Fatal("holdfast does not get the lock of a dead Java process")
 				}
 			}
 			for _, k := range ofGo {

@@ -3,7 +3,7 @@
 -- KEYS[1]  the lock
 -- KEYS[2]  the tombstone of the ballot
 -- ARGV[1]  what the lock's value begins with
--- ARGV[2]  milliseconds for which the vote stands; 0 to look only
+-- ARGV[2]  milliseconds for which the vote stands; 0 to only read it
 -- ARGV[3]  the fleet's time, microseconds, when this was sent
 -- ARGV[4]  the tolerance of clocks, microseconds
 --

@@ -57,7 +57,7 @@ func limits(ctx context.Context, cfg Config, server string) (least, most time.Du
 			return 0, ErrExpired
 		}
 		if closing {
-			_, err = goodbye(nc, r)
+			_, err = closeSession(nc, r)
 		}
 		return got, explain(trying, err)
 	}
@@ -76,8 +76,8 @@ func explain(ctx context.Context, err error) error {
 	return err
 }
 
-// goodbye ends a session, and returns the number of that transaction.
-func goodbye(nc net.Conn, r *bufio.Reader) (zxid int64, err error) {
+// closeSession ends a session, and returns the number of that transaction.
+func closeSession(nc net.Conn, r *bufio.Reader) (zxid int64, err error) {
 	return exchange(nc, r, opClose, "")
 }
 
@@ -116,13 +116,13 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 	at := rand.IntN(len(cfg.Servers))
 	for tries := 0; ; tries++ {
 		server := cfg.Servers[(at+tries)%len(cfg.Servers)]
-		err := greet(ctx, cfg, server, size)
+		err := requestUnknownSession(ctx, cfg, server, size)
 		switch {
 		case err == nil:
 			return true, nil
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case errors.Is(err, errNoWelcome) && greet(ctx, cfg, server, 0) == nil:
+		case errors.Is(err, errNoWelcome) && requestUnknownSession(ctx, cfg, server, 0) == nil:
 			return false, nil
 		case (tries+1)%len(cfg.Servers) == 0:
 			_ = backoff.Sleep(ctx, retryInterval)
@@ -137,8 +137,8 @@ const retryInterval = 50 * time.Millisecond
 // its server, followed by a time. These are not both 0.
 const noSession = 1
 
-// greet requests a session that never existed, in a request of at least size bytes.
-func greet(ctx context.Context, cfg Config, server string, size int) error {
+// requestUnknownSession requests a session that never existed, in a request of at least size bytes.
+func requestUnknownSession(ctx context.Context, cfg Config, server string, size int) error {
 	trying, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	nc, err := cfg.Dial(trying, "tcp", server)
@@ -178,5 +178,5 @@ func latest(ctx context.Context, cfg Config, server string) (int64, error) {
 	if _, err := exchange(nc, r, opSync, "/"); err != nil {
 		return 0, err
 	}
-	return goodbye(nc, r)
+	return closeSession(nc, r)
 }

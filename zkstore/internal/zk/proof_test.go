@@ -16,9 +16,9 @@ import (
 // sends. A request without a code waits for one.
 type fakeServer struct {
 	net.Listener
-	codes chan Error
-	asked chan struct{} // one for each request
-	zxid  atomic.Int64
+	codes    chan Error
+	requests chan struct{} // one for each request
+	zxid     atomic.Int64
 }
 
 func newFakeServer(t *testing.T) *fakeServer {
@@ -27,7 +27,7 @@ func newFakeServer(t *testing.T) *fakeServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fakeServer{Listener: l, codes: make(chan Error), asked: make(chan struct{}, 1000)}
+	f := &fakeServer{Listener: l, codes: make(chan Error), requests: make(chan struct{}, 1000)}
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -72,7 +72,7 @@ func (f *fakeServer) serve(ctx context.Context, c net.Conn) {
 		}
 		d := decoder{b: frame}
 		xid, op := d.int32(), d.int32()
-		f.asked <- struct{}{}
+		f.requests <- struct{}{}
 		var code Error
 		select {
 		case code = <-f.codes:
@@ -114,7 +114,7 @@ func (f *fakeServer) beat(t *testing.T, code Error) {
 	t.Helper()
 	f.codes <- code
 	select {
-	case <-f.asked:
+	case <-f.requests:
 	case <-time.After(time.Minute):
 		t.Fatal("no heartbeat comes")
 	}
@@ -127,7 +127,7 @@ func TestSessionIsNotProvedByOneAnswer(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)
 	connected, _ := s.Proof()
-	<-f.asked // the first heartbeat is on its way
+	<-f.requests // the first heartbeat is on its way
 	first := driver.Now()
 	f.beat(t, 0)
 	if origin, _ := s.Proof(); origin != connected {
@@ -151,7 +151,7 @@ func TestRefusalsProveNothing(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)
 	connected, _ := s.Proof()
-	<-f.asked
+	<-f.requests
 	for _, code := range []Error{ErrReadOnly, ErrUnimplemented, ErrThrottled, ErrNoAuth, -5 /* malformed */} {
 		for range 3 {
 			f.beat(t, code)
@@ -168,12 +168,12 @@ func TestReconnectionIsNotProofByItself(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)
 	connected, _ := s.Proof()
-	<-f.asked
+	<-f.requests
 	s.mu.Lock()
 	c := s.conn
 	s.mu.Unlock()
 	c.close(net.ErrClosed)
-	<-f.asked // the first heartbeat of the second connection
+	<-f.requests // the first heartbeat of the second connection
 	if origin, _ := s.Proof(); origin != connected {
 		t.Errorf("a reconnection has moved the proof by %s", Between(connected, origin))
 	}

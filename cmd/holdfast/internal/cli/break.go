@@ -29,7 +29,7 @@ which keeps the lock until it has ended; break waits for that. A command under h
 run then gets SIGTERM, and SIGKILL after its grace, and holdfast run ends with
 status 74. A stopped holder does not receive the notification.
 
-` + lookEnvironment + `
+` + inspectEnvironment + `
 
 Exit status:
   0    the grant has ended
@@ -85,7 +85,7 @@ func newBreak(p *say.Printer) *cobra.Command {
 			if !f.token.given && !p.Terminal() {
 				return errNoToken
 			}
-			return look(cmd, &f.store, p, func(ctx context.Context, l *holdfast.Locker) error {
+			return inspect(cmd, &f.store, p, func(ctx context.Context, l *holdfast.Locker) error {
 				b := &breaker{breakFlags: f, name: args[0], say: p, locker: l}
 				return b.run(ctx)
 			})

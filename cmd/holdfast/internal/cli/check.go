@@ -43,7 +43,7 @@ func newCheck(p *say.Printer) *cobra.Command {
 		}},
 		faults: text{check: func(s string) error {
 			if strings.ContainsAny(s, " \t\n") {
-				return errors.New("give names with commas between them and no spaces")
+				return errors.New("give names separated by commas, without spaces")
 			}
 			return nil
 		}},
@@ -102,7 +102,7 @@ Exit status:
 	flags.Var(&f.workers, "workers", "how many processes compete, 1 to 64")
 	flags.Var(&f.names, "names", "for how many names, 1 to 1000")
 	flags.Var(&f.lock, "ttl", "TTL of the locks, 200ms to 1m (default 600ms, or the store's shortest)")
-	flags.Var(&f.faults, "faults", "only these faults, with commas between; empty for none (default all that apply)")
+	flags.Var(&f.faults, "faults", "only these faults, separated by commas; empty for none (default all that apply)")
 	flags.Var(&f.round, "round", "judge after this time and start again, 1s to 10m (default 30s)")
 	flags.Var(&f.dir, "dir", "the `DIRECTORY` for history and page (default a temporary one, kept if a rule is broken)")
 	return cmd

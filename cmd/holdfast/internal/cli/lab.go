@@ -206,7 +206,7 @@ func printExperiment(out io.Writer, r *lab.Result) bool {
 	case r.Report.OK():
 		fmt.Fprintf(out, "not convicted in %d runs: give it more time, or another seed\n", r.Runs)
 	default:
-		fmt.Fprintf(out, "convicted of something else, seed %d:\n", r.Seed)
+		fmt.Fprintf(out, "broke another rule than expected, seed %d:\n", r.Seed)
 		_ = r.Report.Explain(out)
 	}
 	return false

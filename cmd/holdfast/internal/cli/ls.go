@@ -29,10 +29,10 @@ position in the last field. A field without a value is "-". Since is RFC 3339 in
 ttl is in seconds. A text that is not printable, is "-", or begins with a quote
 or a space, is quoted like a string of Go.
 
-` + lookEnvironment + `
+` + inspectEnvironment + `
 
 Exit status:
-  0    listed, also where there is nothing` + lookStatus
+  0    listed, also where there is nothing` + inspectStatus
 
 func newLs(p *say.Printer) *cobra.Command {
 	var store storeFlags
@@ -57,7 +57,7 @@ func newLs(p *say.Printer) *cobra.Command {
 			if len(args) > 0 {
 				prefix = args[0]
 			}
-			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
+			return inspect(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
 				states, err := list(ctx, l, prefix)
 				if err != nil {
 					return err

@@ -166,7 +166,7 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 	if err != nil {
 		return run.Options{}, err
 	}
-	path, err := proc.Look(command[0])
+	path, err := proc.FindCommand(command[0])
 	if err != nil {
 		p.Line("%v", err)
 		e, _ := errors.AsType[*proc.NotRunnable](err)

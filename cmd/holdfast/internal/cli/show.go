@@ -12,15 +12,15 @@ import (
 )
 
 const showLong = `Show prints one lock: each holder with its fencing token, since when it holds the
-lock, when its grant ends by itself, and notes (stopped, asked to end). The waiters
+lock, when its grant ends by itself, and notes (stopped, end requested). The waiters
 follow, in the order of the queue if the store has one.
 
 A name without holders and waiters is free, which is no error.
 
-` + lookEnvironment + `
+` + inspectEnvironment + `
 
 Exit status:
-  0    shown, also where it is free` + lookStatus
+  0    shown, also where it is free` + inspectStatus
 
 func newShow(p *say.Printer) *cobra.Command {
 	var store storeFlags
@@ -35,7 +35,7 @@ func newShow(p *say.Printer) *cobra.Command {
 		Args:              oneName("NAME", false),
 		ValidArgsFunction: completeNames(&store),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
+			return inspect(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
 				st, err := l.Inspect(ctx, args[0])
 				if err != nil {
 					return err

@@ -82,7 +82,7 @@ func newStores(p *say.Printer) *cobra.Command {
 		Long: `Stores lists the URL schemes of this build and what each store guarantees. With a
 URL, or a file that contains one, it opens that store and shows its guarantees.
 
-Exit status:` + lookStatus,
+Exit status:` + inspectStatus,
 		Example: `  holdfast stores
   holdfast stores file:///var/lib/locks
   holdfast stores --store-file /etc/holdfast/store`,

@@ -45,11 +45,11 @@ The time is RFC 3339 in UTC. The events are
 For a waiter the field of the token has its position in the queue. A field without a
 value is "-"; texts are quoted as by holdfast ls.
 
-` + lookEnvironment + `
+` + inspectEnvironment + `
 
 Exit status:
   0    q was pressed
-  130  Ctrl-C was pressed, or SIGINT came` + lookStatus
+  130  Ctrl-C was pressed, or SIGINT came` + inspectStatus
 
 func newWatch(p *say.Printer) *cobra.Command {
 	var store storeFlags
@@ -63,7 +63,7 @@ func newWatch(p *say.Printer) *cobra.Command {
 		Args:              oneName("NAME", true),
 		ValidArgsFunction: completeNames(&store),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
+			return inspect(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
 				name := ""
 				if len(args) > 0 {
 					name = args[0]
@@ -80,7 +80,7 @@ func newWatch(p *say.Printer) *cobra.Command {
 func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name string, asJSON bool) error {
 	out := cmd.OutOrStdout()
 	source := func(ctx context.Context, seen func([]driver.State) error) error {
-		return looks(ctx, l, name, seen)
+		return watchStates(ctx, l, name, seen)
 	}
 	if !asJSON && screen(out) {
 		title := "all locks"
@@ -144,10 +144,10 @@ func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Sour
 	})
 }
 
-// looks watches the store, and calls seen with the states after each change until ctx ends.
-func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
+// watchStates watches the store, and calls seen with the states after each change until ctx ends.
+func watchStates(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
 	if name != "" {
-		return looksAtOne(ctx, l, name, seen)
+		return watchOne(ctx, l, name, seen)
 	}
 	for states, err := range l.WatchAll(ctx) {
 		if err != nil {
@@ -163,7 +163,7 @@ func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]dri
 	return nil
 }
 
-func looksAtOne(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
+func watchOne(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
 	for st, err := range l.Watch(ctx, name) {
 		if err != nil {
 			return err

@@ -67,7 +67,7 @@ func TestNextReportsEveryChange(t *testing.T) {
 func TestLineHasFixedFields(t *testing.T) {
 	var f follow.Follower
 	var b strings.Builder
-	h := holder("x", 1<<62, "asked to end, stopped")
+	h := holder("x", 1<<62, "end requested, stopped")
 	h.Reason, h.Instance = "a\tb", "i"
 	events := f.Next([]driver.State{state("n\x1b", holders{h}, waiter("w")), state("free", nil)}, time.Unix(0, 0))
 	for _, e := range events {
@@ -77,7 +77,7 @@ func TestLineHasFixedFields(t *testing.T) {
 	}
 	const at = "1970-01-01T00:00:00.000Z|"
 	want := at + "free|free|-|-|-|-|-|-\n" +
-		at + `"n\x1b"|held|exclusive|4611686018427387904|h:1|i|"a\tb"|asked to end, stopped` + "\n" +
+		at + `"n\x1b"|held|exclusive|4611686018427387904|h:1|i|"a\tb"|end requested, stopped` + "\n" +
 		at + `"n\x1b"|waiting|exclusive|1|h:2|-|w|-` + "\n"
 	if got := strings.ReplaceAll(b.String(), "\t", "|"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

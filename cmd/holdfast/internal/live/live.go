@@ -45,7 +45,7 @@ func Run(ctx context.Context, title string, waiters bool, source Source) error {
 	done := make(chan struct{}, 2)
 	go func() {
 		err := source(ctx, func(states []driver.State) error {
-			p.Send(looked{states, time.Now()})
+			p.Send(loaded{states, time.Now()})
 			return nil
 		})
 		if ctx.Err() == nil {
@@ -70,7 +70,7 @@ func Run(ctx context.Context, title string, waiters bool, source Source) error {
 
 // The messages that the view handles.
 type (
-	looked struct {
+	loaded struct {
 		states []driver.State
 		at     time.Time
 	}
@@ -96,7 +96,7 @@ func (m model) Init() tea.Cmd { return tick() }
 
 func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
-	case looked:
+	case loaded:
 		m.states, m.at = msg.states, msg.at
 	case failed:
 		m.err = msg.err

@@ -39,7 +39,7 @@ func TestLinesFitTheScreen(t *testing.T) {
 	if got := m.lines(now); len(got) != 1 || !strings.Contains(got[0], "reading") {
 		t.Errorf("without an answer: %q", got)
 	}
-	m = send(m, looked{states, now})
+	m = send(m, loaded{states, now})
 	has := func(want ...string) {
 		t.Helper()
 		lines := m.lines(now)
@@ -66,7 +66,7 @@ func TestLinesFitTheScreen(t *testing.T) {
 	m, _ = press(m, tea.Key{Code: tea.KeyHome})
 	m, _ = press(m, tea.Key{Code: tea.KeyUp})
 	has("rows 1 to 10 of 100")
-	m = send(m, looked{states[:1], now})
+	m = send(m, loaded{states[:1], now})
 	has("1 held, 1 waiting", "name-00")
 	m = send(m, tea.WindowSizeMsg{Width: 5, Height: 1})
 	for _, l := range m.lines(now) {

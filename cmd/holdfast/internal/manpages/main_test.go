@@ -75,7 +75,7 @@ func TestWriteReplacesOldPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(old); err == nil {
-		t.Error("the page of a command that is gone is still there")
+		t.Error("the page of a removed command still exists")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "holdfast.1")); err != nil {
 		t.Error(err)

@@ -35,9 +35,9 @@ func (e *NotRunnable) Error() string { return fmt.Sprintf("cannot run %s: %v", e
 // Unwrap returns the system's error.
 func (e *NotRunnable) Unwrap() error { return e.Err }
 
-// Look returns the file of a command. It searches like a shell. The caller calls it before it
+// FindCommand returns the file of a command. It searches like a shell. The caller calls it before it
 // waits for a lock, so that a misspelt name is an error at once.
-func Look(name string) (string, error) {
+func FindCommand(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {
 	case err == nil, errors.Is(err, exec.ErrDot): // a PATH that contains "." requests this

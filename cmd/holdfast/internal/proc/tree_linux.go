@@ -17,7 +17,7 @@ import (
 // front when the guardian has died. So every descendant of a command stays a descendant of the
 // guardian or the front, in any session or group. A subreaper without children has no descendants.
 
-// member is the state of a process when look read it.
+// member is the state of a process when readMember read it.
 type member struct {
 	pid, parent, group int
 	start              string // in clock ticks since the boot; a later process of the same number has another start
@@ -26,8 +26,8 @@ type member struct {
 	depth              int
 }
 
-// look reads the state of a process from /proc.
-func look(pid int) (member, bool) {
+// readMember reads the state of a process from /proc.
+func readMember(pid int) (member, bool) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return member{}, false
@@ -50,7 +50,7 @@ func look(pid int) (member, bool) {
 }
 
 func seesTree() bool {
-	_, ok := look(syscall.Getpid())
+	_, ok := readMember(syscall.Getpid())
 	return ok
 }
 
@@ -60,7 +60,7 @@ func Blind() bool { return !seesTree() }
 
 // parentOf returns the parent of a process, or 0 if it is unknown.
 func parentOf(pid int) int {
-	m, _ := look(pid)
+	m, _ := readMember(pid)
 	return m.parent
 }
 
@@ -79,7 +79,7 @@ func descendants(root int) []member {
 		if err != nil {
 			continue
 		}
-		if m, ok := look(pid); ok {
+		if m, ok := readMember(pid); ok {
 			children[m.parent] = append(children[m.parent], m)
 		}
 	}
@@ -100,7 +100,7 @@ func descendants(root int) []member {
 	return found
 }
 
-// send sends a signal to the process that look read. It sends none to a later process that has the
+// send sends a signal to the process that readMember read. It sends none to a later process that has the
 // same number.
 func (m member) send(s syscall.Signal) error {
 	fd, err := unix.PidfdOpen(m.pid, 0)
@@ -112,7 +112,7 @@ func (m member) send(s syscall.Signal) error {
 	default: // a kernel or a sandbox without pidfds
 		fd = -1
 	}
-	if now, ok := look(m.pid); !ok || now.start != m.start {
+	if now, ok := readMember(m.pid); !ok || now.start != m.start {
 		return nil
 	}
 	if fd >= 0 {
@@ -223,7 +223,7 @@ func killChildren(foreign map[int]bool, reap func()) int {
 
 // killChild kills a child of this process that is alive.
 func killChild(pid, self int) bool {
-	m, ok := look(pid)
+	m, ok := readMember(pid)
 	return ok && m.parent == self && !m.dead && m.send(syscall.SIGKILL) == nil
 }
 
@@ -346,12 +346,12 @@ func watchEnd(pid int) (await func(), err error) {
 		}, nil
 	}
 	// a kernel or a sandbox without pidfds
-	m, ok := look(pid)
+	m, ok := readMember(pid)
 	if !ok || m.dead {
 		return nil, unix.ESRCH
 	}
 	return func() {
-		for now, ok := m, true; ok && !now.dead && now.start == m.start; now, ok = look(pid) {
+		for now, ok := m, true; ok && !now.dead && now.start == m.start; now, ok = readMember(pid) {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}, nil
@@ -362,7 +362,7 @@ func watchEnd(pid int) (await func(), err error) {
 func signalSection(pid int, s syscall.Signal) ([]Process, error) {
 	find := func() []member {
 		all := descendants(pid)
-		if m, ok := look(pid); ok {
+		if m, ok := readMember(pid); ok {
 			all = append(all, m)
 		}
 		return slices.DeleteFunc(all, func(m member) bool { return m.pid == syscall.Getpid() })

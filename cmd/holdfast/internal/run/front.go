@@ -29,7 +29,7 @@ type front struct {
 	slot    int64
 	status  int
 
-	trust     *time.Timer
+	validity  *time.Timer
 	until     int64 // when the front kills the command, by proc.Boottime; 0 is never
 	requested bool  // front has sent the guardian a request for a later limit
 	killed    bool  // front has killed the command, because the guardian did not answer
@@ -38,7 +38,7 @@ type front struct {
 // Run starts the guardian, which takes the lock and runs the command. Run returns the exit
 // status.
 func Run(o Options, p *say.Printer) int {
-	f := &front{Options: o, say: p, sigs: listen(), trust: newTimer()}
+	f := &front{Options: o, say: p, sigs: listen(), validity: newTimer()}
 	f.sigs.catchStops()
 	terminal := proc.OpenTerminal(proc.ProcessGroup())
 	terminal.SaveModes()
@@ -75,7 +75,7 @@ func (f *front) serve() {
 				break
 			}
 			f.hear(m)
-		case <-f.trust.C:
+		case <-f.validity.C:
 			f.checkGuardian()
 		}
 	}
@@ -166,10 +166,10 @@ const (
 // setLimit sets the time until which the command may run; 0 is no limit.
 func (f *front) setLimit(until int64) {
 	f.until, f.requested = until, false
-	f.trust.Stop()
+	f.validity.Stop()
 	if until != 0 && !f.killed {
 		left := max(time.Duration(until-proc.Boottime()), 0)
-		f.trust.Reset(left - min(lead, left/4))
+		f.validity.Reset(left - min(lead, left/4))
 	}
 }
 
@@ -184,9 +184,9 @@ func (f *front) checkGuardian() {
 		if left <= 0 {
 			left = late // a later limit may be on its way
 		}
-		f.trust.Reset(left)
+		f.validity.Reset(left)
 	case left > 0: // the timer was early
-		f.trust.Reset(left)
+		f.validity.Reset(left)
 	default:
 		f.killed = true
 		f.say.Line("the guardian of %q (pid %d) does not answer, and the lock is no longer valid: the command is killed", f.Name, f.guardian.PID)
@@ -210,6 +210,6 @@ func (f *front) abandoned() {
 	f.status = exit.Lost
 	f.say.Line("the guardian of %q (pid %d) has ended (%s), and the lock with it: the command was killed, with all that it had started", f.Name, f.guardian.PID, how)
 	for _, p := range denied {
-		f.say.Line("%s runs as another user and goes on", p)
+		f.say.Line("%s runs as another user and continues", p)
 	}
 }

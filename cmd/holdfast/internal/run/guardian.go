@@ -33,7 +33,7 @@ type fore struct {
 	onRequest atomic.Pointer[func()]
 
 	mu        sync.Mutex
-	goOn      chan struct{} // closed when the front is continued; nil while it is not stopped
+	continued chan struct{} // closed when the front is continued; nil while it is not stopped
 	leave     func()        // withdraws the queue entry; nil when there is none
 	unread    atomic.Bool   // the front has not yet confirmed the last limit
 	lastLimit atomic.Int64  // the last limit sent
@@ -84,9 +84,9 @@ func (f *fore) listen(sigs *signals) {
 			sigs.got(syscall.Signal(m.value))
 		case msgContinue:
 			f.mu.Lock()
-			if f.goOn != nil {
-				close(f.goOn)
-				f.goOn = nil
+			if f.continued != nil {
+				close(f.continued)
+				f.continued = nil
 			}
 			f.mu.Unlock()
 			sigs.got(sigCont)
@@ -125,8 +125,8 @@ func (f *fore) suspend(sig syscall.Signal) { f.link.send(msgSuspend, int64(sig))
 // queue entry, so that no other client waits for a stopped job.
 func (f *fore) suspendWaiting(sig syscall.Signal) {
 	f.mu.Lock()
-	if f.goOn == nil {
-		f.goOn = make(chan struct{})
+	if f.continued == nil {
+		f.continued = make(chan struct{})
 	}
 	if f.leave != nil {
 		f.leave()
@@ -141,26 +141,26 @@ func (f *fore) whileWaiting(leave func()) (stopped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.leave = leave
-	return f.goOn != nil
+	return f.continued != nil
 }
 
 // stopped reports whether the front was stopped and has not been continued.
 func (f *fore) stopped() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.goOn != nil
+	return f.continued != nil
 }
 
 // await returns when a stopped front is continued or has died, or when ctx ends.
 func (f *fore) await(ctx context.Context) {
 	f.mu.Lock()
-	goOn := f.goOn
+	continued := f.continued
 	f.mu.Unlock()
-	if goOn == nil {
+	if continued == nil {
 		return
 	}
 	select {
-	case <-goOn:
+	case <-continued:
 	case <-f.gone:
 	case <-ctx.Done():
 	}

@@ -189,7 +189,7 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		return locker, nil, err
 	}
 	if g.Scope == driver.ScopeProcess {
-		r.say.Line("warning: the %s store reaches no further than one process: other processes are not excluded", g.Kind)
+		r.say.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
 	}
 	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
 		return locker, nil, err

@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// look is the longest interval between two checks of the remaining validity. The check repeats,
+// checkInterval is the longest interval between two checks of the remaining validity. The check repeats,
 // because a timer does not advance while the machine is suspended.
-const look = time.Second
+const checkInterval = time.Second
 
 // job is the work under a lock: a command, or the process of a section.
 type job interface {
@@ -131,7 +131,7 @@ func (s *supervision) checkValidity() {
 		if s.killAt.IsZero() {
 			s.front.setValidity(left)
 		}
-		s.check.Reset(min(left-s.grace, look))
+		s.check.Reset(min(left-s.grace, checkInterval))
 		return
 	}
 	s.failed = true

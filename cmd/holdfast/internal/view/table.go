@@ -23,8 +23,8 @@ type column struct {
 	// always is set if the table has the column also when all its cells are empty.
 	always bool
 	right  bool
-	// dull is a value of no interest: the table has no column whose cells all have it.
-	dull string
+	// hideIfAll is a value of no interest: the table has no column whose cells all have it.
+	hideIfAll string
 	// tail is set if a cut text keeps its end, which is the process number.
 	tail bool
 }
@@ -40,7 +40,7 @@ var (
 		{head: "HOLDER", least: 12, always: true, tail: true},
 		{head: "INSTANCE", least: 8},
 		{head: "REASON", least: 8},
-		{head: "TTL", right: true, dull: "none"},
+		{head: "TTL", right: true, hideIfAll: "none"},
 		{head: "NOTE", least: 8},
 		{head: "QUEUE", always: true, right: true},
 	}
@@ -90,7 +90,7 @@ func layOut(rows [][]string, width int) []string {
 		shown := col.always
 		widths[c] = len(col.head)
 		for _, r := range rows {
-			shown = shown || r[c] != none && r[c] != col.dull
+			shown = shown || r[c] != none && r[c] != col.hideIfAll
 			widths[c] = max(widths[c], ansi.StringWidth(r[c]))
 		}
 		if !shown {

@@ -15,7 +15,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-func TestText(t *testing.T) {
+func TestTextQuotesUnsafeText(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                     "-",
 		"-":                    `"-"`,
@@ -39,7 +39,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-func TestPlain(t *testing.T) {
+func TestPlainAcceptsWordsWithoutQuotes(t *testing.T) {
 	for _, s := range []string{"nightly", "billing/order:4711", "a-b_c.d@e"} {
 		if !view.Plain(s) {
 			t.Errorf("%q is not plain", s)
@@ -113,9 +113,9 @@ func FuzzJSON(f *testing.F) {
 				t.Errorf("%q contains %q", b.String(), r)
 			}
 		}
-		var back map[string]string
-		if err := json.Unmarshal([]byte(b.String()), &back); err != nil || back["s"] != s {
-			t.Errorf("%q came back as %q: %v", s, back["s"], err)
+		var decoded map[string]string
+		if err := json.Unmarshal([]byte(b.String()), &decoded); err != nil || decoded["s"] != s {
+			t.Errorf("%q is decoded to %q: %v", s, decoded["s"], err)
 		}
 	})
 }
@@ -192,15 +192,15 @@ func TestNarrowTable(t *testing.T) {
 		width int
 		want  []string
 	}{
-		"a long name leaves the others whole": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
-		"40 columns show the holder":          {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
-		"20 columns":                          {"nightly-report", 24, []string{"nightly-r…", "…:11765"}},
+		"a long name does not cut the other columns": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
+		"40 columns show the holder":                 {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
+		"24 columns":                                 {"nightly-report", 24, []string{"nightly-r…", "…:11765"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := view.Table([]driver.State{{Name: c.name, Holders: []driver.Holder{h}}}, now, false, c.width)
 			for _, s := range c.want {
 				if !strings.Contains(table[1], s) {
-					t.Errorf("no %q:\n%s", s, strings.Join(table, "\n"))
+					t.Errorf("the table does not have %q:\n%s", s, strings.Join(table, "\n"))
 				}
 			}
 			if !strings.Contains(table[0], "HOLDER") || ansi.StringWidth(table[1]) > c.width {
@@ -232,7 +232,7 @@ func TestASCIILocale(t *testing.T) {
 	}
 }
 
-func TestPage(t *testing.T) {
+func TestPageDescribesLock(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	for want, st := range map[string]driver.State{
 		"n is free\n": {Name: "n"},
@@ -255,7 +255,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-func TestAge(t *testing.T) {
+func TestAgeHasTwoUnits(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0s", 999 * time.Millisecond: "0s", 59 * time.Second: "59s", time.Minute: "1m00s",
 		61*time.Minute + 5*time.Second: "1h01m", 24 * time.Hour: "1d00h", 100*time.Hour + time.Minute: "4d04h",

@@ -25,10 +25,10 @@ import (
 
 const schema = `
 CREATE TABLE IF NOT EXISTS entries (
-	seq     INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again: a waiter's position, a grant's token
+	seq     INTEGER PRIMARY KEY AUTOINCREMENT, -- never reused: a waiter's position, a grant's token
 	space   TEXT NOT NULL,                     -- the start of the machine, and the namespace
 	name    BLOB NOT NULL,
-	id      TEXT NOT NULL UNIQUE,              -- the request's
+	id      TEXT NOT NULL UNIQUE,              -- of the request
 	granted BOOLEAN NOT NULL,                  -- a grant; otherwise a queue entry
 	lim     INTEGER NOT NULL,
 	expires INTEGER NOT NULL                   -- nanoseconds since the machine was started
@@ -36,9 +36,9 @@ CREATE TABLE IF NOT EXISTS entries (
 CREATE INDEX IF NOT EXISTS entries_name ON entries (space, name, granted DESC, seq);
 CREATE INDEX IF NOT EXISTS entries_expires ON entries (expires);`
 
-// fallback is how often a waiter tries without a notification. entryLife is how long its queue entry
-// lasts after its last try, or stoppedLife if its process is alive, but stopped or starved.
-const fallback, entryLife, stoppedLife = time.Second, 2 * time.Second, 30 * time.Second
+// fallback is the interval at which a waiter tries without a notification. entryTTL is how long its
+// queue entry lasts after its last try, or stoppedTTL if its process is alive, but stopped or starved.
+const fallback, entryTTL, stoppedTTL = time.Second, 2 * time.Second, 30 * time.Second
 
 func init() {
 	driver.Register("sqlite", func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
@@ -73,7 +73,7 @@ func Open(_ context.Context, path, namespace string) (*Store, error) {
 // String names the store.
 func (s *Store) String() string { return "sqlite " + s.path }
 
-// Guarantees returns what this store promises.
+// Guarantees returns the guarantees of this store.
 func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind: "sqlite", Scope: driver.ScopeMachine,
@@ -83,7 +83,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Tokens: "a counter in the file; it survives crashes and power cuts",
 		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour, LeftoversExpire: true,
 		Break: driver.BreakNone, Visible: driver.VisibleNothing,
-		Notes: []string{"a process that is stopped blocks all others: during a step until it continues or is killed, as the first waiter for at most " + stoppedLife.String(),
+		Notes: []string{"a process that is stopped blocks all others: during a step until it continues or is killed, as the first waiter for at most " + stoppedTTL.String(),
 			"if the file is deleted or replaced, held locks are granted again, and their holders do not notice"},
 	}, nil
 }
@@ -130,7 +130,7 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 		return driver.Errorf(driver.CodeUnknown, "sqlite: commit: %w", err)
 	}
 	if conn, err := net.DialUnix("unixgram", nil, addressOf(t.wake)); t.wake != "" && err == nil {
-		_ = conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // a full socket wakes its waiter anyway
+		_ = conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // a waiter with a full socket wakes anyway
 		_, _ = conn.Write([]byte("!"))
 		_ = conn.Close()
 	}
@@ -138,7 +138,7 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 }
 
 // beforeCommit adds a code to an error without one. SQLite rolls the transaction back, even if
-// the process dies: nothing has changed, and nothing will.
+// the process dies. So the request has changed nothing, and will change nothing.
 func beforeCommit(err error) error {
 	code, permanent := driver.CodeUnavailable, []int{lib.SQLITE_READONLY, lib.SQLITE_PERM, lib.SQLITE_CANTOPEN, lib.SQLITE_NOTADB, lib.SQLITE_CORRUPT}
 	if coded, ok := errors.AsType[*driver.Error](err); ok {
@@ -168,7 +168,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		g, err := s.try(ctx, r)
 		held := driver.CodeOf(err) == driver.CodeBusy
 		if err != nil && (queued && !held || held && ctx.Err() != nil) {
-			return g, driver.Errorf(driver.CodeUnknown, "the wait has ended, and its queue entry may remain: %w", err)
+			return g, driver.Errorf(driver.CodeUnknown, "the wait ended, and its queue entry may remain: %w", err)
 		} else if !held {
 			return g, err
 		}
@@ -196,7 +196,7 @@ func (s *Store) try(ctx context.Context, r driver.Request) (g driver.Grant, err 
 			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: t.write(r, true, r.TTL), SentAt: t.sent, TTL: r.TTL, Slot: driver.NoSlot}
 			t.wakeNext(r.Name) // the next waiter may be shared, too
 		} else if r.Wait {
-			t.write(r, false, entryLife)
+			t.write(r, false, entryTTL)
 		}
 		return nil
 	})
@@ -260,7 +260,7 @@ func notHeld(g driver.Grant) error {
 // state returns the number of the name's grants, the least of their limits, and the ID and
 // limit of the first waiter. It removes expired entries.
 func (t *step) state(name string) (holders, least int, first string, limit int) {
-	t.exec("DELETE FROM entries WHERE expires <= ? AND (granted OR expires <= ? OR NOT waits(id))", t.now, t.now-int64(stoppedLife-entryLife))
+	t.exec("DELETE FROM entries WHERE expires <= ? AND (granted OR expires <= ? OR NOT waits(id))", t.now, t.now-int64(stoppedTTL-entryTTL))
 	t.row("SELECT count(*), coalesce(min(lim), ?) FROM entries WHERE granted AND space = ? AND name = ?", []any{driver.Unlimited, t.space, []byte(name)}, &holders, &least)
 	t.row("SELECT coalesce(min(seq), 0), coalesce(id, ''), coalesce(lim, 0) FROM entries WHERE NOT granted AND space = ? AND name = ?", []any{t.space, []byte(name)}, new(int64), &first, &limit)
 	return holders, least, first, limit

@@ -60,7 +60,7 @@ func TestTorture(t *testing.T) {
 // leftInTheEnd waits until the entries and grants of killed processes have expired, and returns the
 // others. A grant's TTL is at most sixteen times the check's TTL of 600 ms.
 func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
-	end := time.Now().Add(entryLife + 20*time.Second)
+	end := time.Now().Add(entryTTL + 20*time.Second)
 	for {
 		// A step on any name removes expired entries.
 		s, err := Open(ctx, f.file, "")
@@ -85,9 +85,9 @@ func TestEntryLastsWithItsWaiter(t *testing.T) {
 		silent       time.Duration // since its last try
 		ends, passed bool
 	}{
-		"starved": {silent: entryLife},
-		"stopped": {silent: stoppedLife, passed: true},
-		"ended":   {silent: entryLife, ends: true, passed: true},
+		"starved": {silent: entryTTL},
+		"stopped": {silent: stoppedTTL, passed: true},
+		"ended":   {silent: entryTTL, ends: true, passed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFaults(t)

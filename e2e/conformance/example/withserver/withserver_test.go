@@ -77,7 +77,7 @@ func harness(server *servers.Server, proxy *servers.Proxy) drivertest.Harness {
 		Delay:      func(t testing.TB, d time.Duration) { must(t, proxy.Delay(d)) },
 		LoseAnswer: func(t testing.TB, after int) { must(t, proxy.LoseAnswer(after)) },
 		Disconnect: func(t testing.TB) { proxy.Cut(); must(t, proxy.Heal()) },
-		EntryLife:  2500 * time.Millisecond,
+		EntryTTL:   2500 * time.Millisecond,
 	}
 }
 

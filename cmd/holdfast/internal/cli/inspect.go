@@ -28,19 +28,19 @@ import (
 // breaks the locks of other clients. It ends at the first signal, or when the reader of its output
 // has closed the pipe, and leaves nothing behind.
 
-// lookTimeout is the timeout of one read of all locks. A read of one lock has the library's timeout.
-const lookTimeout = time.Minute
+// inspectTimeout is the timeout of one read of all locks. A read of one lock has the library's timeout.
+const inspectTimeout = time.Minute
 
-// lookStatus and lookEnvironment are the parts of the help that these subcommands share.
+// inspectStatus and inspectEnvironment are the parts of the help that these subcommands share.
 const (
-	lookStatus = `
+	inspectStatus = `
   1    the output cannot be written
   64   bad usage
   69   the store cannot be reached or does not answer
   78   the store refused, or does not support the request
   128+n  signal n ended it; 141 where the reader of its output has gone`
 
-	lookEnvironment = `Environment:
+	inspectEnvironment = `Environment:
   HOLDFAST_STORE       the store's URL
   HOLDFAST_STORE_FILE  a file that holds it`
 )
@@ -56,9 +56,9 @@ type interrupted syscall.Signal
 
 func (e interrupted) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }
 
-// look opens the store, calls do with it, and closes it. If an error needs another exit status
-// than the one that Main chooses, look prints the error and returns that status.
-func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+// inspect opens the store, calls do with it, and closes it. If an error needs another exit status
+// than the one that Main chooses, inspect prints the error and returns that status.
+func inspect(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	storeURL, dir, err := f.resolve(p)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Con
 	}
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
-	return outcome(ctx, p, lookAt(ctx, storeURL, f.namespace.s, cmd.Name() != "watch", p, do))
+	return outcome(ctx, p, inspectStore(ctx, storeURL, f.namespace.s, cmd.Name() != "watch", p, do))
 }
 
 // closeBriefly closes a Locker that holds no lock, so an error of Close does not concern the user.
@@ -78,7 +78,7 @@ func closeBriefly(ctx context.Context, l *holdfast.Locker) {
 	_ = l.Close(ctx)
 }
 
-func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+func inspectStore(ctx context.Context, storeURL, namespace string, once bool, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	l, err := open(ctx, storeURL, namespace, once)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.P
 		return err
 	}
 	if g.Scope == driver.ScopeProcess && !strings.HasPrefix(storeURL, "file:") {
-		p.Line("warning: the %s store reaches no further than one process: the locks of others are not in it", g.Kind)
+		p.Line("warning: the %s store is visible to one process only: the locks of other processes are not in it", g.Kind)
 	}
 	return do(ctx, l)
 }
@@ -156,7 +156,7 @@ func outcome(ctx context.Context, p *say.Printer, err error) error {
 
 // list returns the states of all names that begin with prefix.
 func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.State, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
 	var all []holdfast.State
 	for st, err := range l.List(ctx, prefix) {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An actor is the command under a lock, or a process that the command has started. It
+// A test process is the command under a lock, or a process that the command has started. It
 // ends when no process has the FIFO named hold open for writing. Its arguments select its
 // behaviour:
 //
@@ -27,15 +27,15 @@ import (
 //	         it reads a line
 //	daemon   like leaves, but leaves a grandchild in a new session
 //
-// An actor prints "ready" when it has opened the FIFO. A witness finds the actors of a test
-// by the test's mark in their environment.
+// A test process prints "ready" when it has opened the FIFO. A lister prints which test processes of
+// one test are alive. It finds them by the mark in their environment.
 const (
-	roleActor   = "actor"
-	roleWitness = "witness"
-	markEnv     = "MATRIX_MARK"
+	roleTestProcess = "test-process"
+	roleLister      = "lister"
+	markEnv         = "TEST_PROCESS_MARK"
 )
 
-func playActor(words []string) int {
+func runTestProcess(words []string) int {
 	if len(words) == 0 {
 		return 1
 	}
@@ -59,7 +59,7 @@ func playActor(words []string) int {
 	}
 	fmt.Println("ready", os.Getpid())
 	if words[0] == "closes" {
-		// Like a daemon, this actor also closes its standard streams.
+		// Like a daemon, this test process also closes its standard streams.
 		null, _ := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 		for fd := range 3 {
 			_ = unix.Dup2(int(null.Fd()), fd)
@@ -69,7 +69,7 @@ func playActor(words []string) int {
 	return 0
 }
 
-// leave starts another actor and ends when it reads a line.
+// leave starts another test process and ends when it reads a line.
 func leave(words []string, daemon bool) int {
 	c := exec.Command(os.Args[0], words...)
 	if daemon {
@@ -78,7 +78,7 @@ func leave(words []string, daemon bool) int {
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	}
 	c.Stderr = os.Stderr
-	for fd := 3; fd < 20; fd++ { // the actor inherits the descriptor that flock passes to its command
+	for fd := 3; fd < 20; fd++ { // the test process inherits the descriptor that flock passes to its command
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && !isCloseOnExec(fd) {
 			for len(c.ExtraFiles) < fd-3 {
 				c.ExtraFiles = append(c.ExtraFiles, nil)
@@ -102,7 +102,7 @@ func leave(words []string, daemon bool) int {
 		return 0
 	}
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
-		// The test has closed the input without a line. This actor waits for the FIFO's end.
+		// The test has closed the input without a line. This process waits for the FIFO's end.
 		if hold, err := os.Open("hold"); err == nil {
 			_, _ = io.Copy(io.Discard, hold)
 		}
@@ -124,15 +124,15 @@ func closeOthers(from int) {
 	}
 }
 
-// playWitness prints which processes with a mark are alive.
-func playWitness(mark string) int {
-	alive := witnessed(mark)
+// printMarked prints which processes with a mark are alive.
+func printMarked(mark string) int {
+	alive := marked(mark)
 	fmt.Printf("alive: %d %v\n", len(alive), alive)
 	return 0
 }
 
-// witnessed returns the processes with the mark in their environment, on Linux only.
-func witnessed(mark string) (alive []string) {
+// marked returns the processes with the mark in their environment, on Linux only.
+func marked(mark string) (alive []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, f := range files {
 		b, err := os.ReadFile(f) // empty if the process has ended

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )
 
-// looking contains the subcommands that inspect a store, with their arguments.
-var looking = map[string][]string{
+// inspecting contains the subcommands that inspect a store, with their arguments.
+var inspecting = map[string][]string{
 	"ls":    {"ls"},
 	"show":  {"show", "x"},
 	"break": {"break", "--token", "1", "x"},
@@ -27,7 +27,7 @@ var looking = map[string][]string{
 // locks refuse every invalid input.
 func TestInspectionsRefuseBadInput(t *testing.T) {
 	long := strings.Repeat("n", 513)
-	type bad struct{ args, says []string }
+	type bad struct{ args, message []string }
 	cases := map[string]bad{
 		"ls, two":               {[]string{"ls", "a", "b"}, []string{"2 arguments", "one PREFIX, or none"}},
 		"ls, long":              {[]string{"ls", long}, []string{"PREFIX", "513", "512"}},
@@ -67,7 +67,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{"2 arguments", "bash, zsh or fish"}},
 		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "bash, zsh or fish"}},
 	}
-	for sub, args := range looking {
+	for sub, args := range inspecting {
 		for flag, c := range map[string]bad{
 			"namespace":  {[]string{"--namespace", long}, []string{"--namespace", "513", "128"}},
 			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "memory, "}},
@@ -77,7 +77,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 			"unknown":    {[]string{"--strore", "f"}, []string{"--strore"}},
 			"short":      {[]string{"-s"}, []string{"-s", "two dashes"}},
 		} {
-			cases[sub+", "+flag] = bad{append(slices.Clone(args), c.args...), c.says}
+			cases[sub+", "+flag] = bad{append(slices.Clone(args), c.args...), c.message}
 		}
 		if sub != "break" {
 			cases[sub+", JSON"] = bad{append(slices.Clone(args), "--json=5"), []string{"--json", `"5"`, "true or false"}}
@@ -85,12 +85,12 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			r := w.run(c.args...)
 			r.expectStatus(t, 64)
-			for _, s := range append(c.says, "--help") {
+			for _, s := range append(c.message, "--help") {
 				if !strings.Contains(r.stderr, s) {
-					t.Errorf("stderr does not say %q:\n%s", s, r.stderr)
+					t.Errorf("stderr does not contain %q:\n%s", s, r.stderr)
 				}
 			}
 			if r.stdout != "" {
@@ -129,7 +129,7 @@ func TestEveryFlagRefusesBadInput(t *testing.T) {
 			args = append(args, around[path[0]]...)
 		}
 		t.Run(strings.Join(append(slices.Clone(path), f.Name), " "), func(t *testing.T) {
-			w := newWorld(t)
+			w := newSandbox(t)
 			r := w.run(args...)
 			r.expectStatus(t, 64)
 			shown, _, _ := strings.Cut(strings.Trim(strconv.Quote(value), `"`), ":") // the message shows only the scheme of a URL
@@ -157,7 +157,7 @@ func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
 func TestInspectionsPrintNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
-	for sub, args := range looking {
+	for sub, args := range inspecting {
 		for name, c := range map[string]struct {
 			flags, env []string
 			want       int
@@ -181,7 +181,7 @@ func TestInspectionsPrintNoPassword(t *testing.T) {
 					flags = append(flags, append([]string{"--json"}, c.flags...))
 				}
 				for _, f := range flags {
-					r := newWorld(t).runScripted(c.env, append(slices.Clone(args), f...)...)
+					r := newSandbox(t).runScripted(c.env, append(slices.Clone(args), f...)...)
 					r.expectStatus(t, c.want)
 					if all := r.stdout + r.stderr; strings.Contains(all, "s3cr3t") {
 						t.Errorf("printed:\n%s", all)
@@ -194,7 +194,7 @@ func TestInspectionsPrintNoPassword(t *testing.T) {
 	}
 	// A subcommand that succeeds does not print the password either. Completion prints nothing
 	// after an error.
-	w := newWorld(t)
+	w := newSandbox(t)
 	env := []string{"HOLDFAST_STORE=" + withPassword + "refused"}
 	for _, args := range [][]string{{"ls", "--json"}, {"show", "--json", "x"}, {"show", "x"}} {
 		r := w.runScripted(env, args...)

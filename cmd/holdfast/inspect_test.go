@@ -42,7 +42,7 @@ type listed struct {
 
 // waitFor adds a waiter of a new client to the queue of a name, and returns when the waiter is
 // queued. The waiter stays there until the test ends.
-func (w *world) waitFor(name, reason string) {
+func (w *sandbox) waitFor(name, reason string) {
 	w.t.Helper()
 	l, err := holdfast.Open(w.t.Context(), w.storeURL())
 	if err != nil {
@@ -219,7 +219,7 @@ func TestShowDescribesLock(t *testing.T) {
 		t.Errorf("free: %+v", got)
 	}
 
-	holder := w.start(append([]string{"run", "--limit", "3", "--reason", "the nightly job", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--limit", "3", "--reason", "the nightly job", "x"}, asTestCommand()...)...)
 	holder.ready()
 	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
 	awaitQueue(t, w.locker(), 1)
@@ -291,7 +291,7 @@ func TestStrangeNamesAreQuoted(t *testing.T) {
 // namespace.
 func TestNamespaceSeparatesApplications(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--namespace", "app", "x"}, played()...)...)
+	holder := w.start(append([]string{"run", "--namespace", "app", "x"}, asTestCommand()...)...)
 	holder.ready()
 	if r := w.run("ls"); r.stdout != "" {
 		t.Errorf("seen from outside: %q", r.stdout)
@@ -306,7 +306,7 @@ func TestNamespaceSeparatesApplications(t *testing.T) {
 
 // TestListNamesDefaultStore: if the user gives no store, ls prints the default one, like run.
 func TestListNamesDefaultStore(t *testing.T) {
-	w := newWorld(t)
+	w := newSandbox(t)
 	r := w.run("ls")
 	r.expectStatus(t, 0)
 	if !strings.Contains(r.stderr, "locks in "+w.home) || r.stdout != "" {

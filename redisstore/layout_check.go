@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// holding is a grant that look checks regularly, as in the native layout.
+// holding is a grant that checkGrants checks regularly, as in the native layout.
 type holding struct {
 	from   driver.Requester
 	grant  driver.Grant
@@ -27,9 +27,9 @@ func (p *peers) hold(from driver.Requester, g driver.Grant, lead time.Duration) 
 	}
 	p.runs = true
 	if p.timer == nil {
-		p.timer = time.AfterFunc(lookEvery, p.look)
+		p.timer = time.AfterFunc(checkInterval, p.checkGrants)
 	} else {
-		p.timer.Reset(lookEvery)
+		p.timer.Reset(checkInterval)
 	}
 }
 
@@ -76,8 +76,8 @@ func (p *peers) prove(id string, sent time.Time) {
 	}
 }
 
-// look checks the grants that were not proven for provenFor.
-func (p *peers) look() {
+// checkGrants checks the grants that were not proven for provenFor.
+func (p *peers) checkGrants() {
 	if p.s.enter() != nil {
 		return
 	}
@@ -94,14 +94,14 @@ func (p *peers) look() {
 		}
 	}
 	p.mu.Unlock()
-	p.s.lookAtClocks(len(p.shorterThan(p.s.lead())) > 0)
+	p.s.probeIfOld(len(p.shorterThan(p.s.lead())) > 0)
 	if len(due) > 0 {
-		ctx, cancel := context.WithTimeout(p.s.ctx, lookTimeout)
+		ctx, cancel := context.WithTimeout(p.s.ctx, checkTimeout)
 		sent, at := driver.Now(), micros()
-		answers := p.s.client.EvalAll(ctx, p.verbs.look, calls)
+		answers := p.s.client.EvalAll(ctx, p.verbs.check, calls)
 		cancel()
 		for i, a := range answers {
-			rep, err := p.s.read(p.verbs.look, sent, at, a.Values, a.Err)
+			rep, err := p.s.read(p.verbs.check, sent, at, a.Values, a.Err)
 			switch {
 			case err != nil: // without a renewal the validity ends
 			case rep.kind == 'R':
@@ -125,7 +125,7 @@ func (p *peers) look() {
 		p.runs = false
 		return
 	}
-	p.timer.Reset(max(lookEvery-time.Since(began), lookEvery/8))
+	p.timer.Reset(max(checkInterval-time.Since(began), checkInterval/8))
 }
 
 func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
