@@ -36,8 +36,8 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 	})
 }
 
-// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap, since its
-// transaction, its named lock or its connection ends. The release returns an error, and the request gets a
+// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap, because
+// its transaction, its named lock or its connection ends. The release returns an error, and the request gets a
 // new lock.
 func TestSwapNoticesLossOfTheLock(t *testing.T) {
 	schema := mariadb.Create(t)
