@@ -187,8 +187,9 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	all := s.All()
 	var old *servers.Redis
+	// A sentinel that stood still for two seconds does nothing for the next 30 (TILT mode).
 	demoted := func(ctx context.Context) error {
-		for end := time.Now().Add(30 * time.Second); isPrimary(ctx, old); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(2 * time.Minute); isPrimary(ctx, old); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(end) {
 				return errors.New("check: the old primary is not demoted")
 			}

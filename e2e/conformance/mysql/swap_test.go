@@ -125,4 +125,40 @@ func TestSwapServesGetLock(t *testing.T) {
 	sqltest.SwapServesOthers(t, s, name, served)
 }
 
+// TestTryDoesNotOvertakeTheGate: the first waiter has the gate, and its server thread has not requested the
+// lock yet. A request that does not wait must not take the lock meanwhile.
+func TestTryDoesNotOvertakeTheGate(t *testing.T) {
+	schema := mariadb.Create(t)
+	s := mariadb.Store(t, schema, "recipe=named")
+	defer sqltest.Close(t, s)
+	const name = "gate"
+	g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
+	db := mariadb.Pool(t, schema)
+	var gate string
+	if err := db.QueryRowContext(t.Context(), "SELECT REGEXP_SUBSTR(info, 'hfw[^'']*') FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&gate); err != nil {
+		t.Fatal(err)
+	}
+	sqltest.Release(t, s, g)
+	sqltest.Release(t, s, w.Granted())
+	c, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var entered int
+	if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 0)", gate).Scan(&entered); err != nil || entered != 1 {
+		t.Fatal(entered, err)
+	}
+	r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
+	if g, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeBusy {
+		t.Fatalf("a request that does not wait got %+v, %v while the gate %q was taken", g, err, gate)
+	}
+	if _, err := c.ExecContext(t.Context(), "DO RELEASE_LOCK(?)", gate); err != nil {
+		t.Fatal(err)
+	}
+	g, _ = sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	sqltest.Release(t, s, g)
+}
+
 func TestSwapWithLostAnswers(t *testing.T) { sqltest.SwapWithLostAnswers(t, mariadb, mariadb.Sessions) }
