@@ -218,7 +218,7 @@ func printWork(w work, results []result) {
 	}
 	fmt.Printf("\n%s, pairs a second:\n\n| | median (spread) | ratio to the best peer |", w)
 	if w.contested() {
-		fmt.Print(" least to most served | handover p50, p99 |")
+		fmt.Print(" least to most served | handoff p50, p99 |")
 	}
 	fmt.Printf("\n| --- | --- | --- |%s\n", strings.Repeat(" --- |", map[bool]int{true: 2}[w.contested()]))
 	for i := range results {

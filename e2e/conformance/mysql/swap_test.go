@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// TestSwapPassesTheLockOn: if no client waits, a swap is one statement that reads. A release and a
+// TestSwapHandsTheLockOff: if no client waits, a swap is one statement that reads. A release and a
 // request take at least two statements.
-func TestSwapPassesTheLockOn(t *testing.T) {
+func TestSwapHandsTheLockOff(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
 		defer sqltest.Close(t, s)
@@ -101,7 +101,7 @@ func TestSwapAtReadOnlyServer(t *testing.T) {
 }
 
 // TestSwapServesGetLock: a program that waits in GET_LOCK for a name gets the lock, although other clients
-// pass the lock on.
+// hand the lock off.
 func TestSwapServesGetLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named&names=exact")
