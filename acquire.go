@@ -249,7 +249,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	x := l.newLease(a.ctx, a.name, a.set)
 	x.req.First = a.wait
 	l.reserve(&x.req, false)
-	g, err := l.store.Acquire(l.bound(&x.acquiring, a.waiting, false, timeout), x.req)
+	g, err := l.store.Acquire(l.withTimeout(&x.acquiring, a.waiting, false, timeout), x.req)
 	x.acquiring.end()
 	if err != nil {
 		l.failed(x, err)

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/bound"
+	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // lockContext is the context of a held lock. It adds two things to an ordinary
@@ -52,7 +52,7 @@ func locksIn(ctx context.Context, yield func(*Lock) bool) {
 }
 
 // find returns the innermost lock of the name that ctx carries and that has not ended,
-// or nil. A nil Locker matches any.
+// or nil. If l is nil, the lock may belong to any Locker.
 func find(ctx context.Context, l *Locker, name string) *Lock {
 	var found *Lock
 	locksIn(ctx, func(k *Lock) bool {
@@ -147,7 +147,7 @@ func (k *Lock) draining() *drainContext {
 	return d
 }
 
-// waiting returns the context of a wait: it ends with ctx, or with that of WaitContext.
+// waiting returns the context of a wait. It ends with ctx, or with the context of WaitContext.
 func (s *settings) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.waitCtx == nil {
 		return ctx, func() {}
@@ -164,7 +164,7 @@ func (s *settings) waiting(ctx context.Context) (context.Context, context.Cancel
 	}
 }
 
-// waitContext is the context of a wait that either of two contexts ends.
+// waitContext is the context of a wait. It ends with either of two contexts.
 type waitContext struct {
 	context.Context
 	caller, wait context.Context
@@ -178,107 +178,109 @@ func (c *waitContext) Err() error {
 	return err
 }
 
-// bounded is the context of one request to a store. It adds a deadline to another context,
-// or to the values of another context. The store answers most requests before anything waits
-// for the end of their context. So the timer of the deadline starts only when the store calls
-// Done, and costs nothing until then. A store on this machine mostly answers at once: for it
-// the time to the deadline, too, starts only with that call.
-type bounded struct {
+// requestContext is the context of one request to a store. It adds a deadline to another
+// context, or to the values of another context. A store answers most requests before anything
+// waits for the end of their context. So the timer of the deadline starts only when the store
+// calls Done, and costs nothing until then. For a store on this machine, the time to the
+// deadline starts with the timer, too, because such a store answers most requests at once.
+type requestContext struct {
 	context.Context // the parent
-	// limit is the time from the start of the timer to the deadline. If dated is set, it is
-	// the time from loaded to the deadline.
+	// limit is the time from programStart to the deadline if fixed is set. Otherwise it is the
+	// time from the start of the timer to the deadline.
 	limit           time.Duration
-	dated, detached bool
+	fixed, detached bool
 
-	timed atomic.Pointer[timed] // set when the timer starts
+	timer atomic.Pointer[timerContext] // set when the timer starts
 }
 
-var _ bound.Context = (*bounded)(nil)
+var _ deadline.Context = (*requestContext)(nil)
 
-// timed is a context with a running timer.
-type timed struct {
+// timerContext is a context with a running timer.
+type timerContext struct {
 	context.Context
 	stop context.CancelFunc
 }
 
-// loaded is when the program started.
-var loaded = time.Now()
+// programStart is when the program started.
+var programStart = time.Now()
 
-// answered is the state of a bounded whose request was answered before anything waited
-// for the end of the context.
-var answered = func() *timed {
+// noTimer replaces the timer of a request that was answered before anything waited for the
+// end of its context.
+var noTimer = func() *timerContext {
 	ctx, stop := context.WithCancel(context.Background())
 	stop()
-	return &timed{ctx, stop}
+	return &timerContext{ctx, stop}
 }()
 
-// bound makes b the context of a request with the timeout d.
-func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
+// withTimeout makes b the context of a request with the timeout d. If detached is set, b has
+// only the values of parent.
+func (l *Locker) withTimeout(b *requestContext, parent context.Context, detached bool, d time.Duration) context.Context {
 	b.Context, b.detached, b.limit = parent, detached, d
 	if g := l.guarantees.Load(); g == nil || g.Scope == driver.ScopeNetwork {
-		b.limit, b.dated = time.Since(loaded)+d, true
+		b.limit, b.fixed = time.Since(programStart)+d, true
 	}
 	return b
 }
 
-func (b *bounded) start() *timed {
-	if t := b.timed.Load(); t != nil {
+// start starts the timer, unless it runs.
+func (b *requestContext) start() *timerContext {
+	if t := b.timer.Load(); t != nil {
 		return t
 	}
 	parent := b.Context
 	if b.detached {
 		parent = context.WithoutCancel(parent)
 	}
-	t := &timed{}
-	if b.dated {
-		t.Context, t.stop = context.WithDeadline(parent, loaded.Add(b.limit))
+	t := &timerContext{}
+	if b.fixed {
+		t.Context, t.stop = context.WithDeadline(parent, programStart.Add(b.limit))
 	} else {
 		t.Context, t.stop = context.WithTimeout(parent, b.limit)
 	}
-	if !b.timed.CompareAndSwap(nil, t) {
+	if !b.timer.CompareAndSwap(nil, t) {
 		t.stop()
-		return b.timed.Load()
+		return b.timer.Load()
 	}
 	return t
 }
 
 // end stops the timer after the answer to the request. A lease keeps b for as long as it
-// is held, so end removes a context that has just ended from b.
-func (b *bounded) end() {
-	if b.timed.CompareAndSwap(nil, answered) {
+// is held, so end removes the timer's context from b.
+func (b *requestContext) end() {
+	if b.timer.CompareAndSwap(nil, noTimer) {
 		return
 	}
-	t := b.timed.Load()
+	t := b.timer.Load()
 	t.stop()
 	if t.Err() == context.Canceled {
-		b.timed.Store(answered)
+		b.timer.Store(noTimer)
 	}
 }
 
-// Caller returns the context whose end also ends b, like the deadline; see [bound.Context].
-func (b *bounded) Caller() context.Context {
+// Caller returns the context whose end also ends b, like the deadline; see [deadline.Context].
+func (b *requestContext) Caller() context.Context {
 	if b.detached {
 		return context.Background()
 	}
 	return b.Context
 }
 
-func (b *bounded) Deadline() (time.Time, bool) {
-	if !b.dated {
+func (b *requestContext) Deadline() (time.Time, bool) {
+	if !b.fixed {
 		return b.start().Deadline()
 	}
-	at := loaded.Add(b.limit)
-	if end, dated := b.Caller().Deadline(); dated && end.Before(at) {
+	at := programStart.Add(b.limit)
+	if end, ok := b.Caller().Deadline(); ok && end.Before(at) {
 		at = end
 	}
 	return at, true
 }
 
-func (b *bounded) Done() <-chan struct{} { return b.start().Done() }
+func (b *requestContext) Done() <-chan struct{} { return b.start().Done() }
 
-func (b *bounded) Err() error {
-	t := b.timed.Load()
-	if t == nil && b.dated && time.Since(loaded) >= b.limit {
+func (b *requestContext) Err() error {
+	t := b.timer.Load()
+	if t == nil && b.fixed && time.Since(programStart) >= b.limit {
 		t = b.start()
 	}
 	if t != nil {
@@ -287,10 +289,10 @@ func (b *bounded) Err() error {
 	return b.Caller().Err()
 }
 
-// Value returns the value of the context with the timer, once that runs. So a context that
+// Value returns the value of the timer's context, once the timer runs. So a context that
 // derives from b ends with the timer, and with its cause.
-func (b *bounded) Value(key any) any {
-	if t := b.timed.Load(); t != nil && t != answered {
+func (b *requestContext) Value(key any) any {
+	if t := b.timer.Load(); t != nil && t != noTimer {
 		return t.Value(key)
 	}
 	return b.Context.Value(key)

@@ -194,21 +194,21 @@ func TestRequestContext(t *testing.T) {
 		for _, c := range []struct {
 			name     string
 			detached bool
-			end      func(b *bounded, cancel context.CancelCauseFunc)
+			end      func(b *requestContext, cancel context.CancelCauseFunc)
 			err      error
 		}{
-			{"no end", false, func(*bounded, context.CancelCauseFunc) {}, nil},
-			{"deadline", false, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
-			{"caller", false, func(_ *bounded, cancel context.CancelCauseFunc) { cancel(why) }, context.Canceled},
-			{"caller of a detached request", true, func(_ *bounded, cancel context.CancelCauseFunc) { cancel(why) }, nil},
-			{"deadline of a detached request", true, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
-			{"answer", false, func(b *bounded, _ context.CancelCauseFunc) { b.end() }, context.Canceled},
+			{"no end", false, func(*requestContext, context.CancelCauseFunc) {}, nil},
+			{"deadline", false, func(*requestContext, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+			{"caller", false, func(_ *requestContext, cancel context.CancelCauseFunc) { cancel(why) }, context.Canceled},
+			{"caller of a detached request", true, func(_ *requestContext, cancel context.CancelCauseFunc) { cancel(why) }, nil},
+			{"deadline of a detached request", true, func(*requestContext, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+			{"answer", false, func(b *requestContext, _ context.CancelCauseFunc) { b.end() }, context.Canceled},
 		} {
 			for _, waits := range []bool{false, true} { // whether something waits from the beginning
 				ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), valueKey{}, "value"))
-				var b bounded
+				var b requestContext
 				began := time.Now()
-				l.bound(&b, ctx, c.detached, time.Second) // no guarantees yet: as for a server
+				l.withTimeout(&b, ctx, c.detached, time.Second) // no guarantees yet: as for a server
 				var inner context.Context
 				if waits {
 					var stop context.CancelFunc
@@ -221,7 +221,7 @@ func TestRequestContext(t *testing.T) {
 				if b.Value(valueKey{}) != "value" {
 					t.Errorf("%s: the value of the caller's context is lost", c.name)
 				}
-				if waits != (b.timed.Load() != nil) {
+				if waits != (b.timer.Load() != nil) {
 					t.Errorf("%s: the timer runs without need, or does not run", c.name)
 				}
 				c.end(&b, cancel)
@@ -250,7 +250,7 @@ func TestRequestContext(t *testing.T) {
 				if end := b.Err(); c.err != nil && !errors.Is(end, c.err) {
 					t.Errorf("%s: after the request %v, want %v", c.name, end, c.err)
 				}
-				if let := b.timed.Load() == answered; let != (b.Err() == context.Canceled) {
+				if let := b.timer.Load() == noTimer; let != (b.Err() == context.Canceled) {
 					t.Errorf("%s: the timer's context is kept without need, or not kept", c.name)
 				}
 			}

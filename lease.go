@@ -17,9 +17,9 @@ type lease struct {
 	// not wait.
 	queue *queue
 	// acquiring is the context of a request that does not wait.
-	acquiring bounded
+	acquiring requestContext
 	// releasing is the context of the first attempt to release it.
-	releasing bounded
+	releasing requestContext
 	// valid is standing while the phase is held or lingering, and nil otherwise. Readers
 	// load it without the mutex.
 	valid atomic.Pointer[standing]

@@ -19,7 +19,7 @@ func (l *Locker) release(o *outcome) error {
 		sent, timeout, err = l.releaseBySwap(x, timeout)
 	}
 	if !sent {
-		err = l.store.Release(l.bound(&x.releasing, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
+		err = l.store.Release(l.withTimeout(&x.releasing, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
 		x.releasing.end()
 	}
 	e := event{kind: released, keep: o.keep, err: err}

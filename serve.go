@@ -97,8 +97,8 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 	defer stop()
 	var freed chan struct{}
 	for n := 0; ; n++ {
-		var b bounded
-		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
+		var b requestContext
+		g, err := l.store.Acquire(l.withTimeout(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
 		b.end()
 		if err == nil || l.store.Classify(err) != driver.CodeBusy {
 			return g, err

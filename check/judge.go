@@ -24,7 +24,7 @@ func Judge(events []Event) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Start: c.start, Stats: Stats{Events: c.events, Faults: c.kinds}}
-	var handovers []time.Duration
+	var handoffs []time.Duration
 	for _, name := range slices.Sorted(maps.Keys(c.names)) {
 		h := c.names[name]
 		c.count(r, h)
@@ -32,11 +32,11 @@ func Judge(events []Event) (*Report, error) {
 		c.judgeValidity(r, h)
 		c.judgeTokens(r, h)
 		c.judgeOrder(r, h)
-		handovers = append(handovers, c.judgeWaiting(r, h)...)
+		handoffs = append(handoffs, c.judgeWaiting(r, h)...)
 		c.judgeLockModel(r, h)
 		c.judgeUndone(r, h)
 	}
-	c.judgeWaking(r, handovers)
+	c.judgeWaking(r, handoffs)
 	for _, res := range slices.Sorted(maps.Keys(c.registers)) {
 		c.judgeRegister(r, res, c.registers[res])
 	}

@@ -50,10 +50,11 @@ func (s *story) add(e Event) *story {
 	return s
 }
 
-// noticed returns a story in which a fault takes a grant away, and the store declares a
-// notice of 3 s. The holder w1 notices the loss late nanoseconds after that notice and Slack,
-// or before that moment if late is negative. Both times begin after the last of the faults
-// that follow, of which each begins 2 s after the one before ends, and lasts for 4 s.
+// noticed returns a story in which a flush takes a grant away. The store declares that holders
+// notice this within 3 s. Other faults follow: each begins 2 s after the end of the one before,
+// and lasts for 4 s. The holder w1 notices the loss late nanoseconds after the latest moment
+// that the judge allows, which is 3 s and Slack after the end of the last fault. If late is
+// negative, w1 notices it before that moment.
 func noticed(late int64, faults ...Event) func(*story) {
 	return func(s *story) {
 		s.events[0].Store.Notice = 3 * time.Second
@@ -153,7 +154,7 @@ func (l *lock) lose() { l.s.add(Event{K: kindUnknown, W: l.w, Name: l.n, ID: l.i
 func (l *lock) undo() { l.s.add(Event{K: kindUndone, W: l.w, Name: l.n, ID: l.id}) }
 
 func TestSoundHistoriesPass(t *testing.T) {
-	for name, spoil := range map[string]func(s *story){
+	for name, record := range map[string]func(s *story){
 		"a writer behind a killed reader and a later one": func(s *story) {
 			s.request("w0", "a", driver.Unlimited).granted()
 			s.add(Event{K: kindKill, W: "w0"})
@@ -329,7 +330,7 @@ func TestSoundHistoriesPass(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()
-			spoil(s)
+			record(s)
 			s.add(Event{K: kindDrain})
 			if r := s.judge(t); !r.OK() {
 				t.Fatalf("convicted a correct history: %s", explain(r))
@@ -342,7 +343,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		rule  Rule
-		says  string
+		text  string // a part of the violation's text
 		spoil func(s *story)
 	}{
 		{"two at once", RuleExclusion, "held by 2 at once where at most 1", func(s *story) {
@@ -406,7 +407,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
 			s.add(Event{K: kindHealed, Fault: "restore"})
 		}},
-		{"a context that continues", RuleValidity, "went on", func(s *story) {
+		{"a context that does not end", RuleValidity, "went on", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.t += 1100 * ms
 			a.event(kindAlive, Event{}).unlock()
@@ -466,7 +467,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			a.granted().unlock()
 			b.unlock()
 		}},
-		{"no waiter is woken", RuleWaiting, "forever", func(s *story) {
+		{"no waiter is woken", RuleWaiting, "never got", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
 			h.unlock()
@@ -553,12 +554,12 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			test.spoil(s)
 			s.add(Event{K: kindDrain})
 			r := s.judge(t)
-			i := slices.IndexFunc(r.Violations, func(v Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.says) })
+			i := slices.IndexFunc(r.Violations, func(v Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.text) })
 			if i < 0 {
-				t.Fatalf("rule %s found nothing that says %q; found:%s", test.rule, test.says, explain(r))
+				t.Fatalf("no violation of rule %s contains %q; found:%s", test.rule, test.text, explain(r))
 			}
 			if v := r.Violations[i]; len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "handoffs") {
-				t.Errorf("an excerpt of %d events:%s", len(v.Excerpt), explain(r))
+				t.Errorf("the excerpt has %d events, want 1 to 14:%s", len(v.Excerpt), explain(r))
 			}
 		})
 	}
@@ -596,7 +597,7 @@ func TestModelAgreesWithSweep(t *testing.T) {
 		}
 	}
 	if broken < 50 {
-		t.Fatalf("only %d of 150 changed histories were broken: the test tests little", broken)
+		t.Fatalf("only %d of 150 changed histories were broken, want 50 or more", broken)
 	}
 }
 
@@ -619,18 +620,18 @@ func TestLargeHistoryIsJudgedInBoundedMemory(t *testing.T) {
 		t.Fatalf("convicted a correct history:%s", explain(r))
 	}
 	if r.Stats.Unknown > 0 {
-		t.Errorf("%d pieces were not decided", r.Stats.Unknown)
+		t.Errorf("the model did not decide %d parts of the history", r.Stats.Unknown)
 	}
 	// TotalAlloc is the sum of all allocations, so the test uses the size of the heap.
 	if used := after.HeapSys; used > 1<<30 {
 		t.Errorf("the heap grew to %d MB, want less than 1024", used>>20)
 	}
-	// The verdict finds a fault in the last piece, as in the first.
+	// The judge finds a violation at the end of a large history.
 	a := s.request("w1", "name-0", 1).granted()
 	s.request("w2", "name-0", 1).granted().unlock()
 	a.unlock()
 	if r := s.judge(t); r.OK() {
-		t.Error("a fault at the end of a large history was not found")
+		t.Error("the judge did not find a violation at the end of a large history")
 	}
 }
 
@@ -693,16 +694,16 @@ func TestExplanationNamesTheCause(t *testing.T) {
 	if err := r.Explain(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, says := range []string{
+	for _, want := range []string{
 		"before it: token 51 of w0.1 was last renewed",
 		"before it: fault refuse-command (HSET)",
 		"that of 2 grants, tokens 51 to 52",
 	} {
-		if !strings.Contains(b.String(), says) {
-			t.Errorf("the story does not say %q:%s", says, b.String())
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the explanation does not contain %q:%s", want, b.String())
 		}
 	}
-	if plain, model := strings.Index(b.String(), "\nexclusion: "), strings.Index(b.String(), "\nmodel: "); plain < 0 || model < plain {
-		t.Errorf("the model comes before the plain findings:%s", b.String())
+	if exclusion, model := strings.Index(b.String(), "\nexclusion: "), strings.Index(b.String(), "\nmodel: "); exclusion < 0 || model < exclusion {
+		t.Errorf("the violation of the model is not after that of exclusion:%s", b.String())
 	}
 }

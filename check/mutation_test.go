@@ -54,7 +54,7 @@ var mutations = []mutation{
 	{"core: the context never ends", "memory", plant.Plants{"expired": is("return effects{}")}, validity, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
 	{"core: undo nothing", "memory", plant.Plants{"undo": is("err := error(nil)")}, leftovers, nil, 0, 0},
 	{"core: Close does not release held locks", "memory", plant.Plants{"closed": with("| releaseLater", "")}, leftovers, []string{"close"}, 0, 0},
-	{"core: Unlock sends nothing to the store", "memory", plant.Plants{"release": is("err = l.bound(&x.releasing, o.holder.ctx, true, timeout).Err()")}, forever, nil, 0, 0},
+	{"core: Unlock sends nothing to the store", "memory", plant.Plants{"release": is("err = l.withTimeout(&x.releasing, o.holder.ctx, true, timeout).Err()")}, forever, nil, 0, 0},
 	{"core: a goroutine stays behind", "memory", plant.Plants{"locker": is("go func() { <-make(chan int) }(); return l")}, leftovers, nil, 0, 0},
 	{"core: validity beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, validity, nil, 0, 0},
 

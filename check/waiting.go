@@ -66,8 +66,8 @@ func (h *nameHistory) grantedTogether(a, b *request) bool {
 	return stand <= least
 }
 
-// longest returns how long a waiter may wait for a free lock while there is no fault.
-func (c *collected) longest() time.Duration { return c.guarantees.Fallback + 4*Slack }
+// longestWait returns how long a waiter may wait for a free lock while there is no fault.
+func (c *collected) longestWait() time.Duration { return c.guarantees.Fallback + 4*Slack }
 
 // judgeWaiting finds waiters that were not served. It returns the handoff times in
 // intervals without a fault. A handoff time lasts from the last unlock to the grant of a
@@ -92,7 +92,7 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 				}
 			}
 			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.requested, To: end,
-				Text: fmt.Sprintf("%s waits for %q forever: after %s it gave up, %s", s.holder(), h.name,
+				Text: fmt.Sprintf("%s never got %q: it gave up after %s, %s", s.holder(), h.name,
 					time.Duration(end-s.requested).Round(time.Millisecond), held)})
 		case s.unlock != 0 && s.unlocked == 0 && c.drain != 0:
 			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: s.story(),
@@ -136,7 +136,7 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 			}
 			if d := time.Duration(q.answer - since); d > 0 && c.undisturbed(since, q.answer, h.name, q.worker, last.worker) {
 				took = append(took, d)
-				if d > c.longest() && c.quiet(since, q.answer) {
+				if d > c.longestWait() && c.quiet(since, q.answer) {
 					r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(last.story(), q.story()...),
 						Text: fmt.Sprintf("%s waited %s for %q, which was free", q.worker, d.Round(time.Millisecond), h.name)})
 				}
@@ -185,19 +185,19 @@ func (h *nameHistory) lastHolder() *section {
 	return last
 }
 
-// judgeWaking checks that a store that wakes waiters hands locks off faster than polling
-// would. It uses the median, because single handoffs are slow on a busy machine.
+// judgeWaking checks that a store that notifies waiters hands locks off faster than polling
+// would. It uses the median, because single handoffs may be slow on a busy machine.
 func (c *collected) judgeWaking(r *Report, took []time.Duration) {
 	if len(took) == 0 {
 		return
 	}
 	slices.Sort(took)
-	middle := took[len(took)/2]
-	r.Stats.Handoff = middle
-	if most := max(c.guarantees.Fallback/4, 150*time.Millisecond); len(took) >= 8 && middle > most {
+	median := took[len(took)/2]
+	r.Stats.Handoff = median
+	if limit := max(c.guarantees.Fallback/4, 150*time.Millisecond); len(took) >= 8 && median > limit {
 		r.add(Violation{Rule: RuleWaiting, From: c.start, To: c.last,
 			Text: fmt.Sprintf("waiters are not woken: the median of %d handoffs after an unlock took %s, while the store declares %q",
-				len(took), middle.Round(time.Millisecond), c.guarantees.Wake)})
+				len(took), median.Round(time.Millisecond), c.guarantees.Wake)})
 	}
 }
 

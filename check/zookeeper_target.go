@@ -32,16 +32,16 @@ var zookeeperConfig = servers.ZooKeeperConfig{Tick: zookeeperTick, Java: []strin
 // leaders and stalls of disks last that long.
 const beyondSession = DefaultTTL + 8*zookeeperTick
 
-// The user of a check has the rights that docs/zookeeper.md lists for the root. On the
-// nodes that it creates the user has every right.
+// The user of a check has the rights that docs/zookeeper.md lists for the root. It has every
+// right on the nodes that it creates.
 const (
 	zookeeperUser     = "check"
 	zookeeperPassword = "rights"
 	rootRights        = servers.RightCreate | servers.RightRead
 )
 
-// zookeeperTarget starts one server that keeps its data, behind a proxy. Clients are a user
-// that has exactly the documented rights.
+// zookeeperTarget starts one server behind a proxy. The server keeps its data across restarts.
+// Clients log in as a user with exactly the documented rights.
 func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {
@@ -93,8 +93,8 @@ func atLeast(d time.Duration, f StoreFault) StoreFault {
 	return f
 }
 
-// restore restores a server from a backup that was made after the last restore. The
-// sessions, locks and transactions since the backup are gone.
+// restore returns a fault that restores a server from a backup. The server then lacks the
+// sessions, locks and transactions since the backup. The end of the fault makes a new backup.
 func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
 	n := 0
 	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
@@ -110,11 +110,11 @@ func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
 	}, z.Backup(backup())
 }
 
-// revokeRight takes one of the user's rights on a node away. The node is the root, the
+// revokeRight returns a fault that takes away one of the user's rights on a node. The node is the root, the
 // parent of the sessions' guards, or the node of a name.
 func revokeRight(z *servers.ZooKeeper) StoreFault {
 	rights := []int32{servers.RightCreate, servers.RightDelete, servers.RightRead, servers.RightWrite}
-	give := func(ctx context.Context, path string, rights int32) error {
+	setRights := func(ctx context.Context, path string, rights int32) error {
 		return z.SetACL(ctx, path, servers.DigestUser(zookeeperUser, zookeeperPassword, rights))
 	}
 	node := func(f Fault) (path string, all int32) {
@@ -130,17 +130,17 @@ func revokeRight(z *servers.ZooKeeper) StoreFault {
 		Kind: "revoke-right",
 		Begin: func(ctx context.Context, f Fault) error {
 			path, all := node(f)
-			return give(ctx, path, all&^rights[f.N%len(rights)])
+			return setRights(ctx, path, all&^rights[f.N%len(rights)])
 		},
 		End: func(ctx context.Context, f Fault) error {
 			path, all := node(f)
-			return give(ctx, path, all)
+			return setRights(ctx, path, all)
 		},
 	}
 }
 
-// stallDisk stops a server's writes for longer than sessions last, if this system can stall
-// a disk.
+// stallDisk returns a fault that stops a server's writes for longer than sessions last. It
+// returns nothing if this system cannot stall a disk.
 func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreFault {
 	if runtime.GOOS != "linux" {
 		return nil
@@ -158,27 +158,28 @@ func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreF
 	})}
 }
 
-// ensembleTarget starts three servers. The URL of the clients has the addresses of all.
+// ensembleTarget starts three servers. The URL for clients has the addresses of all three.
 func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	e, err := servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {
 		return nil, err
 	}
-	var hit []*servers.ZooKeeper
-	// again calls back for the servers that a fault hit, and waits for a leader.
-	again := func(back func(context.Context, *servers.ZooKeeper) error) func(context.Context, Fault) error {
+	var hit []*servers.ZooKeeper // by the present fault
+	// undo returns a fault's End. It calls repair for the servers that the fault has hit, and waits
+	// for a leader.
+	undo := func(repair func(context.Context, *servers.ZooKeeper) error) func(context.Context, Fault) error {
 		return func(ctx context.Context, _ Fault) error {
 			var errs []error
 			for _, m := range hit {
-				errs = append(errs, back(ctx, m))
+				errs = append(errs, repair(ctx, m))
 			}
 			_, err := e.Leader(ctx)
 			return errors.Join(append(errs, err)...)
 		}
 	}
-	restart := again(func(ctx context.Context, m *servers.ZooKeeper) error { return m.Restart(ctx) })
-	resume := again(func(_ context.Context, m *servers.ZooKeeper) error { return m.Cont() })
-	heal := again(func(_ context.Context, m *servers.ZooKeeper) error { return e.Heal(m) })
+	restart := undo(func(ctx context.Context, m *servers.ZooKeeper) error { return m.Restart(ctx) })
+	resume := undo(func(_ context.Context, m *servers.ZooKeeper) error { return m.Cont() })
+	heal := undo(func(_ context.Context, m *servers.ZooKeeper) error { return e.Heal(m) })
 	kill := func(m *servers.ZooKeeper) error { m.Kill(); return nil }
 	leader := func(do func(*servers.ZooKeeper) error) func(context.Context, Fault) error {
 		return func(ctx context.Context, _ Fault) error {
@@ -220,16 +221,16 @@ func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// ephemerals returns a Target's Left that lists the remaining nodes of sessions. It waits,
-// because the sessions of killed workers must expire first.
+// ephemerals returns the function Left of a Target. It lists the nodes of sessions that remain.
+// It waits until the sessions of killed workers have expired.
 func ephemerals(which func(context.Context) (*servers.ZooKeeper, error)) func(context.Context) ([]string, error) {
 	return leftSoon(6*time.Second, func(ctx context.Context) (left []string, err error) {
 		z, err := which(ctx)
 		if err != nil {
 			return nil, err
 		}
-		said, err := z.Command(ctx, "dump")
-		_, nodes, _ := strings.Cut(said, "Sessions with Ephemerals")
+		dump, err := z.Command(ctx, "dump")
+		_, nodes, _ := strings.Cut(dump, "Sessions with Ephemerals")
 		for line := range strings.Lines(nodes) {
 			// The guard below /check/@ belongs to the session of the run's own client.
 			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") && !strings.HasPrefix(line, "/check/@/") {

@@ -23,7 +23,7 @@ type session struct {
 	ttl   time.Duration
 
 	mu sync.Mutex
-	// sent is the send of the last keepalive that was answered, or of the lease's creation.
+	// sent is when the client sent the last keepalive with an answer, or the lease's creation.
 	sent driver.Instant
 	// call is the present keepalive, which several calls may wait for.
 	call *keepalive
@@ -181,7 +181,7 @@ func (e *session) ended() bool {
 	}
 }
 
-// validity returns the send and the TTL on which a grant may rely.
+// validity returns the time of the send, and the TTL, on which a grant may rely.
 func (e *session) validity() (driver.Instant, time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -299,7 +299,7 @@ func (e *session) end(err *driver.Error) {
 	}
 }
 
-// enter adds a request to the session; false if the session is over.
+// enter adds a request to the session. It returns false if the session is over.
 func (e *session) enter(a *request) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -314,8 +314,8 @@ func (e *session) enter(a *request) bool {
 	return true
 }
 
-// number gives a request the first free number from its own on. The caller holds the session's
-// mu.
+// number gives a request the first free number that is not below its present one. The caller
+// holds the session's mu.
 func (a *request) number() {
 	used := a.e.used[a.r.Name]
 	for {
@@ -328,8 +328,8 @@ func (a *request) number() {
 	a.key = a.e.s.lay.entry(a.r.Name, a.e.lease, a.n)
 }
 
-// renumber gives a request another key. Before the request's transaction, its own key was found
-// with another lease, as that of a grant that was released and kept.
+// renumber gives a request another key. Its key exists already under another lease, for example
+// because the store keeps a released grant for a minimum hold.
 func (a *request) renumber() {
 	a.e.mu.Lock()
 	defer a.e.mu.Unlock()
@@ -339,6 +339,7 @@ func (a *request) renumber() {
 	delete(a.e.used[a.r.Name], old)
 }
 
+// leave removes a request from the session.
 func (e *session) leave(a *request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -363,7 +364,7 @@ func (e *session) keep(every time.Duration) {
 	defer beat.Stop()
 	var read time.Time
 	for {
-		all := false // read entries without a watch, too
+		all := false // also read the entries without a watch
 		select {
 		case <-ctx.Done():
 			return
@@ -381,7 +382,7 @@ func (e *session) keep(every time.Duration) {
 		}
 		entries, used, waiting := e.watchEntries(all)
 		if !used {
-			continue // it expires unless it is used again
+			continue // the session expires unless it is used again
 		}
 		e.s.background(e.mark)
 		try, cancel := context.WithTimeout(ctx, min(left, e.timeout()))
@@ -442,7 +443,7 @@ func (a *request) update(u watchUpdate) {
 		a.state.Store(unwatched)
 	}
 	for _, ev := range u.events {
-		// A member that is behind reports deletions from before the entry.
+		// A member that lags behind reports deletions from before the entry.
 		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > a.rev.Load() {
 			a.e.s.background(func() { a.e.gone([]*request{a}, causeTimeout) })
 		}
@@ -480,7 +481,7 @@ func (e *session) mark() {
 
 // sentinelUpdate handles an update of the watch of the sentinel.
 func (e *session) sentinelUpdate(u watchUpdate) {
-	if u.stands { // an end before this point was not reported
+	if u.stands { // the watch has not reported an end before this point
 		e.mu.Lock()
 		again := e.stood
 		e.stood = true
@@ -503,15 +504,16 @@ func (e *session) sentinelUpdate(u watchUpdate) {
 	}
 }
 
-// removeUnknown deletes the entries under the session's lease that no request of this client has. A
-// copy from which a server was restored has entries that were released since. If the restore has
-// raised the revision, as it should, nothing else shows the restore, and the entries would stand as
-// long as the session. A restore interrupts the watches, so this runs whenever they are set again.
+// removeUnknown deletes the entries under the session's lease that belong to no request of this
+// client. A server that was restored from a copy has entries that were released after the copy was
+// made. If the restore raises the revision, as it should, nothing else shows the restore, and the
+// entries would exist as long as the session. A restore interrupts the watches, so removeUnknown runs
+// whenever they are set again.
 func (e *session) removeUnknown(ctx context.Context) {
 	sentinel := e.s.lay.sentinel(e.lease)
 	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
 	if err != nil {
-		return // tried again when the watches are set again; at the latest the entries end with the session
+		return // the next interruption of the watches repeats this; the entries end with the session at the latest
 	}
 	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
 	if err != nil {
@@ -531,7 +533,7 @@ func (e *session) removeUnknown(ctx context.Context) {
 		if known[key] {
 			continue
 		}
-		// A later request may have the key by now: its entry is created after the read.
+		// A later request may have created the key after the read.
 		unknown := []clientv3.Cmp{
 			clientv3.Compare(clientv3.LeaseValue(key), "=", e.lease),
 			clientv3.Compare(clientv3.CreateRevision(key), "<", now.Header.Revision+1),
@@ -541,8 +543,8 @@ func (e *session) removeUnknown(ctx context.Context) {
 }
 
 // abandon ends a session whose sentinel was deleted, or whose server was restored to an earlier
-// state, and revokes its lease. The sentinel alone may have been deleted by hand, and a restored
-// server may have entries that were released since.
+// state, and revokes its lease: an operator may have deleted only the sentinel, and a restored
+// server may have entries that were released after the copy was made.
 func (e *session) abandon() {
 	if e.ended() {
 		return
@@ -594,7 +596,7 @@ func (e *session) read(ctx context.Context, entries []*request) {
 	if len(entries) == 0 {
 		return
 	}
-	due := make([]bool, len(entries)) // if its watch is set again meanwhile, an entry is read again
+	due := make([]bool, len(entries)) // an entry whose watch is set again meanwhile is read again
 	for i, a := range entries {
 		due[i] = a.state.CompareAndSwap(watchDue, watched)
 	}
@@ -612,16 +614,16 @@ func (e *session) read(ctx context.Context, entries []*request) {
 	}
 }
 
-// gone reports entries whose keys were deleted.
-func (e *session) gone(entries []*request, most time.Duration) {
-	ctx, cancel := context.WithTimeout(e.s.ctx, most)
+// gone handles entries whose keys were deleted. It notifies the holders, and wakes the waiters.
+func (e *session) gone(entries []*request, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(e.s.ctx, timeout)
 	defer cancel()
-	// The deletion may be that of the lease, which is reported for all its entries.
+	// If the lease has ended, end notifies the holders of all its entries.
 	if e.fresh(ctx, 0) != nil && e.ended() {
 		return
 	}
 	for _, a := range entries {
-		a.deleted.Store(true) // for a grant that is being made: see grant
+		a.deleted.Store(true) // grant reads this for a grant in progress
 		if a.granted.Load() {
 			a.r.From.Lost(driver.CauseTaken, errDeleted)
 		} else {

@@ -20,8 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// TestKilledHolderWakesWaiter: the holder's process is killed. The waiters do not check by themselves
-// here, so only the end of the connection can wake them.
+// TestKilledHolderWakesWaiter: the holder's process is killed. The waiters of this test have no
+// fallback, so only the end of the connection can wake them.
 func TestKilledHolderWakesWaiter(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "hold", dir, "a")
@@ -87,9 +87,9 @@ func TestKilledWaiterIsPassedOver(t *testing.T) {
 	p.granted(t)
 }
 
-// TestGrantToAKilledProcessIsPassedOn: a killed process gets a grant before another process detects
-// its death. The next waiter then gets the lock.
-func TestGrantToAKilledProcessIsPassedOn(t *testing.T) {
+// TestGrantToKilledProcessGoesToNextWaiter: a killed process gets a grant before another process
+// detects its death. The next waiter then gets the lock.
+func TestGrantToKilledProcessGoesToNextWaiter(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	a.NoFallback()
@@ -127,8 +127,8 @@ func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	}
 }
 
-// TestGrantToADeadWaiterIsRemoved: a process releases the lock, and grants it to a dead waiter. No
-// other waiter is behind that one, so the granting process removes the grant.
+// TestGrantToADeadWaiterIsRemoved: a process releases the lock, and grants it to a dead waiter. There
+// is no other waiter, so the granting process removes the grant.
 func TestGrantToADeadWaiterIsRemoved(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
@@ -137,10 +137,10 @@ func TestGrantToADeadWaiterIsRemoved(t *testing.T) {
 	c.says("queued")
 	c.kill()
 	release(t, s, g)
-	eventually(t, "no entry of the dead waiter is left", func() bool { return len(leftovers(t, dir)) == 2 }) // the store's own session
+	eventually(t, "the dead waiter's files and entries to be removed", func() bool { return len(leftovers(t, dir)) == 2 }) // the store's own session
 }
 
-func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
+func TestKilledHolderDoesNotBlockTry(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
 	for range 5 {
@@ -150,7 +150,7 @@ func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
 		wantCode(t, s, err, driver.CodeBusy)
 		c.kill()
 		if st, err := s.Inspect(testContext(t), "a"); err != nil || len(st.Holders) > 0 {
-			t.Errorf("a dead holder is shown: %+v, %v", st, err)
+			t.Errorf("Inspect shows a dead holder: %+v, %v", st, err)
 		}
 		release(t, s, take(t, s, "a", driver.Exclusive))
 	}
@@ -168,14 +168,14 @@ func TestNewSessionRemovesDeadSessions(t *testing.T) {
 	s := open(t, dir)
 	take(t, s, "other", driver.Exclusive)
 	own := filepath.Base(s.SessionPath())
-	eventually(t, "no file of the dead sessions is left", func() bool {
+	eventually(t, "the dead sessions' files to be removed", func() bool {
 		files, err := os.ReadDir(filepath.Join(dir, "sessions"))
 		return err == nil && len(files) == 2 && files[0].Name() == own && files[1].Name() == own+".sock"
 	})
 }
 
-// TestSweepSparesNewSessions: stores make sessions while other stores remove dead ones. A session that
-// is not yet locked looks dead, but no store loses its session.
+// TestSweepSparesNewSessions: stores make sessions while other stores remove dead ones. A session whose
+// file is not locked yet looks dead. Still no store loses its session.
 func TestSweepSparesNewSessions(t *testing.T) {
 	dir := tempDir(t)
 	var wg sync.WaitGroup
@@ -242,7 +242,7 @@ func TestKilledWriterLeavesReadableBucket(t *testing.T) {
 
 // TestKilledWorkersExclude: the test kills processes that compete for one name, at random moments.
 // Between a holder's begin and end no other holder begins, unless the test killed the first one.
-// Tokens rise. The next waiter gets the lock although waiters do not check by themselves.
+// Tokens rise. The next waiter gets the lock although waiters have no fallback.
 func TestKilledWorkersExclude(t *testing.T) {
 	dir := tempDir(t)
 	killed := map[int]bool{}
@@ -264,7 +264,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 		killed[workers[i].pid()] = true
 		workers[i].kill()
 		at := size()
-		eventually(t, "the others continue", func() bool { return size() > at+1000 })
+		eventually(t, "the other workers to continue", func() bool { return size() > at+1000 })
 		workers[i] = start(t, "work", dir, "a")
 		workers[i].says("working")
 	}
@@ -299,7 +299,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 		}
 	}
 	if grants < 100 {
-		t.Errorf("only %d grants: nothing was tested", grants)
+		t.Errorf("only %d grants, want 100 or more", grants)
 	}
 	s := open(t, dir)
 	if st, err := s.Inspect(testContext(t), "a"); err != nil || len(st.Holders)+len(st.Waiters) > 0 {

@@ -23,7 +23,7 @@
 // The store sets the server's wait_timeout, in whole seconds, to the TTL before it requests
 // a lock. The server then ends a session that has been silent for the TTL, with its locks.
 // The store switches off all other timeouts of the session. Its isolation is READ COMMITTED,
-// its time zone UTC, and its sql_mode STRICT_ALL_TABLES, so that the server cuts no name.
+// its time zone UTC, and its sql_mode STRICT_ALL_TABLES, so that the server truncates no name.
 //
 // An answer on the connection does not prove that the session has the lock. If the
 // transaction becomes the victim of a deadlock, the server rolls it back and keeps the
@@ -44,17 +44,20 @@
 //
 // A token is SYSDATE in microseconds, evaluated in the same statement after the lock has
 // been granted; NOW and UTC_TIMESTAMP are evaluated before the wait. If the server runs with
-// --sysdate-is-now, a separate statement reads the time. For several tokens the statement
-// sleeps for as many microseconds and reads the time again. Shared grants and permits read
+// --sysdate-is-now, a separate statement reads the time. If the grant has several tokens, the
+// statement sleeps for as many microseconds, and reads the time again. Shared grants and permits read
 // the clock one after the other, behind a named lock, so that no two have the same token.
 //
-// A waiter of [Pessimistic] or [Named] first takes the gate, a named lock of the name, and waits for the lock
-// while it has the gate. The other waiters wait for the gate, in the order in which they came. The gate
-// decides only the order. A request of [Named] that does not wait gets no lock while the gate is taken. A
-// session that passes its lock on (see [sqlkit.Sessions]) reads in one statement whether the gate is free, and
-// the clock. Named compares the owner of the lock in that statement, and releases the lock if the gate is
-// taken. Pessimistic proves its transaction by the savepoint after the statement; on MariaDB the same round
-// trip ends the transaction if the gate is taken.
+// Each name has a gate, which is a named lock. A waiter of [Pessimistic] or [Named] first takes the gate,
+// and then waits for the lock while it has the gate. The other waiters wait for the gate, in the order in
+// which they came. The gate decides only the order. A request of [Named] that does not wait gets no lock
+// while the gate is taken.
+//
+// A session may hand its lock off to the next request (see [sqlkit.Sessions]). One statement then reads
+// whether the gate is free, and the clock. With Named, the same statement checks that the session has the
+// lock, and releases the lock if the gate is taken. With Pessimistic, the savepoint proves after the
+// statement that the transaction still exists. On MariaDB the same round trip ends the transaction if the
+// gate is taken.
 //
 // Each session has a named lock of a random name, its identity. To undo a request, the store
 // ends the session that has this named lock, in one statement. If no session has it, the

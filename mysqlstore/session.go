@@ -89,7 +89,7 @@ func grantLock(requestID string) string {
 
 // gate returns the named lock that a waiter takes before the lock of a name. The waiter has the gate
 // while it waits for the lock. The other waiters wait for the gate, in the order in which they came.
-// So the gate is free if no session waits, and a holder can pass its lock on.
+// So the gate is free if no session waits, and a holder can hand its lock off.
 func gate(key []byte) string { return asText("hfw" + hashedName(key)[2:]) }
 
 // enter returns an expression that waits for the gate.

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// schema is the script of Init.
+// schema is the script that Init executes.
 //
 //go:embed schema.sql
 var schema string
@@ -57,7 +57,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 }
 
 // OpenConfig opens a store on the server of a go-sql-driver/mysql configuration. The store opens its
-// own connections, with MultiStatements, and without a read timeout and a logger.
+// own connections, with MultiStatements, without a read timeout, and without a logger.
 func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {

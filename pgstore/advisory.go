@@ -114,7 +114,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 
 // waits returns the advisory lock that a session shares while it waits for the lock of a name.
 // The server frees it at the end of the waiter's statement. So if no session has it, no session
-// waits, and a holder can pass its lock on.
+// waits, and a holder can hand its lock off.
 func waits(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.

@@ -31,7 +31,7 @@
 // reads the clock repeatedly, until as many microseconds have passed.
 //
 // A waiter of [Advisory] shares an advisory lock of the name as long as its statement runs. A waiter of
-// [Pessimistic] has the gate before the row. A session that passes its lock on (see [sqlkit.Sessions])
+// [Pessimistic] has the gate before the row. A session that hands its lock off (see [sqlkit.Sessions])
 // tries to take that lock in the statement that reads the clock. If another session has it, Advisory
 // releases its lock in the same statement, and Pessimistic ends its transaction by the next one.
 //

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/holdfast-go/holdfast/internal/bound"
+	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // alone is a connection for a client that has one request at a time. The caller's own goroutine
@@ -153,7 +153,7 @@ func (a *alone) eval(ctx context.Context, s *Script, keys, args []string) (v []s
 	}
 	// For a request that has the connection alone, rueidis respects the deadline.
 	broken := false
-	if watched := bound.Cancellation(ctx); watched.Done() == nil {
+	if watched := deadline.Cancellation(ctx); watched.Done() == nil {
 		v, err = evaluate(ctx, client, s, keys, args)
 	} else {
 		stop := context.AfterFunc(watched, func() { _ = conn.Close() })

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/bound"
+	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // combiner sends requests of several goroutines in one script call, a batch. That saves most of
@@ -20,24 +20,25 @@ import (
 // a first attempt that does not wait, and a release that needs only the ID and token of its
 // grant.
 //
-// The combiner delays no request on purpose. A few requests go out by themselves, as they do
-// without the combiner. The others form the next batch while these or another batch are under
-// way.
+// The combiner delays no request on purpose. It sends a few requests in calls of their own, like a
+// client without a combiner. The other requests form the next batch while these calls or another
+// batch are under way.
 type combiner struct {
 	mu      sync.Mutex
-	ended   sync.Cond // a sender has ended
+	ended   sync.Cond // signals that a sender has ended
 	off     bool
-	singles int      // requests under way by themselves
+	singles int      // requests under way in calls of their own
 	batches int      // batches under way, without stuck ones
 	senders int      // goroutines that send batches, stuck ones included
 	forming []*batch // not sent yet, in the order of sending
 }
 
 const (
-	// maxSingles is how many requests go out by themselves while no batch is under way.
+	// maxSingles limits the requests that go out in calls of their own. They do so only while no
+	// batch is under way.
 	maxSingles = 4
-	// maxCombined is the largest number of requests in a batch. The server needs up to 0.2 ms for
-	// that many, and serves no other client meanwhile.
+	// maxCombined limits the requests in a batch. The server needs up to 0.2 ms for so many
+	// requests, and serves no other client meanwhile.
 	maxCombined = 32
 	// maxBatches limits the batches under way. A second batch goes out only if it is full.
 	maxBatches = 2
@@ -63,12 +64,12 @@ type batch struct {
 
 	began   driver.Instant
 	err     error    // of all requests
-	alone   bool     // the server refused the call as a whole: each request goes by itself
+	alone   bool     // the server has refused the whole call: each request gets a call of its own
 	granted []string // the values of a grant whose token is the server's time
 }
 
-// combined is a request in a batch. The combiner's mutex guards withdrawn, and letter and text are
-// set when the batch is answered.
+// combined is a request in a batch. The combiner's mutex guards withdrawn. The answer to the batch
+// sets letter and text.
 type combined struct {
 	script     *Script // acquire or release
 	keys, args []string
@@ -99,8 +100,8 @@ func (c *combiner) wait() {
 	}
 }
 
-// combine sends a request, by itself or in a batch, and returns when ctx ends or there is an
-// answer. If ctx ends before the batch is sent, the request is not sent. If it ends later, the
+// combine sends a request, in a call of its own or in a batch. It returns when ctx ends or there is
+// an answer. If ctx ends before the batch is sent, the request is not sent. If it ends later, the
 // outcome is unknown.
 func (s *Store) combine(ctx context.Context, sc *Script, keys, args []string, bucket uint16) (reply, error) {
 	c := &s.combiner
@@ -162,7 +163,7 @@ func (s *Store) join(r combined) (*batch, int) {
 // wait waits for the answer to a batch, or for the end of the context of one of its requests.
 // Most batches are answered before their contexts need a timer.
 func (b *batch) wait(ctx context.Context, i int) error {
-	soon := bound.Cancellation(ctx)
+	soon := deadline.Cancellation(ctx)
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < stuckAfter {
 		soon = ctx
 	}
@@ -274,7 +275,7 @@ type batchContext struct {
 	until time.Time
 }
 
-var _ bound.Context = (*batchContext)(nil)
+var _ deadline.Context = (*batchContext)(nil)
 
 func (c *batchContext) Deadline() (time.Time, bool) { return c.until, true }
 func (c *batchContext) Caller() context.Context     { return context.Background() }
@@ -291,8 +292,8 @@ func (b *batch) send(ctx context.Context) {
 		case r.withdrawn:
 			continue
 		case r.script == acquireScript:
-			// An acquire must not be decided after its own time limit, so the batch has the
-			// earliest one.
+			// The server must not decide an acquire after its time limit, so the batch has the
+			// earliest limit.
 			if late, err := strconv.ParseInt(r.args[3], 10, 64); err == nil {
 				until = min(until, late)
 			}
@@ -354,8 +355,9 @@ func (b *batch) read(answer []string, at int64) error {
 }
 
 // refusedTogether reports whether the server has refused a whole batch before it ran the script.
-// One reason is a key of one request. Another is a proxy that has the keys on different servers;
-// later requests then go by themselves.
+// The reason may be the key of one request, for example one to which the user has no right. A
+// proxy refuses a batch with CROSSSLOT if its keys are on different servers. Then all later
+// requests are calls of their own.
 func (s *Store) refusedTogether(err error) bool {
 	e, ok := errors.AsType[ServerError](err)
 	if !ok {

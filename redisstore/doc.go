@@ -50,14 +50,14 @@
 // On one server, with replicas or under Sentinel, requests of many goroutines share a
 // script call, a batch of at most 32. Only two kinds of requests are combined. One is a
 // first attempt that does not wait. The other is a release that needs only the ID and token
-// of its grant. Each takes the short way of its script, which decides the usual states,
-// under a pcall of its own. Up to four requests at a time go by themselves, so a serial
+// of its grant. Each takes the fast path of its script, which decides the usual states,
+// under a pcall of its own. Up to four requests at a time are calls of their own, so a serial
 // caller sends plain calls. The client delays no request to form a batch. In a Cluster each
 // name has its keys in its own hash slot, and [WaitReplicas] waits for each grant. So
 // neither combines requests.
 //
-//   - If the short way cannot decide a request, the script leaves the lock as it is, and the
-//     client sends the request by itself. The batch may have raised the counter of tokens, which
+//   - If the fast path cannot decide a request, the script leaves the lock as it is, and the
+//     client sends the request in a call of its own. The batch may have raised the counter of tokens, which
 //     does no harm.
 //   - A refused request leaves nothing, as in the plain scripts. A release tries nothing before
 //     its only write. An acquire undoes its grant if the key's expiry is refused. An error ends
@@ -67,7 +67,7 @@
 //     does what it does after a plain call: it undoes its request, or repeats its release.
 //   - A batch may arrive late, or twice. No acquire is decided after the earliest time limit of
 //     the batch's acquires. A name whose request was undone has its tombstone, which
-//     the short way does not grant over. A release names the ID and token of its grant.
+//     the fast path does not grant over. A release names the ID and token of its grant.
 //   - A primary that was replaced refuses each write, or loses the grants of a batch like others.
 //     The server replicates a script's writes as one transaction.
 //   - SentAt of a grant is before the batch is sent. The batch carries the highest token that the
@@ -76,7 +76,7 @@
 //     is cancelled later, the outcome is unknown. The other requests of the batch are not
 //     affected.
 //   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
-//     executed nothing, so each request goes by itself. After CROSSSLOT there are no more batches.
+//     executed nothing, so each request is a call of its own. After CROSSSLOT there are no more batches.
 //   - A proxy may send a script to the server of its first key, without an error for the other
 //     keys. In a request by itself the name's key comes first, so all clients find the name on
 //     one server. In a batch another name's key comes first. So the first probe compares the run

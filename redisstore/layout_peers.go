@@ -21,8 +21,8 @@ import (
 // script that names its owner, which no other request ever has.
 //
 // Requests without an answer. As in the native layout, a request carries the server's time
-// after which the server refuses it. An undo leaves the request's ID in the key beside the
-// name's until then.
+// after which the server refuses it. An undo leaves the request's ID in the name's
+// side key until then.
 //
 // Waiting. A waiter sends a request, subscribes, and sends the request again. It repeats the
 // request when a message comes, when the holder's lease expires, and after a second. So a lost

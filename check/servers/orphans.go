@@ -36,7 +36,8 @@ var watch watcher
 //go:embed orphans.sh
 var killOrphans string
 
-// start starts the watcher unless it runs, and returns the environment variable of its servers.
+// start starts the watcher, unless it runs already. It returns the environment variable that marks
+// the servers.
 func (w *watcher) start() (mark string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +58,7 @@ func (w *watcher) start() (mark string, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		pipe.Close()
-		return "", fmt.Errorf("servers: the watcher that ends the servers after this process: %w", err)
+		return "", fmt.Errorf("servers: start the watcher, which ends the servers after this process: %w", err)
 	}
 	// The watcher ends after this process, so this process cannot Wait for it.
 	_ = cmd.Process.Release()
@@ -68,7 +69,7 @@ func (w *watcher) start() (mark string, err error) {
 // started reports the process group of a server to the watcher.
 func (w *watcher) started(group int) error {
 	if err := w.send("+", group); err != nil {
-		return errors.New("servers: the watcher that ends the servers when this process ends")
+		return errors.New("servers: the watcher does not run any more, so no process would end the servers after this one")
 	}
 	return nil
 }

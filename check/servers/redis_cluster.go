@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// RedisCluster is a Redis Cluster: three primaries and as many replicas.
+// RedisCluster is a Redis Cluster of three primaries, with or without a replica for each.
 type RedisCluster struct {
 	Nodes []*Redis
 	ids   map[*Redis]string
@@ -26,8 +26,8 @@ const slots = 16384
 // unless NodeTimeout changes it.
 const RedisNodeTimeout = time.Second
 
-// StartRedisCluster starts three primaries, with a replica each if replicas is set, and waits
-// until they serve together.
+// StartRedisCluster starts three primaries and, if replicas is set, a replica for each. It waits
+// until they serve as one cluster.
 func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings ...string) (_ *RedisCluster, err error) {
 	const primaries = 3
 	c := &RedisCluster{ids: map[*Redis]string{}, buses: map[*Redis]int{}}
@@ -74,14 +74,14 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 		err := until(ctx, func() error {
 			info, err := r.Info(ctx, "replication")
 			if err == nil && info["master_link_status"] != "up" {
-				err = fmt.Errorf("the replica on port %d does not follow yet", r.Port)
+				err = fmt.Errorf("the replica on port %d has no link to its primary yet", r.Port)
 			}
 			if err != nil {
 				return err
 			}
 			answer, err := c.Nodes[i].Do(ctx, "CLUSTER", "REPLICAS", c.ids[c.Nodes[i]])
 			if all, _ := answer.([]any); err == nil && len(all) == 0 {
-				err = errors.New("the primary does not list its replica")
+				err = errors.New("the primary does not list its replica yet")
 			}
 			return err
 		})
@@ -112,9 +112,8 @@ func (c *RedisCluster) startNode(ctx context.Context, dir string, settings []str
 	return r, err
 }
 
-// meet adds nodes to the cluster of the first node, and waits until all are linked. A
-// server ends the handshake with a node that does not answer within the node timeout, so
-// meet begins again.
+// meet adds nodes to the cluster of the first node, and waits until all are linked. A server ends
+// the handshake with a node that does not answer within the node timeout. Then meet begins again.
 func (c *RedisCluster) meet(ctx context.Context, nodes ...*Redis) error {
 	return until(ctx, func() error {
 		for _, r := range nodes {
@@ -154,7 +153,7 @@ func (c *RedisCluster) whole(ctx context.Context) func() error {
 			text, _ := answer.(string)
 			for _, want := range []string{"cluster_state:ok", "cluster_slots_ok:" + strconv.Itoa(slots), "cluster_known_nodes:" + strconv.Itoa(len(c.Nodes))} {
 				if !strings.Contains(text, want) {
-					return fmt.Errorf("the node on port %d: no %s", r.Port, want)
+					return fmt.Errorf("the node on port %d does not report %s", r.Port, want)
 				}
 			}
 		}
@@ -182,7 +181,7 @@ func (c *RedisCluster) Slot(ctx context.Context, key string) (int, error) {
 	return int(n), err
 }
 
-// Owner returns the primary of a slot, as a running node reports it.
+// Owner returns the running primary of a slot, as a running node reports it.
 func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
 	var last error
 	for _, node := range c.Nodes {

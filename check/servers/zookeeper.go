@@ -41,7 +41,7 @@ type ZooKeeperConfig struct {
 	// Secure, unless it is nil, opens a second port for TLS.
 	Secure *ZooKeeperTLS
 
-	// classpath lists ZooKeeper's jars. The first of these applies:
+	// classpath lists ZooKeeper's jars. It is the first of these that exists:
 	// $HOLDFAST_ZOOKEEPER_CLASSPATH, the jars in a directory of $HOLDFAST_SERVERS with a
 	// zookeeper.jar, the jars of Debian's packages.
 	classpath string
@@ -145,16 +145,16 @@ func (z *ZooKeeper) Command(ctx context.Context, word string) (string, error) {
 
 // Mode returns the server's role: standalone, leader or follower.
 func (z *ZooKeeper) Mode(ctx context.Context) (string, error) {
-	said, err := z.Command(ctx, "srvr")
+	answer, err := z.Command(ctx, "srvr")
 	if err != nil {
 		return "", err
 	}
-	for line := range strings.Lines(said) {
+	for line := range strings.Lines(answer) {
 		if mode, ok := strings.CutPrefix(line, "Mode: "); ok {
 			return strings.TrimSpace(mode), nil
 		}
 	}
-	return "", fmt.Errorf("servers: zookeeper says: %s", strings.TrimSpace(said))
+	return "", fmt.Errorf("servers: zookeeper reports no mode: %s", strings.TrimSpace(answer))
 }
 
 // StartZooKeeper starts a single server.

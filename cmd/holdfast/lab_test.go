@@ -33,7 +33,7 @@ func TestLabConvictsMistake(t *testing.T) {
 	dir := w.path("lab")
 	r = w.run("lab", "clock-token", lab.Control, "--dir", dir)
 	r.expectStatus(t, 0)
-	for _, want := range []string{"convicted, seed", "\ntokens: ", "acquitted, seed", "history and timeline: " + dir} {
+	for _, want := range []string{"mistake found, seed", "\ntokens: ", "no mistake found, seed", "history and timeline: " + dir} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("%q is not in\n%s", want, r.stdout)
 		}

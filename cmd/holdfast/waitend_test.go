@@ -21,16 +21,16 @@ func living(pid int) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
-// TestWaitEndsBeforeCleanup: the store does not answer when the timeout of --wait is over. The front
+// TestWaitEndsBeforeCleanup: the store does not answer when the timeout of --wait ends. The front
 // ends, and the guardian continues to withdraw the queue entry. The exit status reports that the
-// store failed.
+// store is unavailable.
 func TestWaitEndsBeforeCleanup(t *testing.T) {
 	t.Parallel()
 	l := newEtcdSandbox(t)
 	holder := l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.testProcess("ends")...)...)
 	holder.ready()
-	// On a slow machine the wait may be over before the store is cut off. The test then
-	// repeats with more time.
+	// On a slow machine the wait may end before the store is cut off. Then the test tries
+	// again with a longer wait.
 	for wait := 4 * time.Second; ; wait *= 2 {
 		waiter := l.start("run", "--store", l.proxy, "--wait", wait.String(), "x", "--", "true")
 		guardian := 0

@@ -14,9 +14,9 @@ import (
 )
 
 // ManyOverSlowLink lets one Locker take n locks over a link that delays every answer by delay,
-// hold them for three TTLs, and release them. It requires that no lock is lost. It tries again to
-// take a lock whose request had no answer in time. It is not part of Run, since each store has
-// its own limit. It needs Harness.Delay.
+// hold them for three TTLs, and release them. It requires that no lock is lost. If a request has no
+// answer in time, ManyOverSlowLink tries again to take the lock. It is not part of Run, because each
+// store has its own limit. It needs Harness.Delay.
 func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) {
 	t.Helper()
 	ignore := []goleak.Option{goleak.IgnoreCurrent()}

@@ -95,7 +95,7 @@ var mistakes = map[string]mistake{
 			r.Name += "-elsewhere" // no waiter of that name is before the request
 			return true
 		}},
-	"a swap of a young grant passes it on beside the waiters": {test: "SwapOfYoungGrant",
+	"a swap of a young grant hands it off beside the waiters": {test: "SwapOfYoungGrant",
 		swap: func(_ *client, old driver.Grant, r *driver.Request, _ func(error)) bool {
 			if age, _ := old.SentAt.Elapsed(); age < driver.HandoffTime {
 				r.Name += "-elsewhere"

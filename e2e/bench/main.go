@@ -220,7 +220,7 @@ func printWork(w work, results []result) {
 	extra := 0
 	if w.contested() {
 		extra = 2
-		fmt.Print(" least to most served | handover p50, p99 |")
+		fmt.Print(" least to most served | handoff p50, p99 |")
 	}
 	fmt.Printf("\n| --- | --- | --- |%s\n", strings.Repeat(" --- |", extra))
 	for i := range results {

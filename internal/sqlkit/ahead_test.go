@@ -9,7 +9,7 @@ import (
 // unknown, or if the row may have been written after the time was read.
 func TestAheadUsesTTL(t *testing.T) {
 	const now, ttl = int64(1e15), int64(1e6)
-	late := applyWithin.Microseconds()
+	late := applyTimeout.Microseconds()
 	for name, c := range map[string]struct{ expires, ttl, want int64 }{
 		"as given":           {now + ttl, ttl, now + ttl},
 		"written after now":  {now + ttl + late, ttl, now + ttl + late},

@@ -102,9 +102,9 @@ func (c content) live(now int64) content {
 
 // ahead reports whether the clock was set back since the grant: Expires is then more than
 // a TTL away, and live shortens it to one TTL. A grant that was written after now was read
-// may seem to be ahead; applyWithin limits by how much.
+// may seem to be ahead; applyTimeout limits by how much.
 func (h *holder) ahead(now int64) bool {
-	return h.TTL > 0 && h.Expires > now+h.TTL+applyWithin.Microseconds()
+	return h.TTL > 0 && h.Expires > now+h.TTL+applyTimeout.Microseconds()
 }
 
 // admits reports whether one more grant of limit is allowed.

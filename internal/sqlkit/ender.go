@@ -5,11 +5,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/bound"
+	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // Ender ends a connection when the context of its present statement ends. For the deadline of a
-// [bound.Context] it uses one timer for all statements of the connection. So a statement that
+// [deadline.Context] it uses one timer for all statements of the connection. So a statement that
 // is answered in time costs no timer and no context of its own. Ender does not stop the timer
 // after a statement. It sets the timer again only for an earlier deadline, or when the timer
 // fires before the deadline of the present statement.
@@ -32,7 +32,7 @@ func NewEnder(end func()) *Ender { return &Ender{end: end} }
 
 // Begin calls end when ctx ends, until Stop.
 func (e *Ender) Begin(ctx context.Context) {
-	if b, ok := ctx.(bound.Context); ok {
+	if b, ok := ctx.(deadline.Context); ok {
 		ctx = b.Caller()
 		at, dated := b.Deadline()
 		// At its own deadline the caller's context ends by itself.

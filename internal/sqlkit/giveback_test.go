@@ -15,7 +15,8 @@ var (
 	errRights = driver.Errorf(driver.CodeRefused, "no rights")
 )
 
-// failing is a recipe that gets the lock and then fails, with the next of its errors.
+// failing is a recipe that gets the lock and then fails with the next of its errors, if any is
+// left.
 type failing struct {
 	closing
 	fails  []error
@@ -50,8 +51,8 @@ func (*failing) Sort(err error) (error, bool) {
 }
 
 // TestFailureAfterLockIsReported: a session gets the lock, and the request then fails. The
-// recipe clears the session, once, before the next try. The outcome is unknown only if that
-// fails.
+// recipe clears the session once, before the next try. The outcome is unknown only if it
+// cannot clear the session.
 func TestFailureAfterLockIsReported(t *testing.T) {
 	for _, c := range []struct {
 		name  string

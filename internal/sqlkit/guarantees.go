@@ -36,7 +36,7 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 }
 
 // PassNote is a note in the guarantees of recipes that are a [Passer].
-const PassNote = "the next local waiter of a process that holds a lock requests it with its release, and at most 5 ms after its grant. If no other client waits, the session passes the lock on, within 5 ms of the first grant; programs that lock by hand are not seen to wait"
+const PassNote = "the next local waiter of a process that holds a lock requests it with its release, and at most 5 ms after its grant. If no other client waits, the session hands the lock off, within 5 ms of the first grant; programs that lock by hand are not seen to wait"
 
 // OptimisticGuarantees returns the guarantees of a store with the engine [Optimistic]. It
 // polls unless it has a [Waker].

@@ -87,28 +87,28 @@ type kept struct {
 }
 
 const (
-	// applyWithin is how long after its read a write can take effect.
-	applyWithin = 30 * time.Second
-	// idleBefore is how long an unused row stays.
-	idleBefore = time.Minute
+	// applyTimeout is the time after its read in which a write can take effect.
+	applyTimeout = 30 * time.Second
+	// rowIdleTime is the time after which a client may remove an unused row.
+	rowIdleTime = time.Minute
 	// sweepEvery is the interval at which a client removes unused rows.
 	sweepEvery = 30 * time.Second
 	// checkInterval is the interval at which a client checks whether its grants still stand.
 	checkInterval = time.Second
-	// takenFor is how long a row records a broken grant.
-	takenFor = 10 * time.Minute
+	// takenTime is how long a row records a broken grant.
+	takenTime = 10 * time.Minute
 	// OptimisticFallback limits the delay that a lost notification causes.
 	OptimisticFallback = time.Second
-	// batch is the number of names in one script. A client with thousands of grants has up to maxBatch
-	// names in a script. A client sends at most lanes scripts at the same time.
+	// batch is the number of names in one script, and maxBatch that of a client with thousands of
+	// grants. A client sends at most lanes scripts at the same time.
 	batch, maxBatch, lanes = 32, 128, 8
 )
 
 // inBatches calls f for each part of n grants. If n is more than a batch, several lanes call f at the
 // same time. Over a slow link, one script after another would take longer than a TTL. f returns false
 // if the part was certainly not applied, for example because the server accepts no more connections.
-// The lane then stops, and the other lanes continue. At the end inBatches calls f, with last, for the
-// parts that are left.
+// The lane then stops, and the other lanes continue. At the end inBatches calls f with last set, for
+// the parts that remain.
 func inBatches(n int, f func(from, to int, last bool) bool) {
 	if n <= batch {
 		f(0, n, true)
@@ -161,7 +161,7 @@ type row struct {
 	exists         bool
 	now, highWater int64
 	version, token int64
-	ahead          bool // the row has a grant that live has shortened
+	ahead          bool // live has shortened the time of a grant in the row
 	content
 }
 
@@ -185,7 +185,7 @@ type op struct {
 	token     int64   // the token that a write gives the row, if larger than the row's
 	statement string  // the next statement to send
 	change    *Change // the next change of applyTogether
-	unread    bool    // a write may have taken effect, and was not read back yet
+	unread    bool    // a write may have taken effect, and the op has not read the row since
 	done      bool
 	err       error
 }
@@ -193,7 +193,7 @@ type op struct {
 // apply executes at most a batch of ops. It returns the error of a round trip; each op has
 // its own error.
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
-	// Every client uses the same order: a script may be one transaction, and two of them
+	// Every client uses the same order, because a script may be one transaction, and two of them
 	// must not deadlock.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
@@ -226,7 +226,7 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		answers, err := o.pool.Run(ctx, script...)
 		answered := err == nil
 		if answered && readOnly(answers.Last().Text(5)) {
-			err = ErrReadOnly // an earlier write of the script was the last of the demoted primary, or is lost
+			err = ErrReadOnly // the demoted primary may have lost an earlier write of the script
 		}
 		if err != nil {
 			coded, retry := o.faults.Sort(err)
@@ -242,17 +242,17 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 			if retry && ctx.Err() == nil {
 				// The next round reads back what was written.
 				tries++
-				late := pause(ctx, tries)
-				if late == nil {
+				stopped := backOff(ctx, tries)
+				if stopped == nil {
 					continue
 				}
-				err, coded = fmt.Errorf("%w after %w", late, coded), driver.Errorf(driver.CodeUnavailable, "%w after %w", late, coded)
+				err, coded = fmt.Errorf("%w after %w", stopped, coded), driver.Errorf(driver.CodeUnavailable, "%w after %w", stopped, coded)
 			}
 			switch {
 			case unread:
 				return &driver.Error{Code: driver.CodeUnknown, Err: err}
 			case driver.CodeOf(coded) == driver.CodeUnknown:
-				return driver.Errorf(driver.CodeUnavailable, "%w", err) // it was a read
+				return driver.Errorf(driver.CodeUnavailable, "%w", err) // the script was a read
 			}
 			return coded
 		}
@@ -275,9 +275,9 @@ func readOnly(text string) bool {
 	return true
 }
 
-// pause waits for a random time, so that other clients go first. The limit is 2 ms for the
-// first try and rises to 40 ms.
-func pause(ctx context.Context, tries int) error {
+// backOff waits for a random time, so that other clients go first. The longest time is 2 ms for
+// the first try, and rises to 40 ms.
+func backOff(ctx context.Context, tries int) error {
 	return backoff.Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
 }
 
@@ -321,7 +321,7 @@ func (p *op) next(a Row, sent driver.Instant) (*row, *Write, error) {
 	}
 	p.done = false
 	return r, &Write{Version: r.version + 1, Token: max(r.token, p.token), Expires: next.expires(),
-		Now: r.now, Deadline: r.now + applyWithin.Microseconds(), State: Encode(next)}, nil
+		Now: r.now, Deadline: r.now + applyTimeout.Microseconds(), State: Encode(next)}, nil
 }
 
 // Close ends the connections. The grants of this client expire.

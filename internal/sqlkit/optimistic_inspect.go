@@ -148,7 +148,7 @@ func (o *Optimistic) Break(ctx context.Context, name string, token uint64) error
 		}
 		found = true
 		return &content{Holders: slices.Delete(slices.Clone(row.Holders), i, i+1),
-			Taken: append(slices.Clone(row.Taken), taken{row.Holders[i].Token, row.now + takenFor.Microseconds()})}, nil
+			Taken: append(slices.Clone(row.Taken), taken{row.Holders[i].Token, row.now + takenTime.Microseconds()})}, nil
 	}
 	return o.change(ctx, p)
 }
@@ -218,12 +218,12 @@ func (o *Optimistic) sweep() {
 	o.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(o.ctx, sweepEvery/2)
 		defer cancel()
-		_ = o.Sweep(ctx, idleBefore) // the next sweep continues
+		_ = o.Sweep(ctx, rowIdleTime) // the next sweep continues
 	})
 }
 
 // Sweep removes rows that were unused for at least this time. The engine calls it with
-// idleBefore. Only tests use a shorter time.
+// rowIdleTime. Only tests use a shorter time.
 func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 	const most = 200
 	for {

@@ -129,7 +129,7 @@ func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
 	}
 	var left []*op // apply executes these and returns the error
 	for tries := 0; len(ops) > 0; tries++ {
-		if tries > togetherTries && pause(ctx, tries) != nil {
+		if tries > togetherTries && backOff(ctx, tries) != nil {
 			left = append(left, ops...)
 			break
 		}

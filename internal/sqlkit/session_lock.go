@@ -41,7 +41,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		}
 		// acquire tries again as the victim of a deadlock, or after the server has ended its wait.
 		if _, again := errors.AsType[*againError](err); again {
-			if pause(ctx, tries) == nil && (r.Wait || tries < 10) {
+			if backOff(ctx, tries) == nil && (r.Wait || tries < 10) {
 				continue
 			}
 			err = driver.Errorf(driver.CodeUnavailable, "%w", err)

@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Passer is a [Recipe] whose sessions can pass an exclusive lock on to the next request. Its
+// Passer is a [Recipe] whose sessions can hand an exclusive lock off to the next request. Its
 // waiters announce themselves; see [Sessions].
 type Passer interface {
 	// Pass replaces the session's grant old by a grant of next, which has the same name and TTL,
@@ -42,7 +42,7 @@ func (a *LockRequest) Passed(old *LockRequest, now int64) (Got, PassOutcome, err
 	return Got{Token: uint64(first), Tokens: int(now - first + 1), Slot: driver.NoSlot}, PassGranted, nil
 }
 
-// Swap passes the lock of old on to r in one round trip, if that is possible. Otherwise it
+// Swap hands the lock of old off to r in one round trip, if that is possible. Otherwise it
 // releases old, and then does what Acquire does.
 func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	if err := e.enter(); err != nil {
@@ -94,8 +94,8 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	return e.grant(next, sent)
 }
 
-// canPass reports whether the session of a lease can pass its lock on to a request. The caller has
-// reserved the session. A grant that has stood for long is not passed on: it is recorded, and only
+// canPass reports whether the session of a lease can hand its lock off to a request. The caller has
+// reserved the session. A grant that has stood for long is not handed off: it is recorded, and only
 // Unlock removes the record.
 func (e *Sessions) canPass(l *lease, r *driver.Request, ttl time.Duration) bool {
 	a := &l.request

@@ -37,9 +37,9 @@ import (
 // A durable token is the new value of a committed counter. Several tokens of a grant are the
 // last values above the old one, from the reading of the clock on.
 //
-// # A lock that is passed on
+// # A lock that is handed off
 //
-// Swap passes the lock of a session on to the next grant, if the recipe is a [Passer] and no other session
+// Swap hands the lock of a session off to the next grant, if the recipe is a [Passer] and no other session
 // waits for the lock. The session keeps the lock, and one statement makes the next grant of it. Exclusion
 // holds because the lock does not change its session. Nothing uses the session meanwhile, and the statement
 // proves, like a ping, that it still has the lock. Validity runs from the send of this statement, after which
@@ -53,7 +53,7 @@ import (
 // A session that waits announces itself to the holder until it has the lock. If the statement finds
 // an announcement, the lock is released and the next request goes to the end of the server's queue.
 // So no new grant overtakes a waiter that came before the statement. Programs that lock by hand
-// announce nothing. For their sake a session passes a lock on for driver.HandoffTime at most, and
+// announce nothing. For their sake a session hands a lock off for driver.HandoffTime at most, and
 // then releases it.
 //
 // If the answer to a Swap is lost, its two halves end together. The session ends, as after any
@@ -101,7 +101,7 @@ type lease struct {
 	pinged    bool           // soon after the grant
 	sent      driver.Instant // of the last statement that confirmed the grant
 	since     time.Time      // of the request, then of the grant
-	heldSince time.Time      // of the first of the grants that the session has passed on
+	heldSince time.Time      // of the first of the grants that the session has handed off
 	proved    time.Time      // of the last ping for all sessions of the server
 	again     time.Time      // of the next ping, after its holder could not be recorded
 	granted   bool           // and neither lost nor being released

@@ -71,7 +71,7 @@ func TestClockedTokens(t *testing.T) {
 }
 
 // TestTokensOfAPassedLock: the tokens of the next grant lie between those of the old grant and the
-// clock. There are no more than requested. If no token is left, the session does not pass the lock on.
+// clock. There are no more than requested. If no token is left, the session does not hand the lock off.
 func TestTokensOfAPassedLock(t *testing.T) {
 	for _, test := range []struct {
 		reserved, tokens int // of the old and the next grant

@@ -63,7 +63,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			b.settle(ctx, 0)
 			return nil
 		case ended+pending < s.quorum:
-			b.settled = true // the votes have ended otherwise: the request was undone, or the grant was lost
+			b.settled = true // the votes ended before: the request was undone, or the grant was lost
 			b.mu.Unlock()
 			return notHeld(&g)
 		}
@@ -125,9 +125,9 @@ type renewal struct {
 	errs                       []error
 }
 
-// Renew extends the votes of grants. It also requests the votes of servers that have none of the grant,
-// because they were restarted or could not be reached. A grant is renewed if a quorum has confirmed that
-// before the grant ended. See [driver.Store].
+// Renew extends the votes of grants. It also requests votes from servers that have no vote for the grant,
+// because they were restarted or could not be reached. A grant is renewed if a quorum confirms the
+// renewal before the grant ends. See [driver.Store].
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
 	if len(grants) == 0 {
@@ -137,7 +137,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	if err == nil {
 		defer s.ops.Done()
 	}
-	var live []int // indices of grants that may stand
+	var live []int // indices of the grants that may be valid
 	sent := driver.Now()
 	var ttl time.Duration
 	for i := range grants {
@@ -250,8 +250,8 @@ func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent dr
 	return true
 }
 
-// renewAt renews grants at one server, and requests the server's votes for the grants
-// that have none there.
+// renewAt renews grants at one server. It requests a vote for each grant that has no vote
+// there.
 func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 	now, skew := text(s.now()), text(s.cfg.Skew.Microseconds())
 	calls := make([]redisstore.Call, len(live))
@@ -333,8 +333,8 @@ func (s *Store) checkInBackground() {
 	})
 }
 
-// checkGrants reads the votes of the held grants from every server. It reports a grant as lost if the servers that
-// still may have its vote are no quorum. It returns false if there are no ballots.
+// checkGrants reads the votes of the held grants from every server. It reports a grant as lost if fewer
+// servers than a quorum may still have its vote. It returns false if there are no ballots.
 func (s *Store) checkGrants() bool {
 	var all, held []*ballot
 	s.mu.Lock()

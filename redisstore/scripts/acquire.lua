@@ -1,38 +1,39 @@
--- Grants a name, or makes a queue entry, or refuses. A call for an entry that stands is
--- its refresh, and grants if it is first and the rule allows it. A call may release another
--- grant of its client before that, in the same step.
+-- Grants a name, makes a queue entry, or refuses the request. A call for an existing queue entry
+-- refreshes the entry, and grants if the entry is the first one and the limits allow it. Before
+-- that, in the same step, a call may release another grant of its client.
 --
 -- KEYS[1]  the name
--- KEYS[2]  the bucket's counter of tokens; left out while the hash slot moves
--- ARGV[1]  the request: "LIMIT CHANNEL OWNER ID". The channel that wakes its client is
---          p:CHANNEL, or - for none
+-- KEYS[2]  the bucket's counter of tokens; absent while the hash slot moves
+-- ARGV[1]  the request: "LIMIT CHANNEL OWNER ID". CHANNEL is p: and the channel on which the script
+--          notifies the client, or - for none
 -- ARGV[2]  TTL, microseconds
--- ARGV[3]  TTL, milliseconds, rounded up: the life of the key
--- ARGV[4]  the server's time after which the request is refused
--- ARGV[5]  the highest token the client has seen
--- These are left out by the first call of a request that does not wait:
--- ARGV[6]  1 to wait, 0 to try
+-- ARGV[3]  TTL, milliseconds, rounded up: the time to live of the key
+-- ARGV[4]  the server's time after which the script refuses the request
+-- ARGV[5]  the highest token that the client has seen
+-- The first call of a request that does not wait omits the other arguments:
+-- ARGV[6]  1 if the request waits, 0 if it does not
 -- ARGV[7]  the number of its queue entry, 0 if it has none
--- ARGV[8]  1 if an earlier call of this request was not answered
--- ARGV[9]  how many tokens to reserve; left out where it is 1
--- ARGV[10] the tag of this call, if the client may start before it confirms the grant; ARGV[9]
---          is then 1. It may be empty
+-- ARGV[8]  1 if an earlier call of this request had no answer
+-- ARGV[9]  the number of tokens to reserve; absent if it is 1
+-- ARGV[10] the tag of this call, if the client may start before it confirms the grant. ARGV[9] is
+--          then 1. The tag may be empty
 -- ARGV[11] the ID and the token of a grant to release first, " ID TOKEN "
--- ARGV[12] its slot
--- ARGV[13] 0, or the server's time until which a request of its ID may arrive
+-- ARGV[12] the slot of that grant
+-- ARGV[13] 0, or the server's time until which a request with the ID of that grant may arrive
 --
--- Returns, each but the first followed by the server's time:
---   GTOKEN                          granted, slot 0; the token is the server's time
---   G TOKEN SLOT TOKENS             granted, with so many tokens from TOKEN on
---   Q SEQ AHEAD REFRESH EXPIRY ...  a queue entry: refresh it in so many milliseconds,
---                                   the first grant expires in so many; then the holders
+-- Returns one of these answers. In all but the first, the server's time follows the letter:
+--   GTOKEN                          granted in slot 0; the token is the server's time
+--   G TOKEN SLOT TOKENS             granted; TOKENS is the number of tokens, from TOKEN on
+--   Q SEQ AHEAD REFRESH EXPIRY ...  a queue entry with AHEAD entries before it. The client refreshes
+--                                   it after REFRESH milliseconds. The first grant expires after
+--                                   EXPIRY milliseconds. Then the holders
 --   B ...                           not granted; then the holders
---   X                               the queue entry is gone
---   L                               too late
---   V                               the request was rolled back, or its grant was taken
---                                   away: its ID is withdrawn for a while
--- After L and V nothing was released. Where the grant to release had ended before, G and Q are
--- g and q.
+--   X                               the queue entry does not exist any more
+--   L                               the request came too late
+--   V                               the ID of the request is withdrawn for a while: the request was
+--                                   rolled back, or its grant was taken away
+-- With L and V the script has released nothing. If the grant to release had already ended, the
+-- letters are g and q in place of G and Q.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local text = time[2]
@@ -42,13 +43,13 @@ local now = tonumber(text)
 if now > tonumber(ARGV[4]) then return {'L', text} end
 
 if KEYS[2] and not ARGV[6] then
-  -- The name is free, as most often. This is done for every lock, so it is little. A
-  -- counter that was raised in vain does no harm.
-  local token, floor = text, tonumber(ARGV[5])
+  -- The fast path. Usually the name is free. Every lock takes these commands, so they are few. The
+  -- script may raise the counter in vain, which does no harm.
+  local token, seen = text, tonumber(ARGV[5])
   local last = redis.call('SET', KEYS[2], token, 'GET')
   last = last and tonumber(last) or 0
-  if last >= now or floor >= now then
-    last = math.max(last, floor) + 1
+  if last >= now or seen >= now then
+    last = math.max(last, seen) + 1
     token = string.format('%.0f', last)
     if last >= 9007199254740992 then
       redis.call('SET', KEYS[2], string.format('%.0f', last - 1))
@@ -58,14 +59,14 @@ if KEYS[2] and not ARGV[6] then
   end
   if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then -- mutation: redis-first
     local done = redis.pcall('PEXPIRE', K, ARGV[3])
-    if type(done) == 'table' then -- refused: the name is as free as before
+    if type(done) == 'table' then -- refused: the name stays free
       if type(redis.pcall('HDEL', K, 's0')) == 'table' then redis.call('DEL', K) end
       return done
     end
     if token == text then return 'G' .. text end
     return 'G ' .. text .. ' ' .. token .. ' 0'
   end
-  -- A look at a lone grant leaves it as it is.
+  -- If a lone grant blocks the request, the script returns its holder and changes nothing.
   local found = redis.call('HMGET', K, 's0', 'm')
   if found[1] and not found[2] then
     local other, at, ttl = string.match(found[1], '^(%d+) .* (%d+)%+(%d+)$')
@@ -89,8 +90,8 @@ if e and now < tonumber(e) then
   if ARGV[11] and (found[4] or ARGV[8] ~= '0' or ARGV[12] ~= '0' or ARGV[13] ~= '0' or not stands) then
     e = nil
   elseif ARGV[11] and t == '0' then
-    -- No client waits: the name goes from the old grant to this request. The first write may be
-    -- refused by a full server, and the removal of a field is tried before the change.
+    -- No client waits, so the grant of this request replaces the old one. A full server refuses the
+    -- first write. HDEL of a missing field tries the user's right to remove fields before the change.
     local least = math.max(tonumber(k), tonumber(ARGV[5])) + 1
     local decides, last = least <= now and now < 9007199254740992, nil
     if decides then last = call('SET', KEYS[2], text, 'GET') end
@@ -109,7 +110,7 @@ if e and now < tonumber(e) then
       return {'G', text, num(token), '0', num(tokens)}
     end
   elseif ARGV[11] then
-    -- The first entry is granted as by a release, and this request becomes the last one.
+    -- The script grants to the first entry, as a release does. This request becomes the last entry.
     local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
     local to, till, at, code, whose
     if entries[1] then to, till, at, code, whose = string.match(entries[1], '^(%S+) 1 %d+ (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
@@ -121,7 +122,7 @@ if e and now < tonumber(e) then
         accepted = raise(KEYS[2], token)
         mark, message = '-0+', start(to, token, code)
       else
-        call('HSET', K, 's0', found[1]) -- as it was: a full server refuses it
+        call('HSET', K, 's0', found[1]) -- writes the old value: a full server refuses this, and nothing has changed
       end
       if accepted then
         local first, seq = h + 1, t + 1
@@ -144,7 +145,7 @@ if e and now < tonumber(e) then
       end
     end
   elseif not found[4] and ARGV[7] == '0' and ARGV[8] == '0' then
-    -- A new queue entry, by one HSET. Common removes a first entry that is dead.
+    -- One HSET makes a new queue entry. If the first entry is dead, the general path removes it.
     local first = t ~= '0' and call('HGET', K, 'q' .. h)
     local till = first and string.match(first, '^%S+ %d+ %d+ (%d+)')
     if t == '0' then h = '1' end
@@ -157,7 +158,7 @@ if e and now < tonumber(e) then
       return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(math.ceil((e - now) / 1000)), '0 ' .. found[1]}
     end
   elseif (found[4] == '-0' or found[4] == '-0+') and (ARGV[7] ~= '0' or ARGV[8] == '1') then
-    -- The first confirmation of its grant, which is the last of the name.
+    -- The first confirmation of this request's grant, which has the last token of the name.
     local whose, since = string.match(found[1], '^1 %S+ %S+ (%S+) ' .. k .. ' (%d+) %d+%+0$')
     if whose == id and tonumber(ARGV[5]) < tonumber(k) then
       if call('PTTL', K) < ttl / 1000 then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) else call('HDEL', K, '-') end
@@ -185,9 +186,9 @@ limit = tonumber(limit)
 counter = KEYS[2]
 known.s0, known.m, known['v' .. id], known['i' .. id] = found[1], found[2], found[3], found[4]
 load()
-local was = tonumber(ARGV[7] or '0')
-local void = get('v' .. id)
-if void and now <= tonumber(void) then return {'V', text} end
+local entryNumber = tonumber(ARGV[7] or '0')
+local withdrawn = get('v' .. id)
+if withdrawn and now <= tonumber(withdrawn) then return {'V', text} end
 sweep()
 local ended
 if ARGV[11] then
@@ -196,24 +197,24 @@ if ARGV[11] then
   if g then drop(tonumber(ARGV[12]), g) else ended = true end
 end
 
--- confirm sets the deadline of a grant that this request has. The client has not seen
--- the token of one that is not confirmed: if the server has lost its memory and its
--- clock is behind the tokens that the client has seen, the token is raised above them.
+-- confirm sets the deadline of this request's grant. first is true for the first confirmation.
+-- Until then the client has not seen the token. If the server has lost its data, and its clock is
+-- behind the tokens that the client has seen, confirm raises the token above them.
 local function confirm(slot, g, first)
   if first then
-    local floor = tonumber(ARGV[5])
-    if floor >= tonumber(g.token) then
-      st.k = math.max(floor, st.k) + 1
+    local seen = tonumber(ARGV[5])
+    if seen >= tonumber(g.token) then
+      st.k = math.max(seen, st.k) + 1
       g.token = num(st.k)
     end
-    -- Nothing was granted since: the tokens up to now are free, as in grant.
+    -- The name had no later grant, so the tokens up to the present time are free, as in grant.
     if counter and g.limit == 1 and ARGV[9] and tonumber(g.token) == st.k and call('GET', counter) then
       g.tokens = math.max(1, math.min(tonumber(ARGV[9]), now - st.k + 1))
       st.k = st.k + g.tokens - 1
     end
     put('i' .. id, '=' .. num(slot))
   end
-  -- Also of a grant that was confirmed: that may have been without the counter.
+  -- A repeated confirmation does this, too: the first one may have had no counter.
   local last = g.token + g.tokens - 1
   if counter and (tonumber(call('GET', counter)) or 0) < last then raised = num(last) end
   g.expires, g.channel, g.owner = now + ttl, channel, owner
@@ -244,7 +245,8 @@ end
 
 local rec = own and get('q' .. own)
 if rec then
-  -- Its client lives: that counts before dead entries are looked for.
+  -- The call proves that the client lives. So the script refreshes its entry before it removes dead
+  -- entries.
   local seq, entry = tonumber(own), parseEntry(rec)
   entry.deadline, entry.channel, entry.tag, entry.owner = deadline(math.max(0, seq - st.h)), channel, tag, owner
   keep(entry.deadline)
@@ -256,12 +258,12 @@ if rec then
 end
 
 promote()
-if was > 0 then
+if entryNumber > 0 then
   commit()
   return {'X', text}
 end
 
--- Dead entries behind one that the release has promoted stay for the next release.
+-- If the release has promoted an entry, dead entries behind it stay until the next release.
 if (not ARGV[11] or admits(limit)) and (st.t == 0 or not head()) and admits(limit) then
   local token, slot, tokens = grant(ARGV[5], '=', id, limit, ttl, channel, owner, tonumber(ARGV[9] or nil))
   commit(true)
@@ -280,6 +282,6 @@ writeEntry(num(seq), entry)
 put('i' .. id, num(seq))
 keep(entry.deadline)
 st.t = seq
-local answer = holders(answerEntry(seq)) -- reads, which may be refused, so it comes first
+local answer = holders(answerEntry(seq)) -- the server may refuse its reads, so it precedes the writes
 commit(true)
 return answer

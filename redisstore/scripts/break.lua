@@ -1,9 +1,9 @@
--- Takes the grant that has a token away and notifies its holder.
+-- Takes away the grant that has the given token, and notifies its holder.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the token
 --
--- Returns R or N (there is no such grant), and the server's time.
+-- Returns R (taken away) or N (there is no such grant), and the server's time.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -29,8 +29,8 @@ for from = 0, st.n - 1, 500 do
       local confirmed = st.lone or not string.find(get('i' .. g.id) or '', '^%-%d+$')
       drop(slot, g)
       publish(g.channel, 'x' .. g.id)
-      -- A holder that did not hear it finds this when it looks. One that has yet to hear
-      -- of its grant waits on.
+      -- If the holder misses the message, its next check finds that the ID is withdrawn. A waiter
+      -- that has not confirmed its grant keeps waiting, so its ID is not withdrawn.
       if confirmed then withdraw(g.id, now + 5000000) end
       break
     end

@@ -1,10 +1,10 @@
--- Reports which of some grants do not stand.
+-- Reports which of the given grants have ended.
 --
 -- KEYS     their names, all of one bucket or all of one server
--- ARGV     for each its ID and its token, " ID TOKEN ", and its slot
+-- ARGV     for each grant: its ID and its token, " ID TOKEN ", and its slot
 --
--- Returns R, the server's time, and for each grant that does not stand its number, from
--- 1 on, negative if it was taken away.
+-- Returns R, the server's time, and the number of each grant that has ended. Numbers count from 1.
+-- The number is negative if the grant was taken away.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local answer = {'R', string.format('%.0f', now)}

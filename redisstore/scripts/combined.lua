@@ -1,24 +1,24 @@
--- Runs the short ways of acquire and release for several requests of one client, one after
--- another. A request that its short way does not decide is left as it is, and its client
--- sends it again by itself. An error of one request does not end the others.
+-- Runs the fast paths of acquire and release for several requests of one client, one after another.
+-- If the fast path does not decide a request, the script changes nothing for it, and the client
+-- sends it again in a call of its own. An error of one request does not affect the others.
 --
--- KEYS     for each acquire, in order: the name and the bucket's counter; for each
---          release: the name
--- ARGV[1]  the server's time after which no acquire is decided
--- ARGV[2]  the highest token that the client has seen in any of the buckets: from a
---          clock that is behind it no acquire is decided
--- The others, in order:
+-- KEYS     in the order of the requests: for each acquire the name and the bucket's counter; for
+--          each release the name
+-- ARGV[1]  the server's time after which the script decides no acquire
+-- ARGV[2]  the highest token that the client has seen in any of the buckets. If the server's clock
+--          is behind it, the script decides no acquire
+-- The other arguments, in the order of the requests:
 --   "+MICROS MILLIS"  the TTL of the acquires that follow, as in ARGV[2] and ARGV[3] of
 --                     acquire.lua
 --   " ID TOKEN "      a release: ARGV[1] of release.lua
---   else              an acquire: ARGV[1] of acquire.lua
+--   otherwise         an acquire: ARGV[1] of acquire.lua
 --
--- Returns the server's time; a letter for each request, in one string; and the answers of
--- the requests with letter *, their words separated by newlines, or "EMESSAGE".
---   G  granted, slot 0; the token is the server's time
+-- Returns the server's time, a letter for each request in one string, and the answers of the
+-- requests with letter *. An answer is words separated by newlines, or "EMESSAGE". The letters:
+--   G  granted in slot 0; the token is the server's time
 --   R  released
 --   N  there is no such grant
---   F  undecided, and nothing was changed but perhaps the counter raised
+--   F  not decided; the script may have raised the counter, and has changed nothing else
 local call, try, byte, find, match = redis.call, redis.pcall, string.byte, string.find, string.match
 local time = call('TIME')
 local text = time[2]
@@ -28,7 +28,7 @@ local now = tonumber(text)
 local decides = now <= tonumber(ARGV[1]) and now > tonumber(ARGV[2])
 local millis, ends, tail
 
--- acquire does what the short way of acquire.lua does.
+-- acquire does what the fast path of acquire.lua does.
 local function acquire(K, C, request)
   local last = call('SET', C, text, 'GET')
   last = last and tonumber(last) or 0
@@ -47,7 +47,7 @@ local function acquire(K, C, request)
   end
   if call('HSETNX', K, 's0', record) == 1 then -- mutation: redis-combined
     local done = try('PEXPIRE', K, millis)
-    if type(done) == 'table' then -- refused: the name is as free as before
+    if type(done) == 'table' then -- refused: the name stays free
       if type(try('HDEL', K, 's0')) == 'table' then call('DEL', K) end
       error(done)
     end
@@ -64,7 +64,7 @@ local function acquire(K, C, request)
   return 'F'
 end
 
--- release does what the short way of release.lua does.
+-- release does what the fast path of release.lua does.
 local function release(K, mine)
   local found = call('HMGET', K, 's0', 'm')
   if found[2] then return 'F' end

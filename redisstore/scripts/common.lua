@@ -1,26 +1,29 @@
--- What the scripts share. It replaces "-- include common" when they are loaded, and
--- needs plain before it. They set K, the name's key, and now, the server's time in microseconds.
+-- The functions that the scripts share. When the client loads a script, this text replaces
+-- "-- include common". It needs plain before it. The script sets K, the name's key, and now, the
+-- server's time in microseconds.
 --
 -- A name is a hash from its first grant on. Its fields:
---   s<slot>  a grant: "limit channel owner id token since at+ttl", which ends ttl after
---            at; "since-n" where it has the n tokens from token on. Field s0 is there as long as the key is: it is empty while slot 0 is
---            free. So HSETNX of s0 grants a name that has no key, and no other.
---   m        the state, see load. It is missing while a lone grant has slot 0 and
---            the name has no other state.
---   r<i>     free slots, a stack of m's F entries; an entry may be out of date, and is
---            checked when it is used
+--   s<slot>  a grant: "limit channel owner id token since at+ttl". It expires ttl after at. A grant
+--            with n tokens, from token on, has "since-n" in place of since. Field s0 exists as long
+--            as the key, and is empty while slot 0 is free. So HSETNX of s0 grants a name only if
+--            the name has no key.
+--   m        the state: see load. It is missing while the name has one grant, in slot 0, and no
+--            other state. Such a grant is called lone.
+--   r<i>     free slots: a stack of F entries (see load). An entry may be out of date, so a script
+--            checks the slot before it uses it.
 --   q<seq>   a queue entry: "id limit ttl deadline since channel owner", or
---            "... channel,tag owner" where its client may start before it confirms the grant
---   i<id>    a request: the number of its queue entry; once it was granted -slot, and
---            =slot when its client has confirmed the grant. It is -slot+ before that if the
---            client may have started. A lone grant has none.
---   v<id>    withdrawn until then: a request that may still arrive after it was rolled
---            back, or whose grant was taken away
---   x<i>     the withdrawn requests in order
--- Times are microseconds of the server's clock. Entries are served by number.
+--            "... channel,tag owner" if its client may start before it confirms the grant
+--   i<id>    a request: the number of its queue entry, or -slot if it has a grant, or =slot if its
+--            client has confirmed the grant. It is -slot+ instead of -slot if the client may have
+--            started. A lone grant has no such field.
+--   v<id>    a withdrawn request: the time until which it may still arrive. The request was rolled
+--            back, or its grant was taken away.
+--   x<i>     the IDs of the withdrawn requests, in order
+-- Times are microseconds of the server's clock. The scripts serve entries in the order of their
+-- numbers.
 --
--- A script reads first and writes last, in commit. Redis does not roll a script back,
--- so commit first tries all that can be refused, and changes the hash by one HSET.
+-- A script reads first and writes last, in commit. Redis does not roll a script back. So commit
+-- first tries everything that the server can refuse, and then changes the hash by one HSET.
 
 local function parseGrant(rec)
   local limit, channel, owner, id, token, since, tokens, at, ttl =
@@ -35,7 +38,8 @@ local function parseEntry(rec)
   return {id = id, limit = tonumber(limit), ttl = tonumber(ttl), deadline = tonumber(deadline), since = since, channel = channel, tag = tag, owner = owner}
 end
 
--- known are fields that were read, pending those to write; false is a missing field.
+-- known has the fields that were read, and pending those to write. The value false means that the
+-- field is missing, or is to be removed.
 local known, pending = {}, {}
 
 local function read(fields)
@@ -56,24 +60,26 @@ end
 
 local function put(field, value) pending[field] = value end
 
--- life is until when the key has to live, counter the key of the bucket's counter of
--- tokens and raised what to set it to, messages what to publish. starting is the counter
--- where a waiter that is promoted may start before it confirms its grant.
+-- life is the time until which the key must exist. counter is the key of the bucket's counter of
+-- tokens, and raised is its new value. starting is the same key, if a promoted waiter may start
+-- before it confirms its grant. messages has the channels and messages to publish.
 local life, counter, raised, starting = 0, nil, nil, nil
 local messages = {}
 
 local st
--- load reads the state, and the fields named.
---   e  no grant expires before this; 0 if there is none
---   n  above the highest slot in use
---   F  how many free slots are on the stack
---   h  the first queue entry, t the last; 0 if there is none
+-- load reads the given fields and the state. The fields of the state:
+--   e  no grant expires before this time; 0 if there is no grant
+--   n  a number above the highest slot in use
+--   F  the number of free slots on the stack
+--   h  the number of the first queue entry; 0 if there is none
+--   t  the number of the last queue entry; 0 if there is none
 --   k  the last token
---   V  when the last withdrawn request may be forgotten, 0 if there is none
---   y  the first withdrawn request, z the last
---   c  the slot at which the search for expired grants continues, 0 if none is under way
---   d  the first expiry that this search has found
--- and the limits of the grants with how many have each: "1:1", "2147483647:12 3:1".
+--   V  the time after which all withdrawn requests may be forgotten; 0 if there is none
+--   y  the number of the first withdrawn request
+--   z  the number of the last withdrawn request
+--   c  the slot at which the search for expired grants continues; 0 if no search is under way
+--   d  the earliest expiry that this search has found
+-- After these the state has the number of grants of each limit: "1:1", "2147483647:12 3:1".
 local function load(fields)
   if fields then read(fields) end
   local first, m = get('s0'), get('m')
@@ -98,12 +104,12 @@ local function load(fields)
   st.h0 = st.h
 end
 
--- keep has the key live until then.
+-- keep makes the key exist at least until then.
 local function keep(untilTime) if untilTime > life then life = untilTime end end
 
 local function expire(untilTime) return call('PEXPIRE', K, num(math.ceil((untilTime - now) / 1000) + 1)) end
 
--- forget removes withdrawn requests that can no longer arrive, some in each call.
+-- forget removes withdrawn requests that can no longer arrive, at most 200 in a call.
 local function forget()
   if st.V == 0 or now <= st.V then return end
   local last = math.min(st.z, st.y + 199)
@@ -120,10 +126,11 @@ local function forget()
   st.changed = true
 end
 
--- commit writes what has changed, or removes the key when nothing is left in it. A
--- request that is new is refused by a server without memory; all others are not, since
--- a command that needs none precedes those that do. PEXPIRE of a key that is not there
--- and HDEL of a field that is not there change nothing, and are refused like others.
+-- commit writes what has changed, or removes the key if nothing remains. If new is set, a full
+-- server refuses the first write, and with it the new request. Otherwise a command that needs no
+-- memory comes first, and after it a full server refuses nothing. PEXPIRE of a missing key and HDEL
+-- of a missing field change nothing, but the server refuses them like any other. So they try the
+-- rights of the user.
 local function commit(new)
   forget()
   if st.count == 0 and st.t == 0 and st.V < now then
@@ -141,14 +148,14 @@ local function commit(new)
     for field, value in pairs(pending) do
       if value then set[#set + 1] = field; set[#set + 1] = value else del[#del + 1] = field end
     end
-    local past = st.count == 0 and st.t == 0 -- withdrawn requests alone are left
-    if past then life = st.V end
-    local extend = life > 0 and (past or not st.exists or call('PTTL', K) < (life - now) / 1000)
+    local idle = st.count == 0 and st.t == 0 -- only withdrawn requests remain
+    if idle then life = st.V end
+    local extend = life > 0 and (idle or not st.exists or call('PTTL', K) < (life - now) / 1000)
     if new then
       if raised then
         call('SET', counter, raised)
       elseif st.exists then
-        call('HSET', K, 's0', known.s0) -- as it was -- mutation: redis-tried
+        call('HSET', K, 's0', known.s0) -- the old value -- mutation: redis-tried
       end
     end
     if st.exists or raised or not new then
@@ -157,7 +164,7 @@ local function commit(new)
     end
     if raised and not new then call('SET', counter, raised) end
     call('HSET', K, unpack(set)) -- mutation: redis-contended
-    -- In parts: thousands of entries may have died together, and Lua's stack is bounded.
+    -- In parts, because Lua's stack is limited, and thousands of entries may have died together.
     for i = 1, #del, 4000 do call('HDEL', K, unpack(del, i, math.min(i + 3999, #del))) end
     if not st.exists then
       local done = redis.pcall('PEXPIRE', K, num(math.ceil((life - now) / 1000) + 1))
@@ -167,7 +174,7 @@ local function commit(new)
       end
     end
   end
-  -- Publishing may be refused: a message that is not sent is like one that is lost.
+  -- The server may refuse PUBLISH. That has the effect of a lost message.
   for i = 1, #messages, 2 do redis.pcall('PUBLISH', messages[i], messages[i + 1]) end
 end
 
@@ -178,11 +185,11 @@ local function publish(channel, message)
   end
 end
 
--- admits is the one rule: a grant of limit n never stands beside more than n-1
--- others.
+-- admits reports whether the limits allow one more grant: a grant of limit n never exists beside
+-- more than n-1 others.
 local function admits(limit) return st.count < limit and st.count < st.least end
 
--- grantAt is the grant in a slot, if there is one.
+-- grantAt returns the grant in a slot, or nil.
 local function grantAt(slot)
   local rec = get('s' .. slot)
   if rec and rec ~= '' then return parseGrant(rec) end
@@ -200,7 +207,7 @@ local function writeEntry(seq, p)
   put('q' .. seq, p.id .. ' ' .. p.limit .. ' ' .. num(p.ttl) .. ' ' .. num(p.deadline) .. ' ' .. p.since .. ' ' .. channel .. ' ' .. p.owner)
 end
 
--- lower notes a grant's expiry.
+-- lower updates the earliest expiry with that of a grant.
 local function lower(expires)
   if st.count == 1 or expires < st.e then st.e = expires end
   if st.c > 0 and expires < st.d then st.d = expires end
@@ -227,8 +234,8 @@ local function drop(slot, g)
   st.changed = true
 end
 
--- sweep drops expired grants. It looks at SWEEP slots in a call, so that thousands of
--- grants do not stop the server; st.e stays in the past until it has seen all.
+-- sweep drops expired grants. A call reads at most SWEEP slots, so that thousands of grants do not
+-- block the server. st.e stays in the past until the search has read all slots.
 local SWEEP = 256
 local function sweep()
   if st.count == 0 or now < st.e then return end
@@ -257,7 +264,7 @@ local function sweep()
   st.changed = true
 end
 
--- find returns the slot and the grant of a request.
+-- find returns the slot and the grant of a request, or nil.
 local function find(id)
   if st.lone then
     if st.lone.id == id then return 0, st.lone end
@@ -268,13 +275,14 @@ local function find(id)
   if g and g.id == id then return tonumber(slot), g end
 end
 
+-- leave removes a queue entry.
 local function leave(seq, p)
   put('q' .. seq, false)
   put('i' .. p.id, false)
   st.changed = true
 end
 
--- head is the first living queue entry; dead ones before it are removed.
+-- head returns the first queue entry that is alive, or nil, and removes the dead entries before it.
 local function head()
   while st.t > 0 do
     if st.h > st.t then
@@ -293,10 +301,10 @@ local function head()
   end
 end
 
--- WINDOW bounds how many entries one call promotes.
+-- WINDOW limits the number of entries that one call promotes.
 local WINDOW = 64
 
--- freeSlot takes a slot; that of a permit is below its limit.
+-- freeSlot takes a free slot and returns it. The slot of a permit is below its limit.
 local function freeSlot(limit)
   if st.count == 0 then
     st.n = 1
@@ -319,13 +327,13 @@ local function freeSlot(limit)
   return st.n - 1
 end
 
--- grant makes a holder. floor is the highest token that the client has seen. mark states
--- whether the grant waits for its client's confirmation. tokens is the requested number.
--- Several tokens are taken from the microseconds since the last token, so that no token
--- is ahead of the clock; there are fewer where less time has passed. A bucket whose
--- counter is missing may have lost its memory just now, and gives one.
-local function grant(floor, mark, id, limit, ttl, channel, owner, tokens)
-  local least = math.max(st.k + 1, tonumber(floor) + 1)
+-- grant writes a grant, and returns its first token, its slot and its number of tokens. seen is the
+-- highest token that the client has seen. mark is - if the client must still confirm the grant, and
+-- = if it need not. tokens is the requested number. Several tokens are the microseconds since the
+-- last token, so that no token is ahead of the clock. If less time has passed, there are fewer. If
+-- the counter is missing, the server may have lost its data just now, and there is one token.
+local function grant(seen, mark, id, limit, ttl, channel, owner, tokens)
+  local least = math.max(st.k + 1, tonumber(seen) + 1)
   local token, count = math.max(now, least), 1
   if counter and mark == '=' then
     local last = tonumber(call('GET', counter))
@@ -351,8 +359,8 @@ local function grant(floor, mark, id, limit, ttl, channel, owner, tokens)
   return text, slot, num(count)
 end
 
--- approach notifies the entries that have come close to the head, one as a rule, several
--- where those before them have left.
+-- approach notifies the entries that have come near the head: usually one, and several if entries
+-- before them have left.
 local function approach()
   if st.t == 0 or st.h0 == 0 or st.h <= st.h0 then return end
   for seq = math.max(st.h0 + CLOSE + 1, st.h), math.min(st.h + CLOSE, st.t) do
@@ -365,10 +373,10 @@ local function approach()
   st.h0 = st.h
 end
 
--- promote grants to the entries at the head, in order, as far as the rule allows, and
--- notifies them. It needs no counter: the name's key has lived since its last grant
--- and has the token; the counter is raised when the client confirms, or before the client
--- is notified that it may start.
+-- promote grants to the entries at the head, in order, as far as the limits allow, and notifies
+-- their clients. If it grants to the request mine, it does not notify, and returns the slot. promote
+-- needs no counter: the name's key has existed since its last grant, and has the last token. The
+-- counter is raised when the client confirms its grant, or before a message lets the client start.
 local function promote(mine)
   local slot
   for _ = 1, WINDOW do
@@ -392,7 +400,7 @@ local function promote(mine)
   return slot
 end
 
--- purge removes what a request has here.
+-- purge removes the grant or the queue entry of a request.
 local function purge(id)
   local slot, g = find(id)
   if slot then
@@ -407,8 +415,8 @@ local function purge(id)
   end
 end
 
--- withdraw keeps a request that may still arrive from being granted: clients send a
--- time with each request after which it is refused.
+-- withdraw makes the scripts refuse a request that may still arrive, until untilTime. Each request
+-- carries the time after which the scripts refuse it anyway.
 local function withdraw(id, untilTime)
   if untilTime <= now then return end
   for _ = 1, 2 do
@@ -428,21 +436,22 @@ local function withdraw(id, untilTime)
   st.changed = true
 end
 
--- released returns the grant that a release names, " ID TOKEN ". If it has ended, what its
--- request has left is removed. voiding is the time until which the request may arrive, or 0.
-local function released(mine, slot, voiding)
+-- released returns the grant that a release names, " ID TOKEN ", or nil if it has ended. It then
+-- removes what the request may have left. refuseUntil is the time until which the request may
+-- arrive, or 0.
+local function released(mine, slot, refuseUntil)
   local rec, id = get('s' .. slot), string.match(mine, '%S+')
   local g = rec and string.find(rec, mine, 1, true) and parseGrant(rec)
   if not g then
     local seq = get('i' .. id)
-    -- A failover that lost the grant may have left its queue entry.
-    if voiding > 0 or seq and string.find(seq, '^%d') then purge(id) end
+    -- A failover may have lost the grant, and not its queue entry.
+    if refuseUntil > 0 or seq and string.find(seq, '^%d') then purge(id) end
   end
-  if voiding > 0 then withdraw(id, voiding) end
+  if refuseUntil > 0 then withdraw(id, refuseUntil) end
   return g
 end
 
--- holders appends the first grants to an answer.
+-- holders appends the first grants to an answer, at most 16.
 local function holders(answer)
   local shown = 0
   for slot = 0, math.min(st.n, 64) - 1 do

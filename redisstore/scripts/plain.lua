@@ -1,12 +1,12 @@
--- The plain way of the steps of a contended name. It replaces "-- include plain" when
--- the scripts are loaded, ahead of common.
+-- The plain path: the steps of a name under contention. When the client loads a script, this text
+-- replaces "-- include plain", before common.
 --
--- A name is plain while one exclusive grant stands in slot 0, no withdrawn request is
--- remembered, and no search for expired grants is under way. PLAIN matches its state and
--- returns e, h, t and k, as load in common describes them. Nearly all handovers of a name
--- that many clients want find it so. The plain way reads and writes what common would,
--- with fewer commands and without its closures. It takes its decision before it writes;
--- whatever it does not decide continues to common, which has the same rules for all states.
+-- A name is plain while it has one exclusive grant, in slot 0, no withdrawn request, and no search
+-- for expired grants. PLAIN matches the state of such a name and captures e, h, t and k, which load
+-- in common describes. Nearly all handoffs of a name under contention find this state. The plain
+-- path reads and writes what common would, with fewer commands and without the closures of common.
+-- It decides before it writes. If it does not decide, the script continues with common, which
+-- handles all states by the same rules.
 
 local call = redis.call
 local function num(x) return string.format('%.0f', x) end
@@ -14,9 +14,10 @@ local function num(x) return string.format('%.0f', x) end
 local PLAIN = '^(%d+) 1 0 (%d+) (%d+) (%d+) 0 1 0 0 0 1:1$'
 local function plain(e, h, t, k) return e .. ' 1 0 ' .. h .. ' ' .. t .. ' ' .. k .. ' 0 1 0 0 0 1:1' end
 
--- An entry near the head is refreshed every NEAR, one further back less often, at least
--- every FAR; it is dead when it has missed three. A promoted entry's lease lasts CONFIRM
--- until its client has confirmed the grant: otherwise the client is dead.
+-- A client refreshes an entry every NEAR microseconds while at most CLOSE entries are ahead of it.
+-- Otherwise the interval is longer by PER for each entry ahead, but at most FAR. An entry that has
+-- missed three refreshes is dead. The lease of a promoted entry lasts CONFIRM. If the client has not
+-- confirmed its grant by then, the client is dead.
 local NEAR, FAR, PER, CONFIRM, CLOSE = 700000, 15000000, 20000, 2500000, 32
 local function interval(ahead)
   if ahead <= CLOSE then return NEAR end
@@ -24,12 +25,12 @@ local function interval(ahead)
 end
 local function deadline(ahead) return now + 3 * interval(ahead) + 400000 end
 
--- lives reports whether the key lives until then: as long as its grant, at least.
+-- lives reports whether the key exists until then. It exists at least until its grant expires, at e.
 local function lives(untilTime, e) return untilTime <= tonumber(e) or call('PTTL', K) >= (untilTime - now) / 1000 end
 
--- raise records a token in the bucket's counter, so that the token may be used before its
--- grant is confirmed. It reports whether the server has accepted that. A counter that was
--- raised in vain does no harm.
+-- raise writes a token to the bucket's counter, so that a client may use the token before it
+-- confirms the grant. It reports whether the server has accepted the write. raise may raise the
+-- counter in vain, which does no harm.
 local function raise(counter, token)
   local had = redis.pcall('SET', counter, token, 'GET')
   if type(had) == 'table' then return false end
@@ -37,10 +38,10 @@ local function raise(counter, token)
   return true
 end
 
--- start is the message by which a waiter may start before it confirms its grant.
+-- start returns the message after which a waiter may start before it confirms its grant.
 local function start(id, token, tag) return 'g' .. id .. ' ' .. token .. ' ' .. num(CONFIRM) .. ' ' .. tag end
 
--- wake publishes to the client of an entry, if there is one: a letter and its ID, or a message.
+-- wake publishes to the client of an entry, if it has a channel: message, or the letter and the ID.
 local function wake(entry, letter, message)
   local id, channel = string.match(entry or '', '^(%S+) %d+ %d+ %d+ %d+ p:([^%s,]+)')
   if id then redis.pcall('PUBLISH', channel, message or letter .. id) end

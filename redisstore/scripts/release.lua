@@ -1,31 +1,30 @@
--- Ends a grant if it still stands, and wakes the next waiter; or grants at once to the
--- next queue entry if that is one of the same client.
+-- Ends a grant if it still exists, and wakes the next waiter. If the next queue entry belongs to the
+-- same client, the script grants to it, and returns the grant.
 --
 -- KEYS[1]  the name
--- KEYS[2]  the bucket's counter of tokens: needed with ARGV[5]; without it no waiter starts
---          before it confirms its grant
+-- KEYS[2]  the bucket's counter of tokens. ARGV[5] needs it. Without it no waiter starts before it
+--          confirms its grant
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "
--- The others are left out where they are 0, from the last one on:
--- ARGV[2]  its slot
--- ARGV[3]  0, or for how many microseconds to leave it standing
+-- The client omits the other arguments, from the last one on, if they are 0:
+-- ARGV[2]  the slot of the grant
+-- ARGV[3]  0, or for how many microseconds the grant stays (a minimum hold)
 -- ARGV[4]  0, or the server's time until which a request of this ID may arrive
 -- ARGV[5]  the number of the client's own queue entry
--- ARGV[6]  its ID
--- ARGV[7]  the highest token the client has seen
--- ARGV[8]  the server's time after which nothing is granted
--- ARGV[9]  its owner
--- ARGV[10] how many tokens it is to reserve; left out where it is 1
+-- ARGV[6]  the ID of that entry
+-- ARGV[7]  the highest token that the client has seen
+-- ARGV[8]  the server's time after which the answer contains no grant
+-- ARGV[9]  the owner of that entry
+-- ARGV[10] the number of tokens to reserve for that entry; absent if it is 1
 --
--- Returns:
---   R                  released, or kept for a minimum hold
---   R TIME TOKEN SLOT TOKENS
---                      released, and granted to the entry; and the server's time
---   N                  there is no such grant
-local K, mine, keeping, voiding = KEYS[1], ARGV[1], tonumber(ARGV[3] or '0'), tonumber(ARGV[4] or '0')
+-- Returns one of these answers:
+--   R                         released, or kept for a minimum hold
+--   R TIME TOKEN SLOT TOKENS  released, and granted to the client's entry; TIME is the server's time
+--   N                         there is no such grant
+local K, mine, minHold, refuseUntil = KEYS[1], ARGV[1], tonumber(ARGV[3] or '0'), tonumber(ARGV[4] or '0')
 local slot = ARGV[2] or '0'
 local found = redis.call('HMGET', K, 's0', 'm', 's' .. slot)
-if keeping == 0 and voiding == 0 and not found[2] then
-  -- It stands alone, as most often. A key that is there has not expired.
+if minHold == 0 and refuseUntil == 0 and not found[2] then
+  -- The fast path. Usually the name has only this grant. The key exists, so it has not expired.
   if not found[1] or not string.find(found[1], mine, 1, true) then return 'N' end
   redis.call('DEL', K)
   return 'R'
@@ -36,11 +35,11 @@ local now = time[1] * 1000000 + time[2]
 -- include plain
 
 local e, h, t, k
-if keeping == 0 and voiding == 0 and slot == '0' and found[1] and string.find(found[1], mine, 1, true) then
+if minHold == 0 and refuseUntil == 0 and slot == '0' and found[1] and string.find(found[1], mine, 1, true) then
   e, h, t, k = string.match(found[2], PLAIN)
 end
 if e and h ~= '0' and now < tonumber(e) then
-  -- The first entry is granted, and the one that comes near the head notified.
+  -- The script grants to the first entry, and notifies the entry that comes near the head.
   local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
   local id, ttl, till, channel, tag, owner
   if entries[1] then id, ttl, till, channel, tag, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
@@ -90,17 +89,17 @@ known.s0, known.m, known['s' .. slot] = found[1], found[2], found[3]
 counter, starting = KEYS[2], KEYS[2]
 load()
 sweep()
-local g = released(mine, slot, voiding)
+local g = released(mine, slot, refuseUntil)
 if not g then
   promote()
   commit()
   return 'N'
 end
 slot = tonumber(slot)
-if keeping > 0 then
-  -- It no longer has an owner: it can neither be renewed nor released, only expire.
+if minHold > 0 then
+  -- The grant has no owner any more: no client renews or releases it, so it expires.
   if st.lone then st.lone = nil else put('i' .. g.id, false) end
-  g.id, g.expires = '*', now + keeping
+  g.id, g.expires = '*', now + minHold
   keep(g.expires)
   writeGrant(slot, g)
   lower(g.expires)

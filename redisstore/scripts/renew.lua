@@ -2,12 +2,12 @@
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "
--- ARGV[2]  its slot
+-- ARGV[2]  the slot of the grant
 -- ARGV[3]  TTL, microseconds
--- ARGV[4]  1 where the client has started before it confirmed the grant; left out otherwise.
---          This call confirms it
+-- ARGV[4]  1 if the client has started before it confirmed the grant: this call confirms it. Absent
+--          otherwise
 --
--- Returns R, N (there is no such grant) or T (it was taken away), and the server's
+-- Returns R (renewed), N (there is no such grant) or T (the grant was taken away), and the server's
 -- time.
 local K = KEYS[1]
 local time = redis.call('TIME')
@@ -21,14 +21,14 @@ local before, at, had = string.match(rec, '^(.* )(%d+)%+(%d+)$')
 if at + had <= now then return {'N', text} end
 local ttl = tonumber(ARGV[3])
 local after = before .. text .. '+' .. ARGV[3]
--- The key's life first: it needs no memory, and what comes after it in a script is then
--- allowed on a server that has none left. Others' grants may need a longer life.
+-- PEXPIRE comes first, because it needs no memory: after a first write a full server refuses no
+-- command of a script. The key may have to exist for longer, for the grants of other holders.
 local ms = math.ceil(ttl / 1000) + 1
 if m then ms = math.max(ms, redis.call('PTTL', K)) end -- mutation: redis-life
 redis.call('PEXPIRE', K, string.format('%.0f', ms))
 if m then
   if ARGV[4] then redis.call('HSET', K, 'i' .. id, '=' .. ARGV[2]) end
-  -- The state begins with the earliest expiry. Where one grant stands that is its own.
+  -- The state begins with the earliest expiry. If the name has one grant, that is its expiry.
   local e = string.match(m, '^%d+')
   if string.match(m, '^[%d ]+ %d+:1$') or now + ttl < tonumber(e) then
     redis.call('HSET', K, 's' .. ARGV[2], after, 'm', string.format('%.0f', now + ttl) .. string.sub(m, #e + 1))

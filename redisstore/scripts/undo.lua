@@ -1,5 +1,5 @@
--- Removes the queue entry or the grant of a request, and leaves a tombstone for messages of
--- that request that may still arrive.
+-- Removes the queue entry or the grant of a request, and leaves a tombstone for calls of that
+-- request that may still arrive.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the request's ID

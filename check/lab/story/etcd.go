@@ -39,7 +39,7 @@ func (s *stage) post(path, request string, answer any) {
 	s.must(err)
 	defer r.Body.Close()
 	if r.StatusCode != http.StatusOK {
-		s.must(fmt.Errorf("etcd answers %s to %s", r.Status, path))
+		s.must(fmt.Errorf("etcd returned %s for %s", r.Status, path))
 	}
 	s.must(json.NewDecoder(r.Body).Decode(answer))
 }
@@ -74,8 +74,8 @@ var leased = lock{
 	},
 }
 
-// asleep returns a story in which the holder sleeps until its lease has expired. It wakes
-// up while B has the lock.
+// asleep returns a story in which A sleeps until its lease has expired, and wakes up while B has
+// the lock.
 func asleep(l lock, sleeps string) func(*stage) {
 	return func(s *stage) {
 		l.on(s)

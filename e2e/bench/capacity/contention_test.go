@@ -32,8 +32,8 @@ func (l *losses) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// processor returns the processor time of this process so far.
-func processor(b *testing.B) time.Duration {
+// processorTime returns the processor time that this process has used.
+func processorTime(b *testing.B) time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
 		b.Fatal(err)
@@ -60,7 +60,7 @@ func startRedis(b *testing.B) (url string) {
 }
 
 // BenchmarkHeld measures what many held locks with a TTL of 30 s cost their process on one
-// Redis: heap, goroutines, and processor time to renew them and to look for early ends. It
+// Redis: heap, goroutines, and processor time to renew them and to check for early ends. It
 // reports the number of lost locks. No other client may be granted a lock that was not lost.
 //
 //	go test -run '^$' -bench Held -benchtime 1x -timeout 20m ./bench/capacity -held 100000 -for 5m
@@ -90,9 +90,9 @@ func BenchmarkHeld(b *testing.B) {
 		}
 		b.ReportMetric((heap()-bytes)/float64(len(held)), "heap-B/lock")
 		b.ReportMetric(float64(runtime.NumGoroutine()-goroutines), "goroutines")
-		used, began := processor(b), time.Now()
+		used, began := processorTime(b), time.Now()
 		time.Sleep(*heldFor)
-		b.ReportMetric((processor(b)-used).Seconds()/time.Since(began).Seconds(), "cores")
+		b.ReportMetric((processorTime(b)-used).Seconds()/time.Since(began).Seconds(), "cores")
 		b.ReportMetric(float64(lost.n.Load()), "lost")
 		for i := 0; i < len(held); i += 1 + len(held)/1000 {
 			k, err := other.TryLock(b.Context(), held[i].Name())

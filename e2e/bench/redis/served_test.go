@@ -101,8 +101,8 @@ func BenchmarkServerTime(b *testing.B) {
 				sum += x[len(x)/2]
 			}
 		}
-		b.Logf("%d holds; a handover is %.0f us of scripts by their medians, %.0f us by the mean of all script calls", holds, sum, (after-before)/float64(holds))
-		b.ReportMetric(sum, "server-us/handover")
+		b.Logf("%d holds; a handoff is %.0f us of scripts by their medians, %.0f us by the mean of all script calls", holds, sum, (after-before)/float64(holds))
+		b.ReportMetric(sum, "server-us/handoff")
 	}
 }
 

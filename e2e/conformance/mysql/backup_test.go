@@ -21,7 +21,7 @@ func TestLocksWorkDuringBackup(t *testing.T) {
 			schema := mariadb.Create(t)
 			s := mariadb.Store(t, schema, "recipe="+c.recipe)
 			defer sqltest.Close(t, s)
-			for _, name := range []string{"held", "passed on"} { // then the names have rows
+			for _, name := range []string{"held", "handed off"} { // then the names have rows
 				g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 				sqltest.Release(t, s, g)
 			}
@@ -47,8 +47,8 @@ func TestLocksWorkDuringBackup(t *testing.T) {
 			sqltest.Busy(t, s, "held", driver.Exclusive)
 			sqltest.Release(t, s, recorded)
 
-			first, _ := sqltest.Must(t, s, "passed on", driver.Exclusive, time.Minute)
-			w := sqltest.Wait(t, t.Context(), s, "passed on", driver.Exclusive)
+			first, _ := sqltest.Must(t, s, "handed off", driver.Exclusive, time.Minute)
+			w := sqltest.Wait(t, t.Context(), s, "handed off", driver.Exclusive)
 			sqltest.Release(t, s, first)
 			sqltest.Release(t, s, w.Granted())
 

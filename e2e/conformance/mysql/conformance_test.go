@@ -65,29 +65,33 @@ func store(s *mysqlstore.Store, err error) (sqltest.Store, error) {
 
 func TestMain(m *testing.M) { mariadb.Main(m) }
 
-func TestConformance(t *testing.T)       { sqltest.Conformance(t, mariadb) }
-func TestKill(t *testing.T)              { sqltest.Kill(t, mariadb) }
-func TestUserPool(t *testing.T)          { sqltest.UserPool(t, mariadb) }
-func TestSilentHolder(t *testing.T)      { sqltest.SilentHolder(t, mariadb) }
-func TestReleaseUnanswered(t *testing.T) { sqltest.ReleaseUnanswered(t, mariadb) }
-func TestLateRequest(t *testing.T)       { sqltest.LateRequest(t, mariadb) }
-func TestRestart(t *testing.T)           { sqltest.Restart(t, mariadb) }
-func TestInsertRace(t *testing.T)        { sqltest.InsertRace(t, mariadb) }
-func TestInterruptedWait(t *testing.T)   { sqltest.InterruptedWait(t, mariadb) }
-func TestWritersInOrder(t *testing.T)    { sqltest.WritersInOrder(t, mariadb) }
-func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
-func TestTokensOfBothKinds(t *testing.T) { sqltest.TokensOfBothKindsRise(t, mariadb) }
-func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
-func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
+func TestConformance(t *testing.T)             { sqltest.Conformance(t, mariadb) }
+func TestKilledSessionLosesGrant(t *testing.T) { sqltest.KilledSessionLosesGrant(t, mariadb) }
+func TestUserPoolNoticesLoss(t *testing.T)     { sqltest.UserPoolNoticesLoss(t, mariadb) }
+func TestSilentHolderLosesLockAfterTTL(t *testing.T) {
+	sqltest.SilentHolderLosesLockAfterTTL(t, mariadb)
+}
+func TestUnansweredReleaseIsUnknown(t *testing.T)   { sqltest.UnansweredReleaseIsUnknown(t, mariadb) }
+func TestLateRequestGetsNoGrant(t *testing.T)       { sqltest.LateRequestGetsNoGrant(t, mariadb) }
+func TestRestartEndsSessions(t *testing.T)          { sqltest.RestartEndsSessions(t, mariadb) }
+func TestConcurrentInsertsGrantInTurn(t *testing.T) { sqltest.ConcurrentInsertsGrantInTurn(t, mariadb) }
+func TestInterruptedWaitGetsNoGrant(t *testing.T)   { sqltest.InterruptedWaitGetsNoGrant(t, mariadb) }
+func TestWritersAreServedInOrder(t *testing.T)      { sqltest.WritersAreServedInOrder(t, mariadb) }
+func TestDurableTokensRise(t *testing.T)            { sqltest.DurableTokensRise(t, mariadb) }
+func TestTokensOfBothKindsRise(t *testing.T)        { sqltest.TokensOfBothKindsRise(t, mariadb) }
+func TestFailedTokenWriteLeavesNothingLocked(t *testing.T) {
+	sqltest.FailedTokenWriteLeavesNothingLocked(t, mariadb)
+}
+func TestRowsAreRemoved(t *testing.T) { sqltest.RowsAreRemoved(t, mariadb) }
 
-func TestRenewalOfManyNames(t *testing.T)   { sqltest.RenewalOfManyNames(t, mariadb) }
-func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, mariadb) }
+func TestManyNamesAreRenewed(t *testing.T)       { sqltest.ManyNamesAreRenewed(t, mariadb) }
+func TestOneWriteRenewsManyPermits(t *testing.T) { sqltest.OneWriteRenewsManyPermits(t, mariadb) }
 
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
 }
 
-func TestRights(t *testing.T) {
+func TestDocumentedRightsSuffice(t *testing.T) {
 	row := []string{"SELECT ON holdfast_row", "INSERT ON holdfast_row", "UPDATE ON holdfast_row", "DELETE ON holdfast_row"}
 	floor := []string{"SELECT ON holdfast_floor", "UPDATE ON holdfast_floor"}
 	name := []string{"SELECT ON holdfast_name", "INSERT ON holdfast_name", "UPDATE ON holdfast_name",
@@ -104,7 +108,9 @@ func TestReservedTokensAtGuard(t *testing.T) {
 	sqltest.ReservedTokensAtGuard(t, mariadb, fence.MySQL)
 }
 
-func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, mariadb) }
+func TestLeasesExpireAfterClockSetBack(t *testing.T) {
+	sqltest.LeasesExpireAfterClockSetBack(t, mariadb)
+}
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }
 
@@ -112,23 +118,23 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 	sqltest.ReadersDoNotStarveAWriter(t, mariadb, "pessimistic")
 }
 
-func TestSharesRows(t *testing.T) {
-	sqltest.SharesRows(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB",
+func TestOtherProgramsAreExcluded(t *testing.T) {
+	sqltest.OtherProgramsAreExcluded(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB",
 		"NEW") // the column folds case
 }
 
-func TestDurableOnSmallPool(t *testing.T) {
-	sqltest.DurableOnSmallPool(t, mariadb, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
+func TestDurableTokensOnSmallPoolDoNotDeadlock(t *testing.T) {
+	sqltest.DurableTokensOnSmallPoolDoNotDeadlock(t, mariadb, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
 		return store(mysqlstore.New(ctx, pool, mysqlstore.With(mysqlstore.Pessimistic), mysqlstore.DurableTokens()))
 	})
 }
 
-func TestUncommittedRow(t *testing.T) {
-	sqltest.UncommittedRow(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB")
+func TestUncommittedRowIsBusy(t *testing.T) {
+	sqltest.UncommittedRowIsBusy(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB")
 }
 
-func TestOddNames(t *testing.T) {
-	sqltest.OddNames(t, mariadb, "charset=sjis")
+func TestOddNamesStayUnchanged(t *testing.T) {
+	sqltest.OddNamesStayUnchanged(t, mariadb, "charset=sjis")
 }
 
 // isMariaDB reports whether the server is a MariaDB: MySQL has other settings.
@@ -141,16 +147,16 @@ func isMariaDB(t *testing.T) bool {
 	return strings.Contains(version, "MariaDB")
 }
 
-func TestOddRows(t *testing.T) {
+func TestOddNamesMatchOtherPrograms(t *testing.T) {
 	foreign := "charset=swe7" // in which the byte of a tilde is another letter
 	if !isMariaDB(t) {
 		foreign = "charset=sjis" // MySQL refuses SHOW in a session with swe7, since it rewrites SHOW with backticks
 	}
-	sqltest.OddRows(t, mariadb, foreign,
+	sqltest.OddNamesMatchOtherPrograms(t, mariadb, foreign,
 		"CREATE TABLE odd (name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY) ENGINE=InnoDB")
 }
 
-func TestSettings(t *testing.T) {
+func TestSettingsMakeNoDifference(t *testing.T) {
 	set := url.Values{"clientFoundRows": {"true"}, "interpolateParams": {"true"}, "parseTime": {"true"}, "loc": {"Asia/Tokyo"}, "readTimeout": {"100ms"},
 		"time_zone": {"'+05:30'"}, "transaction_isolation": {"'SERIALIZABLE'"}, "innodb_lock_wait_timeout": {"1"}, "lock_wait_timeout": {"1"},
 		"wait_timeout": {"1"}, "max_execution_time": {"1000"}, "sql_mode": {"'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,TRADITIONAL'"}}
@@ -159,11 +165,11 @@ func TestSettings(t *testing.T) {
 		set.Del("transaction_isolation")
 		set.Del("max_execution_time")
 	}
-	sqltest.Settings(t, mariadb, set.Encode())
+	sqltest.SettingsMakeNoDifference(t, mariadb, set.Encode())
 }
 
-// TestTokenAfterTheWait also tests a server on which SYSDATE is the same as NOW.
-func TestTokenAfterTheWait(t *testing.T) {
+// TestTokenIsReadAfterTheWait also tests a server on which SYSDATE is the same as NOW.
+func TestTokenIsReadAfterTheWait(t *testing.T) {
 	odd, err := mariadb.Start(t.Context(), "--sysdate-is-now", "--default-time-zone=+09:00")
 	if err != nil {
 		mariadb.Server(t) // skips, or fails
@@ -178,7 +184,7 @@ func TestTokenAfterTheWait(t *testing.T) {
 				if err := s.Init(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				sqltest.TokenAfterTheWait(t, s, driver.Exclusive)
+				sqltest.TokenIsReadAfterTheWait(t, s, driver.Exclusive)
 				g, _ := sqltest.Reserved(t, s, "token", driver.Grant{})
 				sqltest.Release(t, s, g)
 				next, _ := sqltest.Reserved(t, s, "token", g)

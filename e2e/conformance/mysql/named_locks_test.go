@@ -117,7 +117,7 @@ func TestNameWithTildeIsOneLock(t *testing.T) {
 	defer c.Close()
 	foreign := "&charset=swe7"
 	if !isMariaDB(t) {
-		foreign = "&charset=sjis" // as in TestOddRows
+		foreign = "&charset=sjis" // as in TestOddNamesMatchOtherPrograms
 	}
 	for params, name := range map[string]string{"recipe=named": "a b", "recipe=named&names=exact": "a~b"} {
 		s := mariadb.Store(t, schema, params)

@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// TestSwapPassesTheLockOn: if no client waits, a swap is one statement that reads. A release and a
+// TestSwapHandsTheLockOff: if no client waits, a swap is one statement that reads. A release and a
 // request take at least two statements.
-func TestSwapPassesTheLockOn(t *testing.T) {
+func TestSwapHandsTheLockOff(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
 		defer sqltest.Close(t, s)
@@ -38,8 +38,8 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 	})
 }
 
-// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap, since its
-// transaction, its named lock or its connection ends. The release returns an error, and the request gets a
+// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap, because
+// its transaction, its named lock or its connection ends. The release returns an error, and the request gets a
 // new lock.
 func TestSwapNoticesLossOfTheLock(t *testing.T) {
 	schema := mariadb.Create(t)
@@ -157,7 +157,7 @@ func TestSwapAtReadOnlyServer(t *testing.T) {
 }
 
 // TestSwapServesGetLock: a program that waits in GET_LOCK for a name gets the lock, although other clients
-// pass the lock on.
+// hand the lock off.
 func TestSwapServesGetLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named&names=exact")

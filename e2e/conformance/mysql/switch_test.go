@@ -78,7 +78,7 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 			for i, a := range requesters {
 				a.AwaitLoss(t)
 				if err := s.Release(t.Context(), held[i], 0); err == nil {
-					t.Errorf("the release of a lost grant succeeds")
+					t.Error("the release of a lost grant succeeded")
 				}
 			}
 			if waits {
@@ -132,19 +132,19 @@ func TestReadOnlyServerRefuses(t *testing.T) {
 	}
 }
 
-// queuedNever fails the test if its request is reported as queued.
-type queuedNever struct {
+// neverQueued fails the test if the store reports its request as queued.
+type neverQueued struct {
 	*sqltest.Requester
 	t *testing.T
 }
 
-func (q queuedNever) Queued([]driver.Holder) {
-	q.t.Error("reported as queued")
+func (q neverQueued) Queued([]driver.Holder) {
+	q.t.Error("the store has reported the request as queued")
 }
 
 // TestReplicaConfirmsNoWaiter: the primary hangs, and new connections lead to a replica that was not promoted
-// yet. The store does not report a request at the primary as queued: its caller would then wait for an answer
-// without a timeout.
+// yet. The store does not report a request at the primary as queued. Otherwise the caller would wait for the
+// answer without a timeout.
 func TestReplicaConfirmsNoWaiter(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
@@ -165,7 +165,7 @@ func TestReplicaConfirmsNoWaiter(t *testing.T) {
 			set(t, next, "SET GLOBAL read_only = 1")
 			r.Lead(next.Address)
 			q, a := sqltest.Request("one", driver.Exclusive, time.Minute)
-			q.Wait, q.From = true, queuedNever{a, t}
+			q.Wait, q.From = true, neverQueued{a, t}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			if g, err := s.Acquire(ctx, q); err == nil {

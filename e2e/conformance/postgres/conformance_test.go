@@ -65,29 +65,35 @@ func store(s *pgstore.Store, err error) (sqltest.Store, error) {
 
 func TestMain(m *testing.M) { postgres.Main(m) }
 
-func TestConformance(t *testing.T)       { sqltest.Conformance(t, postgres) }
-func TestKill(t *testing.T)              { sqltest.Kill(t, postgres) }
-func TestUserPool(t *testing.T)          { sqltest.UserPool(t, postgres) }
-func TestSilentHolder(t *testing.T)      { sqltest.SilentHolder(t, postgres) }
-func TestReleaseUnanswered(t *testing.T) { sqltest.ReleaseUnanswered(t, postgres) }
-func TestLateRequest(t *testing.T)       { sqltest.LateRequest(t, postgres) }
-func TestRestart(t *testing.T)           { sqltest.Restart(t, postgres) }
-func TestInsertRace(t *testing.T)        { sqltest.InsertRace(t, postgres) }
-func TestInterruptedWait(t *testing.T)   { sqltest.InterruptedWait(t, postgres) }
-func TestWritersInOrder(t *testing.T)    { sqltest.WritersInOrder(t, postgres) }
-func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
-func TestTokensOfBothKinds(t *testing.T) { sqltest.TokensOfBothKindsRise(t, postgres) }
-func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
-func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
+func TestConformance(t *testing.T)             { sqltest.Conformance(t, postgres) }
+func TestKilledSessionLosesGrant(t *testing.T) { sqltest.KilledSessionLosesGrant(t, postgres) }
+func TestUserPoolNoticesLoss(t *testing.T)     { sqltest.UserPoolNoticesLoss(t, postgres) }
+func TestSilentHolderLosesLockAfterTTL(t *testing.T) {
+	sqltest.SilentHolderLosesLockAfterTTL(t, postgres)
+}
+func TestUnansweredReleaseIsUnknown(t *testing.T) { sqltest.UnansweredReleaseIsUnknown(t, postgres) }
+func TestLateRequestGetsNoGrant(t *testing.T)     { sqltest.LateRequestGetsNoGrant(t, postgres) }
+func TestRestartEndsSessions(t *testing.T)        { sqltest.RestartEndsSessions(t, postgres) }
+func TestConcurrentInsertsGrantInTurn(t *testing.T) {
+	sqltest.ConcurrentInsertsGrantInTurn(t, postgres)
+}
+func TestInterruptedWaitGetsNoGrant(t *testing.T) { sqltest.InterruptedWaitGetsNoGrant(t, postgres) }
+func TestWritersAreServedInOrder(t *testing.T)    { sqltest.WritersAreServedInOrder(t, postgres) }
+func TestDurableTokensRise(t *testing.T)          { sqltest.DurableTokensRise(t, postgres) }
+func TestTokensOfBothKindsRise(t *testing.T)      { sqltest.TokensOfBothKindsRise(t, postgres) }
+func TestFailedTokenWriteLeavesNothingLocked(t *testing.T) {
+	sqltest.FailedTokenWriteLeavesNothingLocked(t, postgres)
+}
+func TestRowsAreRemoved(t *testing.T) { sqltest.RowsAreRemoved(t, postgres) }
 
-func TestRenewalOfManyNames(t *testing.T)   { sqltest.RenewalOfManyNames(t, postgres) }
-func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, postgres) }
+func TestManyNamesAreRenewed(t *testing.T)       { sqltest.ManyNamesAreRenewed(t, postgres) }
+func TestOneWriteRenewsManyPermits(t *testing.T) { sqltest.OneWriteRenewsManyPermits(t, postgres) }
 
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
 }
 
-func TestRights(t *testing.T) {
+func TestDocumentedRightsSuffice(t *testing.T) {
 	row := []string{"SELECT ON holdfast_row", "INSERT ON holdfast_row", "UPDATE ON holdfast_row", "DELETE ON holdfast_row"}
 	floor := []string{"SELECT ON holdfast_floor", "UPDATE ON holdfast_floor"}
 	name := []string{"SELECT ON holdfast_name", "INSERT ON holdfast_name", "UPDATE ON holdfast_name",
@@ -103,7 +109,9 @@ func TestReservedTokensAtGuard(t *testing.T) {
 	sqltest.ReservedTokensAtGuard(t, postgres, fence.PostgreSQL)
 }
 
-func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, postgres) }
+func TestLeasesExpireAfterClockSetBack(t *testing.T) {
+	sqltest.LeasesExpireAfterClockSetBack(t, postgres)
+}
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
 
@@ -111,40 +119,40 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 	sqltest.ReadersDoNotStarveAWriter(t, postgres, "pessimistic", "advisory")
 }
 
-func TestSharesRows(t *testing.T) {
-	sqltest.SharesRows(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)",
+func TestOtherProgramsAreExcluded(t *testing.T) {
+	sqltest.OtherProgramsAreExcluded(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)",
 		"new") // the column distinguishes upper and lower case
 }
 
-func TestDurableOnSmallPool(t *testing.T) {
-	sqltest.DurableOnSmallPool(t, postgres, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
+func TestDurableTokensOnSmallPoolDoNotDeadlock(t *testing.T) {
+	sqltest.DurableTokensOnSmallPoolDoNotDeadlock(t, postgres, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
 		return store(pgstore.New(ctx, pool, pgstore.With(pgstore.Pessimistic), pgstore.DurableTokens()))
 	})
 }
 
-func TestUncommittedRow(t *testing.T) {
-	sqltest.UncommittedRow(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)")
+func TestUncommittedRowIsBusy(t *testing.T) {
+	sqltest.UncommittedRowIsBusy(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)")
 }
 
-func TestOddNames(t *testing.T) {
-	sqltest.OddNames(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff")
+func TestOddNamesStayUnchanged(t *testing.T) {
+	sqltest.OddNamesStayUnchanged(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff")
 }
 
-func TestOddRows(t *testing.T) {
-	sqltest.OddRows(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff",
+func TestOddNamesMatchOtherPrograms(t *testing.T) {
+	sqltest.OddNamesMatchOtherPrograms(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff",
 		"CREATE TABLE odd (name text NOT NULL PRIMARY KEY)")
 }
 
-func TestSettings(t *testing.T) {
+func TestSettingsMakeNoDifference(t *testing.T) {
 	set := url.Values{"options": {"-c statement_timeout=500ms -c lock_timeout=500ms -c idle_in_transaction_session_timeout=500ms -c idle_session_timeout=500ms " +
 		"-c default_transaction_isolation=serializable -c standard_conforming_strings=off -c timezone=Asia/Kolkata -c datestyle=German"}}
-	sqltest.Settings(t, postgres, strings.ReplaceAll(set.Encode(), "+", "%20"))
+	sqltest.SettingsMakeNoDifference(t, postgres, strings.ReplaceAll(set.Encode(), "+", "%20"))
 }
 
-func TestTokenAfterTheWait(t *testing.T) {
+func TestTokenIsReadAfterTheWait(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
 		defer sqltest.Close(t, s)
-		sqltest.TokenAfterTheWait(t, s, driver.Exclusive, driver.Unlimited)
+		sqltest.TokenIsReadAfterTheWait(t, s, driver.Exclusive, driver.Unlimited)
 	})
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestSwapPassesTheLockOn: if no client waits, one statement replaces the grant of a session by the next
+// TestSwapHandsTheLockOff: if no client waits, one statement replaces the grant of a session by the next
 // grant.
-func TestSwapPassesTheLockOn(t *testing.T) {
+func TestSwapHandsTheLockOff(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
 		defer sqltest.Close(t, s)
@@ -37,7 +37,7 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 				return
 			}
 		}
-		t.Fatal("no swap has passed the lock on")
+		t.Fatal("no swap has handed the lock off")
 	})
 }
 
@@ -62,7 +62,7 @@ func TestSwapNoticesEndOfSession(t *testing.T) {
 }
 
 // TestSwapServesAdvisoryLock: a program that waits in pg_advisory_lock gets the lock, although other clients
-// pass the lock on.
+// hand the lock off.
 func TestSwapServesAdvisoryLock(t *testing.T) {
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "recipe=advisory&keys=given")

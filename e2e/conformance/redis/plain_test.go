@@ -114,7 +114,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if replies[0] != replies[1] || state[0] != state[1] {
-			t.Fatalf("after\n%s\nthe plain way answers %s\n%s\n\ncommon answers %s\n%s", strings.Join(history[max(0, len(history)-20):], "\n"), replies[0], state[0], replies[1], state[1])
+			t.Fatalf("after\n%s\nthe plain path returns %s\n%s\n\ncommon returns %s\n%s", strings.Join(history[max(0, len(history)-20):], "\n"), replies[0], state[0], replies[1], state[1])
 		}
 		a, _ := strconv.Atoi(state[2])
 		b, _ := strconv.Atoi(state[3])
@@ -144,7 +144,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 	for i := range all {
 		fresh(i)
 	}
-	floor := func() string {
+	seen := func() string {
 		if random.IntN(50) == 0 {
 			return fmt.Sprint(clock + int64(random.IntN(3000)) - 1000)
 		}
@@ -216,7 +216,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			return args
 		}
 		send := func(kind, seq, again string, counter bool) {
-			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, floor(), "1", seq, again})
+			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, seen(), "1", seq, again})
 			switch v := both(kind, "acquire", counter, tagged(args)...); v[0] {
 			case "G":
 				k.token, k.slot = v[2], v[3]
@@ -255,7 +255,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 				break
 			}
 			o, kind := all[n], "swap"
-			args := tagged(tokens([]any{requested(n, o), fmt.Sprint(o.ttl), fmt.Sprint(o.ttl/1000 + 2), late, floor(), "1", "0", "0"}))
+			args := tagged(tokens([]any{requested(n, o), fmt.Sprint(o.ttl), fmt.Sprint(o.ttl/1000 + 2), late, seen(), "1", "0", "0"}))
 			for len(args) < 10 {
 				args = append(args, []any{"1", ""}[len(args)-8])
 			}
@@ -284,7 +284,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 				break
 			}
 			o := all[n] // the next entry may be one of the same client
-			args := tokens([]any{mark, k.slot, "0", "0", o.seq, o.id, floor(), late, "77&host&own&"})
+			args := tokens([]any{mark, k.slot, "0", "0", o.seq, o.id, seen(), late, "77&host&own&"})
 			v := both("release and grant", "release", true, args...)
 			if len(v) > 2 {
 				o.token, o.slot = v[2], v[3]
@@ -309,7 +309,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 				fresh(i)
 			}
 		case what == 0:
-			both("try", "acquire", counter, request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000+2), late, floor())
+			both("try", "acquire", counter, request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000+2), late, seen())
 			fresh(i)
 		case calm && slices.ContainsFunc(all[:], func(o *client) bool { return o.token != "" }):
 		default:
@@ -318,7 +318,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 	}
 	for _, kind := range []string{"queue entry", "refresh", "release", "release and grant", "swap", "swap before a waiter"} {
 		if fewer[kind] < 20 {
-			t.Errorf("%d steps of kind %q took the plain way", fewer[kind], kind)
+			t.Errorf("%d steps of kind %q took the plain path", fewer[kind], kind)
 		}
 	}
 	t.Log(fewer)

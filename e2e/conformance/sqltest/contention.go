@@ -10,10 +10,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// InsertRace sends concurrent requests for a name without a row. It requires that the
+// ConcurrentInsertsGrantInTurn sends concurrent requests for a name without a row. It requires that the
 // waiting requests get the lock one after the other, and that none of them returns a busy
 // error.
-func InsertRace(t *testing.T, d *Database) {
+func ConcurrentInsertsGrantInTurn(t *testing.T, d *Database) {
 	d.Each(t, []string{"pessimistic"}, func(t *testing.T, params, database string) {
 		const waiters, tries, rounds = 3, 2, 40
 		var stores [waiters + tries]Store
@@ -47,9 +47,9 @@ func InsertRace(t *testing.T, d *Database) {
 	})
 }
 
-// InterruptedWait requires that a request gets no grant if another client ends its waiting
+// InterruptedWaitGetsNoGrant requires that a request gets no grant if another client ends its waiting
 // statement, or if the statement exceeds the server's lock timeout.
-func InterruptedWait(t *testing.T, d *Database) {
+func InterruptedWaitGetsNoGrant(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		defer Close(t, s)
@@ -202,9 +202,9 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 	Release(t, s, g)
 }
 
-// WritersInOrder requires that exclusive waiters get the lock in the order of their
+// WritersAreServedInOrder requires that exclusive waiters get the lock in the order of their
 // requests.
-func WritersInOrder(t *testing.T, d *Database) {
+func WritersAreServedInOrder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		defer Close(t, s)

@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// DurableStep requires that a request which has the lock, and fails while its token is written,
+// FailedTokenWriteLeavesNothingLocked requires that a request which has the lock, and fails while its token is written,
 // leaves nothing locked.
-func DurableStep(t *testing.T, d *Database) {
+func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 	for _, waits := range []bool{false, true} {
 		d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 			begin := func(t *testing.T) *step { return d.step(t, d.Server(t).Address, database, params, "", waits) }
@@ -67,10 +67,10 @@ func DurableStep(t *testing.T, d *Database) {
 	})
 }
 
-// DurableOnSmallPool makes two requests that get their locks, and together have all connections
+// DurableTokensOnSmallPoolDoNotDeadlock makes two requests that get their locks, and together have all connections
 // of a user's pool. It requires that they do not wait for each other to write their tokens. open
 // makes a store with durable tokens.
-func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
+func DurableTokensOnSmallPoolDoNotDeadlock(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
 	database := d.Create(t)
 	other := d.Store(t, database, "recipe=pessimistic")
 	defer Close(t, other)

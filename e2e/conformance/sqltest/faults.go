@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Kill requires that the grant ends when an administrator ends its session, and that the store
+// KilledSessionLosesGrant requires that the grant ends when an administrator ends its session, and that the store
 // notifies the holder at once. The next grant must have a larger token.
-func Kill(t *testing.T, d *Database) {
+func KilledSessionLosesGrant(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		defer Close(t, s)
@@ -23,10 +23,10 @@ func Kill(t *testing.T, d *Database) {
 			t.Errorf("cause %q, want %q", c, d.Ended)
 		}
 		if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
-			t.Errorf("renewing what was killed: %v", r[0].Err)
+			t.Errorf("Renew of the ended grant: %v, want not held", r[0].Err)
 		}
 		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
-			t.Errorf("releasing what was killed: %v", err)
+			t.Errorf("Release of the ended grant: %v, want not held", err)
 		}
 		next, _ := Must(t, s, "kill", driver.Exclusive, time.Minute)
 		Rises(t, g, next)
@@ -54,9 +54,9 @@ func (d *Database) Terminate(t testing.TB, db *sql.DB, s driver.Inspector, g dri
 	}
 }
 
-// UserPool requires that on a user's pool a ping notices the end of a connection, and that a
-// lock costs one connection. The store must not give a connection back with its own settings.
-func UserPool(t *testing.T, d *Database) {
+// UserPoolNoticesLoss requires that a ping notices the end of a connection of a user's pool, and that a lock
+// uses one connection. The store must not return a connection with its own settings to the pool.
+func UserPoolNoticesLoss(t *testing.T, d *Database) {
 	database := d.Create(t)
 	for _, recipe := range d.Recipes {
 		t.Run(recipe, func(t *testing.T) {
@@ -75,9 +75,9 @@ func UserPool(t *testing.T, d *Database) {
 			defer Close(t, s)
 			g, a := Must(t, s, "pool", driver.Exclusive, time.Minute)
 			Busy(t, s, "pool", driver.Exclusive)
-			most := map[bool]int{false: 0, true: 1}[d.onSession(recipe)]
-			if !Soon(func() bool { return db.Stats().InUse <= most }) {
-				t.Errorf("a held lock costs %d connections, want %d", db.Stats().InUse, most)
+			limit := map[bool]int{false: 0, true: 1}[d.onSession(recipe)]
+			if !Soon(func() bool { return db.Stats().InUse <= limit }) {
+				t.Errorf("a held lock uses %d connections, want %d", db.Stats().InUse, limit)
 			}
 			if d.onSession(recipe) {
 				d.Terminate(t, db, s, g)
@@ -90,15 +90,15 @@ func UserPool(t *testing.T, d *Database) {
 				t.Errorf("a connection of the pool has the settings %q, want %q", after, before)
 			}
 			if !Soon(func() bool { return db.Stats().InUse == 0 }) {
-				t.Errorf("%d connections are not given back", db.Stats().InUse)
+				t.Errorf("the store has not returned %d connections to the pool", db.Stats().InUse)
 			}
 		})
 	}
 }
 
-// SilentHolder requires that the server frees the lock of a living holder that it cannot reach
-// when the TTL has passed, and not sooner.
-func SilentHolder(t *testing.T, d *Database) {
+// SilentHolderLosesLockAfterTTL requires that the server frees the lock of a holder whose network is cut. The server
+// does so when the TTL has passed, and not sooner.
+func SilentHolderLosesLockAfterTTL(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s, proxy := d.proxied(t, database, params)
 		other := d.Store(t, database, params)
@@ -109,7 +109,7 @@ func SilentHolder(t *testing.T, d *Database) {
 		}
 		next := Wait(t, t.Context(), other, "silent", driver.Exclusive).Granted()
 		if stood, _ := g.SentAt.Elapsed(); stood < g.TTL {
-			t.Errorf("freed after %s of %s", stood, g.TTL)
+			t.Errorf("the server freed the lock after %s, want %s or later", stood, g.TTL)
 		}
 		Release(t, other, next)
 		_ = proxy.Heal()
@@ -117,16 +117,16 @@ func SilentHolder(t *testing.T, d *Database) {
 	})
 }
 
-// ReleaseUnanswered requires that a release whose answer is lost with the connection is not
+// UnansweredReleaseIsUnknown requires that a release whose answer is lost with the connection is not
 // confirmed, and leaves nothing of the grant.
-func ReleaseUnanswered(t *testing.T, d *Database) {
+func UnansweredReleaseIsUnknown(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s, proxy := d.proxied(t, database, params)
 		defer Close(t, s)
 		other := d.Store(t, database, params)
 		defer Close(t, other)
 		warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
-		Release(t, s, warm) // now the connection has prepared its statements
+		Release(t, s, warm) // from now on the connection has its prepared statements
 		g, _ := Must(t, s, "unanswered", driver.Exclusive, time.Minute)
 		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // the last statement before the release
 			t.Fatal(r[0].Err)
@@ -138,7 +138,7 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 		released := make(chan error, 1)
 		go func() { released <- s.Release(t.Context(), g, 0) }()
 		next := waiter.Granted()
-		proxy.Cut() // the answer may not have reached the proxy yet, which has then dropped nothing
+		proxy.Cut() // if the answer has not reached the proxy yet, the proxy has not dropped it
 		if err := proxy.Heal(); err != nil {
 			t.Fatal(err)
 		}
@@ -152,9 +152,9 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 	})
 }
 
-// LateRequest requires that a request which was undone gets no grant when the network delivers it
+// LateRequestGetsNoGrant requires that a request which was undone gets no grant when the network delivers it
 // late.
-func LateRequest(t *testing.T, d *Database) {
+func LateRequestGetsNoGrant(t *testing.T, d *Database) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		proxy, err := newLateProxy(d.Server(t).Address)
 		if err != nil {
@@ -179,17 +179,17 @@ func LateRequest(t *testing.T, d *Database) {
 			_, err := s.Acquire(ctx, r)
 			cancel()
 			if err == nil {
-				t.Fatal("granted without an answer")
+				t.Fatal("a request without an answer got a grant")
 			}
 			if s.Classify(err) == driver.CodeUnknown {
 				Undo(t, s, r)
 			}
 			proxy.Deliver()
-			// The request has arrived when the server has ended its session.
+			// The server ends the session of the request after the request has arrived.
 			db := d.Pool(t, database)
 			for end := time.Now().Add(soon); len(d.running(t, db, r.ID)) > 0; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(end) {
-					t.Fatal("the late request has not ended")
+					t.Fatal("the late request did not end")
 				}
 			}
 			g, _ := Must(t, watcher, name, driver.Exclusive, time.Minute)
@@ -198,9 +198,9 @@ func LateRequest(t *testing.T, d *Database) {
 	})
 }
 
-// Restart requires that a restart of the server notifies holders, ends all grants on sessions, and
-// lets tokens rise.
-func Restart(t *testing.T, d *Database) {
+// RestartEndsSessions requires that holders notice a restart of the server, and that it ends all grants on
+// sessions. The next grant must have a larger token.
+func RestartEndsSessions(t *testing.T, d *Database) {
 	server, err := d.Start(t.Context())
 	if err != nil {
 		d.Server(t) // skips, or fails

@@ -11,9 +11,9 @@ import (
 // odd are names of which some look the same if a store replaces or escapes characters.
 var odd = []string{"a~b", "a b", "a^b", "a\\b", "a'b", "a\"b", "a`b", "a%b", "a_b", "a|b", "a{b}", "a@b", "a#b", "a;b--", "aéb", "日本~", "~", "~~"}
 
-// OddNames requires that names stay unchanged for every character set and all quoting rules of a
+// OddNamesStayUnchanged requires that names stay unchanged for every character set and all quoting rules of a
 // session. foreign are parameters of a store whose sessions have other settings.
-func OddNames(t *testing.T, d *Database, foreign string) {
+func OddNamesStayUnchanged(t *testing.T, d *Database, foreign string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		defer Close(t, s)
@@ -51,9 +51,9 @@ func OddNames(t *testing.T, d *Database, foreign string) {
 	})
 }
 
-// OddRows requires that holdfast writes names to a user's table as another program does, also if
+// OddNamesMatchOtherPrograms requires that holdfast writes names to a user's table as another program does, also if
 // the store's sessions have foreign settings. create makes the table odd with the column name.
-func OddRows(t *testing.T, d *Database, foreign, create string) {
+func OddNamesMatchOtherPrograms(t *testing.T, d *Database, foreign, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
 	s := d.Store(t, database, "recipe=pessimistic&table=odd&column=name&"+foreign)

@@ -10,10 +10,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// SharesRows requires that SELECT ... FOR UPDATE of another program and holdfast exclude each other
+// OtherProgramsAreExcluded requires that SELECT ... FOR UPDATE of another program and holdfast exclude each other
 // on the rows of the program's table. create makes the table fu_distribute_lock with the column
 // lock_name; alias is another spelling of "new" for the column.
-func SharesRows(t *testing.T, d *Database, create, alias string) {
+func OtherProgramsAreExcluded(t *testing.T, d *Database, create, alias string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
 	d.Exec(t, database, "INSERT INTO fu_distribute_lock (lock_name) VALUES ('report')")
@@ -61,9 +61,9 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 	}
 }
 
-// UncommittedRow requires that a name is busy while another program's open transaction has
+// UncommittedRowIsBusy requires that a name is busy while another program's open transaction has
 // inserted its row, for requests with and without waiting.
-func UncommittedRow(t *testing.T, d *Database, create string) {
+func UncommittedRowIsBusy(t *testing.T, d *Database, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
 	s := d.Store(t, database, "recipe=pessimistic&table=fu_distribute_lock&column=lock_name")
@@ -103,9 +103,9 @@ func UncommittedRow(t *testing.T, d *Database, create string) {
 	}
 }
 
-// TokenAfterTheWait requires that the token is read when the lock is granted, not when it is
+// TokenIsReadAfterTheWait requires that the token is read when the lock is granted, not when it is
 // requested.
-func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
+func TokenIsReadAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
 	for _, limit := range limits {
 		g, _ := Must(t, s, "token", driver.Exclusive, time.Minute)
 		w := Wait(t, t.Context(), s, "token", limit)
@@ -124,8 +124,8 @@ func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
 	}
 }
 
-// Settings requires that settings by parameters, a DSN or the server make no difference.
-func Settings(t *testing.T, d *Database, set string) {
+// SettingsMakeNoDifference requires that settings by parameters, a DSN or the server make no difference.
+func SettingsMakeNoDifference(t *testing.T, d *Database, set string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params+"&"+set)
 		defer Close(t, s)
@@ -150,9 +150,9 @@ func Settings(t *testing.T, d *Database, set string) {
 	})
 }
 
-// DurableTokens requires that tokens rise above a high-water mark in the future, as after the clock
+// DurableTokensRise requires that tokens rise above a high-water mark in the future, as after the clock
 // was set back. The store must not repeat a token when the holder's transaction is rolled back.
-func DurableTokens(t *testing.T, d *Database) {
+func DurableTokensRise(t *testing.T, d *Database) {
 	const ahead = uint64(4e15)
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		if params != "recipe=optimistic" {
@@ -194,9 +194,9 @@ func DurableTokens(t *testing.T, d *Database) {
 	})
 }
 
-// ClockSetBack requires that leases of a dead client expire although the server's clock was set back
+// LeasesExpireAfterClockSetBack requires that leases of a dead client expire although the server's clock was set back
 // by an hour meanwhile.
-func ClockSetBack(t *testing.T, d *Database) {
+func LeasesExpireAfterClockSetBack(t *testing.T, d *Database) {
 	database := d.Create(t)
 	s := d.Store(t, database, "recipe=optimistic")
 	defer Close(t, s)

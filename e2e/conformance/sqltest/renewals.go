@@ -14,10 +14,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// RenewalOfManyNames requires that a client renews grants of many names although another program has
+// ManyNamesAreRenewed requires that a client renews grants of many names although another program has
 // locked a row, or an answer is lost. It requires the same while other clients renew grants of these
 // names.
-func RenewalOfManyNames(t *testing.T, d *Database) {
+func ManyNamesAreRenewed(t *testing.T, d *Database) {
 	const names = 8
 	database := d.Create(t)
 	db := d.Pool(t, database)
@@ -163,8 +163,8 @@ func RenewalOfManyNames(t *testing.T, d *Database) {
 	})
 }
 
-// RenewalOfManyPermits requires that one write renews hundreds of permits of one name.
-func RenewalOfManyPermits(t *testing.T, d *Database) {
+// OneWriteRenewsManyPermits requires that one write renews hundreds of permits of one name.
+func OneWriteRenewsManyPermits(t *testing.T, d *Database) {
 	const permits = 600
 	database := d.Create(t)
 	s := d.Store(t, database, "recipe=optimistic")

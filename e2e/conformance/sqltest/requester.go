@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// soon is the timeout for events that have to happen at once. It is long enough for a busy
-// machine.
+// soon is the timeout for events that should happen at once. A busy machine may need most of
+// it.
 const soon = 20 * time.Second
 
 var ids atomic.Int64
@@ -26,7 +26,7 @@ type Requester struct {
 // Owner returns the requester's owner.
 func (a *Requester) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "here", PID: 1} }
 
-// Queued records a wait.
+// Queued records that the request is in the queue.
 func (a *Requester) Queued([]driver.Holder) {
 	select {
 	case a.queued <- struct{}{}:
@@ -34,7 +34,7 @@ func (a *Requester) Queued([]driver.Holder) {
 	}
 }
 
-// Lost records a loss.
+// Lost records the loss of the grant.
 func (a *Requester) Lost(c driver.Cause, _ error) {
 	select {
 	case a.lost <- c:
@@ -42,7 +42,7 @@ func (a *Requester) Lost(c driver.Cause, _ error) {
 	}
 }
 
-// AwaitLoss waits until a loss is reported, and returns its cause.
+// AwaitLoss waits until the store reports a loss, and returns its cause.
 func (a *Requester) AwaitLoss(t testing.TB) driver.Cause {
 	t.Helper()
 	select {
@@ -54,12 +54,12 @@ func (a *Requester) AwaitLoss(t testing.TB) driver.Cause {
 	}
 }
 
-// Keeps fails if a loss was reported.
+// Keeps fails the test if the store has reported a loss.
 func (a *Requester) Keeps(t testing.TB) {
 	t.Helper()
 	select {
 	case c := <-a.lost:
-		t.Fatalf("lost: %s", c)
+		t.Fatalf("the store reported a loss: %s", c)
 	default:
 	}
 }
@@ -149,7 +149,7 @@ type Waiter struct {
 	err  error
 }
 
-// Wait starts a request that waits, and returns when the request is in the queue.
+// Wait starts a request that waits. It returns when the request is in the queue.
 func Wait(t testing.TB, ctx context.Context, s driver.Store, name string, limit int) *Waiter {
 	t.Helper()
 	r, a := Request(name, limit, time.Minute)
@@ -202,7 +202,7 @@ func (w *Waiter) Failed() (driver.Request, error) {
 	return w.r, w.err
 }
 
-// StillWaits fails if the wait has ended.
+// StillWaits fails the test if the wait has ended.
 func (w *Waiter) StillWaits() {
 	w.t.Helper()
 	select {

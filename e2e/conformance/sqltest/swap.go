@@ -25,7 +25,7 @@ func Swap(t testing.TB, s Store, old driver.Grant) (g driver.Grant, released, er
 }
 
 // SwapUntil acquires a free name and swaps the grant at once. It repeats that until done returns true,
-// since a busy machine may be too slow to pass a lock on. It calls before between the grant and the swap.
+// since a busy machine may be too slow to hand a lock off. It calls before between the grant and the swap.
 func SwapUntil(t testing.TB, s Store, name string, before func(), done func(released, err error) bool) {
 	t.Helper()
 	var last driver.Grant
@@ -46,7 +46,7 @@ func SwapUntil(t testing.TB, s Store, name string, before func(), done func(rele
 			return
 		}
 	}
-	t.Fatal("no swap has passed the lock on")
+	t.Fatal("no swap has handed the lock off")
 }
 
 // SwapServesOthers requires that a client which swaps one grant after the other releases the lock to a client

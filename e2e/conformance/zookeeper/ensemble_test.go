@@ -19,7 +19,7 @@ var (
 	togetherFailed error
 )
 
-// three is the ensemble of this package's tests. A follower waits long for a silent leader, and the
+// three returns the ensemble that this package's tests share. A follower waits long for a silent leader, and the
 // leader for a silent follower. So they do not notice a cut link during a test.
 func three(t *testing.T) *servers.Ensemble {
 	t.Helper()
@@ -68,10 +68,10 @@ func TestCutOffFollowerDoesNotExtendValidity(t *testing.T) {
 	must(t, e.Silence(f))
 	defer func() { must(t, e.Heal(f)); leader(t, e) }()
 	next := overtaken(t, k, got)
-	// The follower still serves old data. That is the danger that this test is about.
+	// The follower still serves old data, which a client must not rely on.
 	later, _, err := raw.Children("/faults/" + name)
 	if err != nil || len(later) < len(children) {
-		t.Errorf("the follower noticed: %v, %v; the test proves nothing", later, err)
+		t.Errorf("the follower shows %v, %v: it has noticed the change, so the test proves nothing", later, err)
 	}
 	must(t, next.Unlock())
 }
@@ -157,7 +157,7 @@ func TestQuorumLossEndsContext(t *testing.T) {
 	select {
 	case <-k.Context().Done():
 	case <-time.After(testTimeout):
-		t.Fatal("the context continues without a quorum")
+		t.Fatal("the context did not end without a quorum")
 	}
 	for _, m := range down {
 		must(t, m.Restart(t.Context()))
@@ -169,7 +169,7 @@ func TestQuorumLossEndsContext(t *testing.T) {
 	empty(t, sa, name)
 }
 
-// TestPausedLeaderDoesNotExtendValidity: a leader was stopped while another took over. When
+// TestPausedLeaderDoesNotExtendValidity: a leader is stopped, and another one takes over. When
 // it continues, its answers to heartbeats extend no validity.
 func TestPausedLeaderDoesNotExtendValidity(t *testing.T) {
 	e := three(t)

@@ -1,15 +1,15 @@
--- Admits a server to votes.
+-- Admits a server, so that it votes.
 --
 -- KEYS[1]  the server's state
--- ARGV[1]  the fleet's time, microseconds, when the states of the others were requested
+-- ARGV[1]  the fleet's time, microseconds, at which the client requested the states of the others
 -- ARGV[2]  the tolerance of clocks, microseconds
 -- ARGV[3]  the replication ID that the client has seen
 -- ARGV[4]  1 if the fleet is new, so that there is no wait
 -- ARGV[5]  the longest TTL, milliseconds
 -- ARGV[6]  the number of servers
--- ARGV[7]  ... fields of counters and their values
+-- ARGV[7]  and on: fields of counters, and their values
 --
--- Returns A, or N if it is too early or the server has another replication ID; and the
+-- Returns A (admitted) or N (it is too early, or the server has another replication ID), and the
 -- server's time.
 -- include run
 local t = redis.call('TIME')

@@ -1,13 +1,13 @@
--- Writes a larger token back, if the vote stands.
+-- Writes a larger token to the lock, if the vote exists.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the server's state
--- ARGV[1]  what the lock's value begins with
+-- ARGV[1]  the beginning of the lock's value
 -- ARGV[2]  the new value of the lock
 -- ARGV[3]  the field of the name's counter
 -- ARGV[4]  the token
 --
--- Returns A or, if the vote does not stand, N; and the server's time.
+-- Returns A (written) or N (the vote does not exist), and the server's time.
 local t = redis.call('TIME')
 local text = string.format('%.0f', t[1] * 1000000 + t[2])
 local have = redis.call('GET', KEYS[1])

@@ -1,4 +1,4 @@
--- Returns the lock as it is: L, the server's time, its value and milliseconds left.
+-- Reads the lock. Returns L, the server's time, the lock's value and the milliseconds left.
 --
 -- KEYS[1]  the lock
 local t = redis.call('TIME')

@@ -2,14 +2,18 @@
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the tombstone of the ballot
--- ARGV[1]  what the lock's value begins with
--- ARGV[2]  milliseconds for which the vote stands; 0 to only read it
--- ARGV[3]  the fleet's time, microseconds, when this was sent
+-- ARGV[1]  the beginning of the lock's value
+-- ARGV[2]  the milliseconds after which the vote expires; 0 to read only
+-- ARGV[3]  the fleet's time, microseconds, at which the client sent this
 -- ARGV[4]  the tolerance of clocks, microseconds
 --
--- Returns R (renewed), C (the vote stands and is not renewed: the clock is out of line,
--- or the request came late), N (the lock is free), O (it is another's), T (the grant was broken or
--- withdrawn); and the server's time.
+-- Returns a letter and the server's time:
+--   R  renewed
+--   C  the vote exists and is not renewed: the clocks differ by more than the tolerance, or the
+--      request came late
+--   N  the lock is free
+--   O  another ballot has the vote
+--   T  the grant was broken or withdrawn
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = string.format('%.0f', now)

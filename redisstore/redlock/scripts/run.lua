@@ -1,9 +1,9 @@
--- run returns the replication ID of this server as a primary, '' for a replica.
+-- run returns the replication ID of the server, or '' if the server is a replica.
 local function run()
   local info = redis.call('INFO', 'replication')
   return string.find(info, 'role:master', 1, true) and string.match(info, 'master_replid:(%w+)') or ''
 end
--- votes reports whether that is the ID with which the server was admitted.
+-- votes reports whether the server is a primary, and its ID is the one with which it was admitted.
 local function votes(admitted)
   if not admitted then return false end
   local info = redis.call('INFO', 'replication')

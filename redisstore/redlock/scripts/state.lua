@@ -1,5 +1,5 @@
--- Returns the server's state: S, the server's time, its replication ID, and the fields and
--- values of the state. The ID is empty for a replica.
+-- Returns S, the server's time, its replication ID, and the fields and values of its state. The ID
+-- is empty for a replica.
 --
 -- KEYS[1]  the server's state
 -- include run

@@ -1,5 +1,4 @@
--- Votes for a request: sets the lock's key if it is free, and raises the counter of
--- tokens.
+-- Votes for a request: sets the lock's key if the lock is free, and raises the counter of tokens.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the server's state
@@ -7,24 +6,25 @@
 -- KEYS[4]  the tombstone of its request
 -- KEYS[5]  the queue of the lock
 -- ARGV[1]  the value of the lock
--- ARGV[2]  what that value begins with: the ballot and a space
--- ARGV[3]  milliseconds for which the vote stands
+-- ARGV[2]  the beginning of that value: the ballot and a space
+-- ARGV[3]  the milliseconds after which the vote expires
 -- ARGV[4]  the field of the name's counter
 -- ARGV[5]  the proposed token
--- ARGV[6]  the fleet's time, microseconds, when this was sent
+-- ARGV[6]  the fleet's time, microseconds, at which the client sent this
 -- ARGV[7]  the tolerance of clocks, microseconds
 -- ARGV[8]  the longest TTL that the client grants, milliseconds
 -- ARGV[9]  the number of servers of the fleet
--- These are left out by a request that does not wait:
+-- A request that does not wait omits the other arguments:
 -- ARGV[10] the queue entry
--- ARGV[11] the time at which it began to wait
--- ARGV[12] milliseconds for which the queue stands
+-- ARGV[11] the time at which the wait began
+-- ARGV[12] the milliseconds after which the queue expires
 --
 -- Returns a letter, the server's time, and:
---   G COUNTER           a vote; the counter before this call
---   B COUNTER VALUE MS  the lock has that value, for so long; -1 if without end
+--   G COUNTER           a vote; COUNTER is the counter before this call
+--   B COUNTER VALUE MS  no vote: the lock has VALUE, and expires after MS milliseconds; -1 if it
+--                       does not expire
 --   U                   the server is withheld: it was restarted, or lost its state
---   C                   the server's clock is out of line, or the request came late
+--   C                   the clocks differ by more than the tolerance, or the request came late
 --   V                   the ballot was withdrawn
 --   M MS                the fleet's longest TTL is smaller
 --   S SIZE              the fleet has another number of servers

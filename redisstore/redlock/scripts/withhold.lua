@@ -1,16 +1,16 @@
--- Withholds a server that was restarted, lost its state, or has a clock that is out of
--- line, and measures for how long.
+-- Withholds a server: the server does not vote until the wait is over. It was restarted, has lost
+-- its state, or its clock differs from the fleet's time by more than the tolerance.
 --
 -- KEYS[1]  the server's state
--- ARGV[1]  the fleet's time, microseconds, when this was sent
+-- ARGV[1]  the fleet's time, microseconds, at which the client sent this
 -- ARGV[2]  the tolerance of clocks, microseconds
--- ARGV[3]  milliseconds after which every forgotten lease has expired
--- ARGV[4]  1 if the client has found the clock out of line
+-- ARGV[3]  the milliseconds after which every forgotten lease has expired
+-- ARGV[4]  1 if the client has found that the clock differs by more than the tolerance
 --
 -- Returns a letter and the server's time:
 --   A     the server votes
---   C     its clock is out of line: the wait has not begun
---   W MS  it is withheld for so long
+--   C     the clock still differs by more than the tolerance: the wait has not begun
+--   W MS  the server is withheld for MS milliseconds more
 -- include run
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

@@ -1,4 +1,5 @@
--- acquire: G token value, or B ms records..., or L (too late) or V (rolled back, or taken away).
+-- acquire returns G token value (granted), B ms records... (not granted), L (too late), or V (the
+-- request was rolled back, or its grant was taken away). ARGV 13 is 1 to return the holders.
 if now > late then return {'L', text(now)} end
 local ended = call('HMGET', B, 'v:' .. id, 'b:' .. own)
 if ended[1] or ended[2] then return {'V', text(now)} end

@@ -1,4 +1,4 @@
--- break: R, or N (no such grant). ARGV 13 is its token.
+-- break returns R (taken away) or N (there is no such grant). ARGV 13 is the grant's token.
 begin()
 local found
 holders(function(of, rec)

@@ -1,3 +1,3 @@
--- check: R, or N (no such grant) or T (taken away).
+-- check returns R (the grant exists), N (there is no such grant) or T (it was taken away).
 if held() then return {'R', text(now)} end
 return {call('HEXISTS', B, 'b:' .. own) == 1 and 'T' or 'N', text(now)}

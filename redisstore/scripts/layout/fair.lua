@@ -1,11 +1,13 @@
--- Redisson's fair lock: an RLock, a list of waiters at KEYS[3], and a sorted set at KEYS[4],
--- waiter -> until when it is waited for, in ms. Each entry adds its time to that of the
--- entry before it, and takes it with it when it goes. An entry without a time is never
--- removed, here and in Redisson: so a time is written before its entry, and removed behind it.
+-- Redisson's fair lock: an RLock, a list of waiters at KEYS[3], and a sorted set at KEYS[4] with the
+-- deadline of each waiter's entry, in ms. The deadline of a new entry is entryTime after that of the
+-- entry before it. When an entry is removed, the deadlines behind it come forward by entryTime. No
+-- script, here or in Redisson, removes an entry without a deadline. So a script writes the deadline
+-- before the entry, and removes the deadline after the entry.
 local queue, times = KEYS[3], KEYS[4]
-local patience = tonumber(ARGV[10])
+local entryTime = tonumber(ARGV[10])
 
--- removable has a user without a right that a removal needs refused before it.
+-- removable tries the commands of a removal. If the user lacks a right, the server refuses them here,
+-- before anything has changed.
 local function removable()
   call('LREM', queue, 0, '')
   call('ZREM', times, '')
@@ -22,12 +24,14 @@ begin = function()
   end
 end
 
+-- notify wakes the first waiter.
 local function notify()
   local head = call('LINDEX', queue, 0)
   if head then publish(channel .. ':' .. head, '0') end
 end
 
-local function place()
+-- position returns the position of own in the list, or nil.
+local function position()
   for i, of in ipairs(call('LRANGE', queue, 0, -1)) do
     if of == own then return i end
   end
@@ -41,16 +45,17 @@ blocked = function()
     left = math.max(tonumber(call('ZSCORE', times, head) or '') or 0, ms) - ms
   end
   if ARGV[9] ~= '1' then return left end
-  local i = place()
+  local i = position()
   if not i then
     local last = call('LINDEX', queue, -1)
     local from = last and tonumber(call('ZSCORE', times, last) or '') or ms + math.max(call('PTTL', N), 0)
-    call('ZADD', times, text(from + patience), own)
+    call('ZADD', times, text(from + entryTime), own)
     call('RPUSH', queue, own)
   else
-    -- Those before it take theirs with them: it outlives that while it is refreshed.
-    local till = ms + patience * i
-    if (tonumber(call('ZSCORE', times, own) or '') or 0) < till - patience / 10 then call('ZADD', times, text(till), own) end
+    -- When an entry before this one is removed, the deadline comes forward by entryTime. A refresh
+    -- adds that time for each of them, so that the entry outlives them.
+    local till = ms + entryTime * i
+    if (tonumber(call('ZSCORE', times, own) or '') or 0) < till - entryTime / 10 then call('ZADD', times, text(till), own) end
   end
   return left
 end
@@ -60,7 +65,7 @@ grab = function()
     removable()
     call('LPOP', queue)
     call('ZREM', times, own)
-    for _, of in ipairs(call('ZRANGE', times, 0, -1)) do call('ZINCRBY', times, -patience, of) end
+    for _, of in ipairs(call('ZRANGE', times, 0, -1)) do call('ZINCRBY', times, -entryTime, of) end
   end
   call('HSET', N, own, 1)
   call('PEXPIRE', N, ttl)
@@ -72,13 +77,13 @@ drop = function()
 end
 
 leave = function()
-  local i = place()
+  local i = position()
   if not i then
-    call('ZREM', times, own) -- left if the entry was refused
+    call('ZREM', times, own) -- the deadline remains if the server has refused the entry
     return
   end
   removable()
-  for _, of in ipairs(call('LRANGE', queue, i, -1)) do call('ZINCRBY', times, -patience, of) end
+  for _, of in ipairs(call('LRANGE', queue, i, -1)) do call('ZINCRBY', times, -entryTime, of) end
   call('LREM', queue, 0, own)
   call('ZREM', times, own)
   if i == 1 and call('EXISTS', N) == 0 then notify() end

@@ -1,2 +1,2 @@
--- Redisson's fenced lock: an RLock, and a counter at KEYS[3] that is the token.
+-- Redisson's fenced lock: an RLock, and a counter of tokens at KEYS[3].
 mint = function() return call('INCR', KEYS[3]) end

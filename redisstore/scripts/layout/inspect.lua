@@ -1,4 +1,4 @@
--- inspect: S records...
+-- inspect returns S and, for each holder, the owner, the record and the milliseconds left.
 local answer = {'S', text(now)}
 holders(function(of, rec, rest)
   answer[#answer + 1] = of

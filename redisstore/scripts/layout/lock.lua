@@ -1,4 +1,5 @@
--- Redisson's RLock: a hash, owner -> how often. The key's time to live is the lease.
+-- Redisson's RLock: a hash with an owner and how often it holds the lock. The key's time to live is
+-- the lease.
 held = function() return call('HEXISTS', N, own) == 1 end
 
 blocked = function()

@@ -1,10 +1,10 @@
--- Redisson's RPermitExpirableSemaphore: a string, how many permits are free, and a sorted
--- set at KEYS[3], permit -> when it expires, in ms.
+-- Redisson's RPermitExpirableSemaphore: a string with the number of free permits, and a sorted set at
+-- KEYS[3] with the expiry of each permit, in ms.
 local permits = KEYS[3]
 
--- free gives permits back. Removing no permit at first has a user without that right
--- refused before the number has changed. Without its key there is no number: grab counts the
--- permits that stand.
+-- free gives permits back. It first removes no permit: if the user lacks that right, the server
+-- refuses the command here, before the number has changed. Without the name's key there is no
+-- number, and grab counts the permits in the set.
 local function free(all)
   call('ZREM', permits, '')
   if call('EXISTS', N) == 1 then
@@ -36,7 +36,7 @@ end
 grab = function()
   local left = limit - call('ZCARD', permits)
   if call('SETNX', N, left) == 1 then publish(channel, text(left)) end
-  call('DECRBY', N, 0) -- refused before there is a permit
+  call('DECRBY', N, 0) -- the server may refuse this, and no permit exists yet
   call('ZADD', permits, text(ms + ttl), own)
   call('DECRBY', N, 1)
   local life = call('PTTL', N)

@@ -1,11 +1,12 @@
--- One string per name: "holdfast ID TOKEN SINCE OWNER" where it is ours. Its client compares
--- the whole value where the server has commands for that: see layout_conditional.go.
+-- One string for each name, "holdfast ID TOKEN SINCE OWNER" if this library has written it. If the
+-- server has commands for that, the client compares the whole value: see layout_conditional.go.
 local value
 stored = function() return value end
 
+-- mine returns the owner in a value and the record of its grant, if this library has written it.
 local function mine(from)
-  local of, token, since, who = string.match(from, '^holdfast (%S+) (%d+) (%d+) (.*)$')
-  if of then return of, of .. ' ' .. token .. ' ' .. since .. ' 1 ' .. who end
+  local of, token, since, people = string.match(from, '^holdfast (%S+) (%d+) (%d+) (.*)$')
+  if of then return of, of .. ' ' .. token .. ' ' .. since .. ' 1 ' .. people end
 end
 
 local lengthen = live

@@ -1,5 +1,5 @@
--- release: R, or N (no such grant). ARGV 13 is its token. A request of the grant that
--- still arrives is refused.
+-- release returns R (released) or N (there is no such grant). ARGV 13 is the grant's token. The
+-- scripts refuse a request of the grant that still arrives.
 begin()
 refuse()
 if not held() or (recorded() or ARGV[13]) ~= ARGV[13] then return {'N', text(now)} end

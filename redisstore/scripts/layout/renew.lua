@@ -1,4 +1,4 @@
--- renew: R, or N (no such grant) or T (taken away).
+-- renew returns R (renewed), N (there is no such grant) or T (it was taken away).
 begin()
 if not held() then
   return {call('HEXISTS', B, 'b:' .. own) == 1 and 'T' or 'N', text(now)}

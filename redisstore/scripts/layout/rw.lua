@@ -1,12 +1,13 @@
--- Redisson's read and write locks: a hash with the field mode, and owner -> how often. A
--- writer is "<id>:write". A reader has a key of its own for its lease, and the name's key
--- lives as long as the longest.
+-- Redisson's read and write locks: a hash with the field mode, and how often each owner holds the
+-- lock. The owner of a writer is "<id>:write". Each reader has a key for its lease, and the name's
+-- key lasts as long as the longest lease.
 local function writes(of) return string.sub(of, -6) == ':write' end
 
-local function hold(of, i) return stem .. ':' .. of .. ':rwlock_timeout:' .. i end
+-- leaseKey returns the key of a reader's lease.
+local function leaseKey(of, i) return stem .. ':' .. of .. ':rwlock_timeout:' .. i end
 
 held = function()
-  return call('HEXISTS', N, own) == 1 and (writes(own) or call('EXISTS', hold(own, 1)) == 1)
+  return call('HEXISTS', N, own) == 1 and (writes(own) or call('EXISTS', leaseKey(own, 1)) == 1)
 end
 
 blocked = function()
@@ -24,7 +25,7 @@ grab = function()
     call('PEXPIRE', N, ttl)
     return
   end
-  call('SET', hold(own, 1), '1', 'PX', ttl)
+  call('SET', leaseKey(own, 1), '1', 'PX', ttl)
   call('HSET', N, 'mode', 'read', own, 1)
   lengthen()
 end
@@ -34,36 +35,36 @@ extend = function()
     call('PEXPIRE', N, ttl)
     return
   end
-  call('PEXPIRE', hold(own, 1), ttl)
+  call('PEXPIRE', leaseKey(own, 1), ttl)
   lengthen()
 end
 
--- longest is how long the longest lease of the other readers lasts.
+-- longest returns the remaining time of the longest lease of the other readers.
 local function longest()
   local most = 0
   local all = call('HGETALL', N)
   for i = 1, #all, 2 do
     if all[i] ~= 'mode' and all[i] ~= own and not writes(all[i]) then
-      for j = tonumber(all[i + 1]) or 0, 1, -1 do most = math.max(most, call('PTTL', hold(all[i], j))) end
+      for j = tonumber(all[i + 1]) or 0, 1, -1 do most = math.max(most, call('PTTL', leaseKey(all[i], j))) end
     end
   end
   return most
 end
 
--- notify wakes Redisson's waiters. It gives as many permits to the latch of a lock as threads
--- wait for '1', and one for '0'. A thread that has tried and does not wait yet needs the '0' of
--- a writer, too: else it sleeps until the lease that it saw would have ended.
+-- notify wakes Redisson's waiters. For '1' Redisson wakes all threads that wait for the lock, for '0'
+-- one thread. A thread that has tried and does not wait yet needs the '0' of a writer, too. Without
+-- it the thread sleeps until the expiry of the lease that it saw.
 local function notify()
   if writes(own) then publish(channel, '1') end
   publish(channel, '0')
 end
 
--- What may be refused comes before N changes: a key of a reader, while the slot moves, and
--- each command.
+-- Before N changes, drop does everything that the server may refuse: each command, and the access to
+-- the key of a reader while the slot moves.
 drop = function()
   touch()
   local left = longest()
-  if not writes(own) then call('DEL', hold(own, 1)) end
+  if not writes(own) then call('DEL', leaseKey(own, 1)) end
   if left == 0 and (writes(own) or call('HGET', N, 'mode') ~= 'write') then
     call('DEL', N)
     notify()
@@ -82,7 +83,7 @@ holders = function(add)
   local left = call('PTTL', N)
   for _, of in ipairs(call('HKEYS', N)) do
     if of ~= 'mode' then
-      local rest = writes(of) and left or call('PTTL', hold(of, 1))
+      local rest = writes(of) and left or call('PTTL', leaseKey(of, 1))
       if rest > 0 then add(of, record(of), rest) end
     end
   end

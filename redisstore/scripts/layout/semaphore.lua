@@ -1,8 +1,9 @@
--- Redisson's RSemaphore: a string, how many permits are free. It has no leases: those of
--- our holders are kept beside it, and a script of ours that finds one expired gives the
--- permit back. So the key beside outlives the last of them by a week.
+-- Redisson's RSemaphore: a string with the number of free permits. It has no leases. The side key has
+-- the leases of this library's holders, and a script that finds an expired one gives the permit
+-- back. So the side key outlives the last lease by a week.
 local week = 604800000
 
+-- each calls f with the owner and the expiry of each lease, and returns the number of leases.
 local function each(f)
   local all = call('HGETALL', B)
   local n = 0
@@ -21,8 +22,8 @@ live = function()
   call('PEXPIRE', B, n > 0 and last - ms + week or keep)
 end
 
--- free gives permits back: those of its key's number, if that is there. Each command is
--- refused before the number has changed, or not at all.
+-- free gives permits back, if the number of free permits exists. If the server refuses a command, it
+-- does so before the number has changed.
 local function free(all)
   live()
   call('HDEL', B, '')
@@ -31,7 +32,7 @@ local function free(all)
   live()
 end
 
--- grab writes the rest, when a permit was taken.
+-- write writes only the token. grab writes the grant after it has taken a permit.
 local remember = write
 write = function(token)
   call('HSET', B, 'last', text(token))
@@ -63,7 +64,8 @@ end
 
 grab = function(token)
   if call('SETNX', N, limit) == 1 then
-    -- Grants from before its key was deleted went with it: they would give back too much.
+    -- The name's key was deleted, and with it the grants from before. The script forgets them, since
+    -- they would give back permits of the new number.
     each(function(of) if of ~= own then call('HDEL', B, 'h:' .. of, 'e:' .. of) end end)
     publish(channel, text(limit))
   end

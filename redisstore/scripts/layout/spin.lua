@@ -1,2 +1,2 @@
--- Redisson's spin lock: an RLock whose release notifies no waiter.
+-- Redisson's spin lock: an RLock whose release does not notify waiters.
 drop = function() call('DEL', N) end

@@ -1,4 +1,5 @@
--- undo: R. What id has left is removed, and a request that still arrives is refused.
+-- undo removes what the request has left, and returns R. The scripts refuse the request if it still
+-- arrives.
 begin()
 refuse()
 if held() then

@@ -66,13 +66,13 @@ const (
 )
 
 var errorNames = map[Error]string{
-	ErrRuntimeInconsistency: "another operation of the transaction failed", ErrUnimplemented: "the server does not have this operation",
+	ErrRuntimeInconsistency: "another operation of the transaction failed", ErrUnimplemented: "the server does not support this operation",
 	ErrBadArguments: "bad arguments", ErrNoNode: "no such node", ErrNoAuth: "no permission",
-	ErrBadVersion: "another version", ErrEphemeralParent: "an ephemeral node has no children", ErrNodeExists: "the node exists", ErrNotEmpty: "the node has children",
+	ErrBadVersion: "the node has another version", ErrEphemeralParent: "an ephemeral node cannot have children", ErrNodeExists: "the node exists", ErrNotEmpty: "the node has children",
 	ErrExpired: "the session has expired", ErrInvalidACL: "invalid ACL", ErrAuthFailed: "authentication failed",
 	ErrMoved: "the session has moved to another server", ErrReadOnly: "the server is read-only", ErrNoWatcher: "no such watch",
-	ErrLocalSession: "the server's local sessions have no ephemeral nodes: it needs localSessionsUpgradingEnabled", ErrSASLRequired: "the server demands SASL, which this client does not speak",
-	ErrQuotaExceeded: "a quota is exceeded", ErrThrottled: "the server has too much to do",
+	ErrLocalSession: "the server has local sessions, which cannot have ephemeral nodes: set localSessionsUpgradingEnabled at the server", ErrSASLRequired: "the server demands SASL, which this client does not speak",
+	ErrQuotaExceeded: "a quota is exceeded", ErrThrottled: "the server is overloaded",
 }
 
 func (e Error) Error() string {
@@ -92,7 +92,7 @@ type Stat struct {
 	Pzxid                       int64
 }
 
-// ACL is one entry of an access list.
+// ACL is one entry of an access control list.
 type ACL struct {
 	Perms      int32
 	Scheme, ID string

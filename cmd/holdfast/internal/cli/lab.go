@@ -26,7 +26,7 @@ import (
 
 func newLab(p *say.Printer) *cobra.Command {
 	seed := number{n: 1, least: 1, most: math.MaxInt}
-	most := duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"}
+	limit := duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"}
 	dir := text{check: func(s string) error {
 		if s == "" {
 			return errors.New("give a directory")
@@ -39,23 +39,24 @@ func newLab(p *say.Printer) *cobra.Command {
 		Short: "Show how locks go wrong, on real servers and in a check",
 		Long: `Lab shows how locks go wrong, in two ways.
 
-A story is played on a real server, which lab starts and ends: two clients, a
-wrong lock and the interleaving that breaks it, then holdfast in the same
-situation. Lab draws both, time downwards.
+A story runs on a real server, which lab starts and ends. It shows two clients
+with a wrong lock, and the order of their steps that breaks the lock. Then it
+shows holdfast in the same situation. Lab draws both; time runs downwards.
 
 A mistake is a lock with one of the classic mistakes, on a small server in this
-process. Workers compete for it under the faults that reveal the mistake. Lab
-prints the events that prove it. "none" is the same lock without a mistake.
+process. Workers compete for the lock under the faults that reveal the mistake.
+Lab prints the events that prove it. The name "none" is the same lock without a
+mistake.
 
-Without a name lab lists both.
+Without a name lab lists the stories and the mistakes.
 
 Exit status:
-  0    each story came out as expected, each mistake was found, and none in the
-       lock without a mistake
-  1    a story did not, a mistake was not found in time, or was found in the
-       lock without one
+  0    each story ended as expected, lab found each mistake, and it found none
+       in the lock "none"
+  1    a story did not end as expected, lab did not find a mistake in time, or
+       it found one in the lock "none"
   64   bad usage
-  69   a story's server is not installed, or does not start
+  69   the server of a story is not installed, or does not start
   128+n  signal n ended it`,
 		Example: `  holdfast lab
   holdfast lab late-delete
@@ -77,7 +78,7 @@ Exit status:
 					continue
 				}
 				if _, err := lab.Find(name); err != nil {
-					return fmt.Errorf("%w; or a story: %s", err, strings.Join(storyNames(), ", "))
+					return fmt.Errorf("%w; or give a story: %s", err, strings.Join(storyNames(), ", "))
 				}
 			}
 			ctx, stop := interruptible(cmd.Context())
@@ -111,7 +112,7 @@ Exit status:
 					drawn, wrong = append(drawn, r), wrong || !r.OK()
 					continue
 				}
-				o := lab.Options{Seed: uint64(seed.n), Duration: most.d, Dir: dir.s, Progress: func(g check.Progress) {
+				o := lab.Options{Seed: uint64(seed.n), Duration: limit.d, Dir: dir.s, Progress: func(g check.Progress) {
 					p.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
 				}}
 				r, err := lab.Run(ctx, name, o)
@@ -136,9 +137,9 @@ Exit status:
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&all, "all", false, "all of them, one after the other")
+	flags.BoolVar(&all, "all", false, "run all stories and mistakes, one after the other")
 	flags.Var(&seed, "seed", "decides the schedule of work and faults")
-	flags.Var(&most, "duration", "give up if a mistake is not proved after this time, 4s to 1h")
+	flags.Var(&limit, "duration", "give up if a mistake is not proved after this time, 4s to 1h")
 	flags.Var(&dir, "dir", "the `DIRECTORY` for drawings, histories and pages (default a temporary one for each mistake)")
 	return cmd
 }
@@ -197,16 +198,16 @@ func printExperiment(out io.Writer, r *lab.Result) bool {
 	}()
 	switch {
 	case r.Expected != nil:
-		fmt.Fprintf(out, "convicted, seed %d:\n", r.Seed)
+		fmt.Fprintf(out, "mistake found, seed %d:\n", r.Seed)
 		_ = (&check.Report{Violations: []check.Violation{*r.Expected}, Start: r.Report.Start}).Explain(out)
 		return true
 	case r.Report.OK() && m.Name == lab.Control:
-		fmt.Fprintf(out, "acquitted, seed %d: %d locks granted, every rule held\n", r.Seed, r.Report.Stats.Grants)
+		fmt.Fprintf(out, "no mistake found, seed %d: %d locks granted, every rule held\n", r.Seed, r.Report.Stats.Grants)
 		return true
 	case r.Report.OK():
-		fmt.Fprintf(out, "not convicted in %d runs: give it more time, or another seed\n", r.Runs)
+		fmt.Fprintf(out, "mistake not found in %d runs: give more time, or another seed\n", r.Runs)
 	default:
-		fmt.Fprintf(out, "broke another rule than expected, seed %d:\n", r.Seed)
+		fmt.Fprintf(out, "another mistake found, seed %d:\n", r.Seed)
 		_ = r.Report.Explain(out)
 	}
 	return false

@@ -243,7 +243,7 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		w.goOn()
+		w.resume()
 	}
 }
 

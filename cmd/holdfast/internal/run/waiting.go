@@ -27,7 +27,7 @@ type waiting struct {
 	holders []holdfast.Holder
 	stop    context.CancelFunc
 	ctx     context.Context
-	inspect func(context.Context) ([]holdfast.Holder, error) // nil where the store cannot
+	inspect func(context.Context) ([]holdfast.Holder, error) // nil if the store cannot inspect
 	ticking sync.WaitGroup
 	probed  chan error // nil without a probe; see probe
 }
@@ -40,6 +40,7 @@ const (
 	shortestProbe = time.Second
 )
 
+// probe starts the probe of the wait.
 func (w *waiting) probe() {
 	if w.r.Wait < shortestProbe || w.inspect == nil {
 		return
@@ -150,7 +151,8 @@ func (w *waiting) pause() {
 	w.r.say.Done()
 }
 
-func (w *waiting) goOn() {
+// resume shows the line again.
+func (w *waiting) resume() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.paused = false
@@ -161,7 +163,7 @@ func (w *waiting) tick() {
 	defer second.Stop()
 	for n := 0; ; n++ {
 		if n%refresh == 0 && w.inspect != nil {
-			// A failed request is repeated later.
+			// After an error the line shows the former holders until the next request.
 			if holders, err := w.inspect(w.ctx); err == nil {
 				w.mu.Lock()
 				w.holders = holders

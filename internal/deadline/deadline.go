@@ -1,6 +1,6 @@
-// Package bound describes the context of a request: a context with a deadline whose timer
+// Package deadline describes the context of a request: a context with a deadline whose timer
 // starts only when a store waits for its end.
-package bound
+package deadline
 
 import "context"
 
