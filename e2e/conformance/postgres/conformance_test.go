@@ -83,8 +83,8 @@ func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 func TestRenewalOfManyNames(t *testing.T)   { sqltest.RenewalOfManyNames(t, postgres) }
 func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, postgres) }
 
-func TestFewConnections(t *testing.T) {
-	sqltest.FewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
+func TestRenewalOverFewConnections(t *testing.T) {
+	sqltest.RenewsOverFewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
 }
 
 func TestRights(t *testing.T) {
