@@ -86,7 +86,7 @@ func (f *file) raise(record *os.File, token uint64) error {
 	if token < newest {
 		return &StaleError{Resource: f.path, Token: token, Newest: newest}
 	}
-	if token == newest && r.settled() {
+	if token == newest && r.equal() {
 		return nil
 	}
 	if newest == 0 {

@@ -51,7 +51,7 @@ func TestRaiseSurvivesPowerLoss(t *testing.T) {
 			}
 			// These are the steps of file.raise.
 			stop := 0
-			if token != cache.newest() || !cache.settled() {
+			if token != cache.newest() || !cache.equal() {
 				stop = rapid.IntRange(-1, 6).Draw(t, "stop")
 				if stop >= 0 {
 					disk = cache
