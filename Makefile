@@ -29,6 +29,7 @@ help:
 	@echo 'make lint       gofmt, go vet, staticcheck'
 	@echo 'make short      the short tests of every package'
 	@echo 'make race       all tests, under the race detector'
+	@echo 'make alone      the tests that need the whole machine'
 	@echo 'make torture    the check on every store, with real servers'
 	@echo 'make mistakes   the check on stores with planted mistakes and former defects, and on many locks; takes hours'
 	@echo 'make versions   the suite and a short check of every store on newer servers, and its layouts'
@@ -46,12 +47,14 @@ test: servers lint short
 	$(SAY) 'make test has passed; make verify runs the rest'
 
 # The builds need no server and judge nothing in time: they go beside the tests, and
-# behind them where both want the processor. A part that fails does not keep the others from
-# running: one run shows all that is wrong.
+# behind them where both want the processor. Torture and versions wait for most of their
+# time, so they go side by side; each prints its output when it ends. A part that fails does
+# not keep the others from running: one run shows all that is wrong.
 verify: servers
 	@log=$$(mktemp); trap 'rm -f '$$log EXIT; \
 	nice -n 19 $(MAKE) --no-print-directory -k cross standalone >$$log 2>&1 & builds=$$!; \
-	$(MAKE) --no-print-directory -k race cover torture versions; tests=$$?; \
+	$(MAKE) --no-print-directory -k race cover alone; tests=$$?; \
+	$(MAKE) --no-print-directory -k -j 2 --output-sync=target torture versions || tests=1; \
 	wait $$builds; built=$$?; cat $$log; exit $$((tests + built))
 	$(SAY) 'make verify has passed'
 
@@ -125,11 +128,15 @@ race-tests: clients
 race-check: servers
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
+
+# The tests of ALONE, one after the other.
+.PHONY: alone
+alone: servers
+	$(SAY) 'alone: the check beside another Redis client, thousands of locks over a slow link'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/zookeeper
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 
 torture: servers
-	$(SAY) 'torture: 12,000 locks over a slow link'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -47,6 +46,7 @@ type member struct {
 func (m *member) name() string { return workerName(m.index, m.life) }
 
 func (c *crew) start(ctx context.Context) error {
+	c.target.pauseHolder = c.pauseHolder
 	for i := range c.cfg.Workers {
 		m := &member{index: i}
 		c.members = append(c.members, m)
@@ -57,10 +57,13 @@ func (c *crew) start(ctx context.Context) error {
 	return nil
 }
 
+// history returns the path of the history of a worker's present incarnation.
+func (c *crew) history(m *member) string { return filepath.Join(c.dir, m.name()+".jsonl") }
+
 // launch begins the next incarnation of a worker.
 func (c *crew) launch(ctx context.Context, m *member) error {
 	m.life++
-	path := filepath.Join(c.dir, m.name()+".jsonl")
+	path := c.history(m)
 	c.mu.Lock()
 	c.logs = append(c.logs, path)
 	c.mu.Unlock()
@@ -154,16 +157,12 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		pause()
 		return c.launch(context.WithoutCancel(ctx), m)
 	case faultPause:
-		e.K = kindPause
-		c.log.Add(e)
-		if err := m.proc.signal(syscall.SIGSTOP); err != nil {
+		resume, err := c.pause(m, f.For)
+		if err != nil {
 			return err
 		}
 		pause()
-		err := m.proc.signal(syscall.SIGCONT)
-		e.K = kindResume
-		c.log.Add(e)
-		return err
+		return resume()
 	}
 	e.K, e.Fault = kindFault, f.Kind
 	c.log.Add(e)

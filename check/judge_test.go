@@ -154,6 +154,16 @@ func (l *lock) undo() { l.s.add(Event{K: kindUndone, W: l.w, Name: l.n, ID: l.id
 
 func TestSoundHistoriesPass(t *testing.T) {
 	for name, spoil := range map[string]func(s *story){
+		"a writer behind a killed reader and a later one": func(s *story) {
+			s.request("w0", "a", driver.Unlimited).granted()
+			s.add(Event{K: kindKill, W: "w0"})
+			s.t += 3000 * ms
+			r := s.request("w1", "a", driver.Unlimited).granted()
+			a := s.request("w2", "a", 1).placed()
+			r.unlock()
+			s.t += 4000 * ms
+			a.granted().unlock()
+		},
 		"a waiter behind a grant whose answer was lost": func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			lost := s.request("w1", "a", 1)
@@ -234,6 +244,29 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.grantedWith(4, s.t+1000*ms)
 			b.unlock()
 			a.unlock()
+		},
+		"two permits granted together, the second confirmed first": func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a := s.request("w1", "a", 2).placed()
+			b := s.request("w1", "a", 2).placed()
+			h.unlock()
+			b.grantedWith(3, s.t+1000*ms)
+			a.grantedWith(4, s.t+1000*ms)
+			b.unlock()
+			a.unlock()
+		},
+		"a waiter that lost its entry behind a request whose answer was lost": func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a := s.request("w2", "a", 1).placed()
+			s.add(Event{K: kindFault, Fault: faultCut, W: "w2"})
+			s.add(Event{K: kindHealed, Fault: faultCut, W: "w2"})
+			lost := s.request("w1", "a", 1)
+			h.unlock()
+			lost.lose()
+			s.t += 4000 * ms
+			lost.undo()
+			lost.event(kindFailed, Event{})
+			a.granted().unlock()
 		},
 		"taken away, and noticed in time": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
@@ -423,6 +456,16 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			a.granted().unlock()
 			b.unlock()
 		}},
+		{"a permit that overtakes a waiting one, without room for both", RuleOrder, "was served after it", func(s *story) {
+			h, o := s.request("w0", "a", 2).granted(), s.request("w3", "a", 2).granted()
+			a := s.request("w1", "a", 2).placed()
+			b := s.request("w2", "a", 2).placed()
+			h.unlock()
+			b.granted()
+			o.unlock()
+			a.granted().unlock()
+			b.unlock()
+		}},
 		{"no waiter is woken", RuleWaiting, "forever", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
@@ -437,6 +480,16 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 4000 * ms
 			a.granted().unlock()
 		}},
+		{"a free lock is not given, long after a killed reader", RuleWaiting, "which was free", func(s *story) {
+			s.request("w0", "a", driver.Unlimited).granted()
+			s.add(Event{K: kindKill, W: "w0"})
+			s.t += 3000 * ms
+			h := s.request("w1", "a", 1).granted()
+			a := s.request("w2", "a", 1).placed()
+			h.unlock()
+			s.t += 4000 * ms
+			a.granted().unlock()
+		}},
 		{"a lock is not given after an undo", RuleWaiting, "which was free", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			lost := s.request("w1", "a", 1)
@@ -446,6 +499,17 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			lost.undo()
 			lost.event(kindFailed, Event{})
 			s.t += 4000 * ms
+			a.granted().unlock()
+		}},
+		{"a free lock is not given, while a request behind its waiter is lost", RuleWaiting, "which was free", func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a := s.request("w2", "a", 1).placed()
+			lost := s.request("w1", "a", 1)
+			h.unlock()
+			lost.lose()
+			s.t += 4000 * ms
+			lost.undo()
+			lost.event(kindFailed, Event{})
 			a.granted().unlock()
 		}},
 		{"every handoff takes as long as a poll", RuleWaiting, "waiters are not woken", func(s *story) {

@@ -83,9 +83,10 @@ func (c *Config) longest(g *driver.Guarantees) time.Duration {
 }
 
 // waitTimeout returns how long waiters may wait after the last new lock. Waiters behind a
-// killed holder wait until its lease has expired.
+// killed holder wait until its lease has expired. A server may end leases seconds late: etcd
+// counts their TTL anew after a restart and an election.
 func (c *Config) waitTimeout(g *driver.Guarantees) time.Duration {
-	return max(8*time.Second, c.longest(g)+2*time.Second)
+	return max(8*time.Second, c.longest(g)+6*time.Second)
 }
 
 // sparse reports whether a round has long TTLs and mostly free names, as every third round

@@ -5,9 +5,6 @@ package check
 import (
 	"context"
 	"errors"
-	"fmt"
-	"regexp"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -141,86 +138,3 @@ func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (
 	}
 	return err
 }
-
-// loneHolders returns the keys of names that have a holder and that no other client has
-// requested. Such a key has the grant and no state yet. loneHolders waits for such a name
-// for a while, and returns no key if it finds none.
-func loneHolders(ctx context.Context, all []*servers.Redis) (lone []string) {
-	before := map[string]any{}
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
-		now := map[string]any{}
-		for _, r := range all {
-			if r.PID() == 0 || !isPrimary(ctx, r) {
-				continue
-			}
-			found, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
-			if err != nil {
-				continue
-			}
-			keys, _ := found.([]any)
-			for _, k := range keys {
-				key, _ := k.(string)
-				fields, err := r.Do(ctx, "HKEYS", key)
-				names, _ := fields.([]any)
-				if err != nil || len(names) != 1 {
-					continue
-				}
-				if now[key], err = r.Do(ctx, "DUMP", key); err == nil && now[key] != nil && now[key] == before[key] {
-					lone = append(lone, key)
-				}
-			}
-		}
-		if len(lone) > 0 {
-			return lone
-		}
-		before = now
-	}
-	return nil
-}
-
-// longHolder waits for a worker that has held its lock for a while, with a lease for at
-// least two more seconds. It returns the worker's number, or other if it finds none.
-func longHolder(ctx context.Context, r *servers.Redis, other int) int {
-	since := map[string]time.Time{} // by key and grant
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
-		found, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
-		if err != nil {
-			continue
-		}
-		keys, _ := found.([]any)
-		before := since
-		since = map[string]time.Time{}
-		for _, k := range keys {
-			key, _ := k.(string)
-			record, err := r.Do(ctx, "HGET", key, "s0")
-			if err != nil {
-				continue
-			}
-			held := redisGrant.FindStringSubmatch(fmt.Sprint(record))
-			if held == nil {
-				continue
-			}
-			worker, err1 := strconv.Atoi(held[1])
-			at, err2 := strconv.ParseInt(held[3], 10, 64)
-			ttl, err3 := strconv.ParseInt(held[4], 10, 64)
-			// The primary's clock is that of this machine.
-			if errors.Join(err1, err2, err3) != nil || at+ttl < time.Now().Add(2*time.Second).UnixMicro() {
-				continue
-			}
-			grant := key + " " + held[2]
-			began, known := before[grant]
-			if known && time.Since(began) > 60*time.Millisecond {
-				return worker
-			}
-			if !known {
-				began = time.Now()
-			}
-			since[grant] = began
-		}
-	}
-	return other
-}
-
-// redisGrant matches the record of a grant. Its groups are the worker's number, the ID and
-// token, the time when the lease was last set, and its TTL. Both times are in microseconds.
-var redisGrant = regexp.MustCompile(`^\d+ \S+ \d+&[^&]*&w(\d+)\.\d+&\S* (\S+ \d+) \S+ (\d+)\+(\d+)$`)

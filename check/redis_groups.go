@@ -59,6 +59,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 		end()
 		return nil, err
 	}
+	t := &Target{}
 	primary, replica := g.Primary, g.Replicas[0]
 	promote := func(ctx context.Context) error {
 		primary.Kill()
@@ -88,11 +89,9 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	if clocks {
 		// This fault promotes a replica whose clock has been ahead for a while. The old
 		// primary lives and becomes its replica at once, so that it acknowledges grants
-		// again. From the promotion on, half of the workers reach no server. If there is a
-		// holder of a long lease, it is among them. That holder notices nothing, and relies
-		// on its lease until the validity ends.
+		// again. Before the promotion, a holder of a long lease is stopped.
 		lead := func(f Fault) time.Duration { return 6*time.Second + f.For }
-		var cutOff *servers.Proxy
+		var held *pausedHolder
 		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: func(ctx context.Context, f Fault) error {
 			if err := replica.SetClock(lead(f)); err != nil {
 				return err
@@ -102,19 +101,27 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			if ctx.Err() != nil {
 				return ctx.Err() // no promotion before clients have compared the clocks
 			}
-			cutOff = proxies[longHolder(ctx, primary, f.N)%len(proxies)]
-			cutOff.Cut()
-			if err := demote(context.WithoutCancel(ctx)); err != nil {
+			var err error
+			if held, err = t.pauseHolder(ctx, 3*time.Second, nil); err != nil {
 				return err
 			}
-			lasts(ctx, time.Second)
+			ctx = context.WithoutCancel(ctx)
+			if err := demote(ctx); err != nil {
+				if held != nil {
+					err = errors.Join(err, held.resume())
+				}
+				return err
+			}
+			if held != nil {
+				lasts(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
+			}
 			return nil
 		}, End: func(ctx context.Context, f Fault) error {
 			ctx = context.WithoutCancel(ctx)
 			var err error
-			if cutOff != nil {
-				err = cutOff.Heal()
-				cutOff = nil
+			if held != nil {
+				err = held.resume()
+				held = nil
 			}
 			// For a while, clients still extend leases by the former difference of the
 			// clocks. After the clock is set back, such a lease would last for twice that
@@ -130,7 +137,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	address := func(p *servers.Proxy) string {
 		return "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms"
 	}
-	return &Target{
+	*t = Target{
 		URL:      address(proxies[0]),
 		ofWorker: func(worker int) string { return address(proxies[worker%len(proxies)]) },
 		Faults: oneAtATime(append(faults,
@@ -152,7 +159,8 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			end()
 			return nil
 		},
-	}, nil
+	}
+	return t, nil
 }
 
 // follow configures a server as the replica of another, and waits until it is.
@@ -187,8 +195,9 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	all := s.All()
 	var old *servers.Redis
+	// A sentinel that stood still for two seconds does nothing for the next 30 (TILT mode).
 	demoted := func(ctx context.Context) error {
-		for end := time.Now().Add(30 * time.Second); isPrimary(ctx, old); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(2 * time.Minute); isPrimary(ctx, old); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(end) {
 				return errors.New("check: the old primary is not demoted")
 			}
@@ -268,6 +277,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		c.Kill()
 		return nil, err
 	}
+	t := &Target{}
 	var slot int
 	var from *servers.Redis
 	at := func(ctx context.Context, key string) (err error) {
@@ -290,6 +300,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		for _, r := range c.Nodes {
 			if r != from && isPrimary(ctx, r) {
 				to = r
+				break
 			}
 		}
 		moves = append(moves, move{slot, from, to})
@@ -302,7 +313,16 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		moves = nil
 		return err
 	}
-	return &Target{
+	var held *pausedHolder
+	var heldKey string
+	// fields returns the number of fields of heldKey: one until a waiter comes. While its
+	// slot moves, a missing key is an error, and fields returns 0.
+	fields := func(ctx context.Context) int64 {
+		answer, _ := from.Do(ctx, "HLEN", heldKey)
+		n, _ := answer.(int64)
+		return n
+	}
+	*t = Target{
 		URL: "redis+cluster://" + redisUser + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
 		Faults: oneAtATime([]StoreFault{
 			{Kind: "move-slot", Begin: func(ctx context.Context, f Fault) error {
@@ -311,23 +331,42 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				return beginMove(ctx)
 			}, End: endMoves},
-			// This fault moves the slots of names that have a holder and no waiters. During
-			// the move some of these names get waiters.
-			{Kind: "move-slot-held", Begin: func(ctx context.Context, f Fault) error {
-				keys := loneHolders(ctx, c.Nodes)
-				if len(keys) == 0 {
-					keys = []string{f.Name}
-				}
-				for _, key := range keys {
-					if err := at(ctx, key); err != nil {
-						return err
+			// This fault stops a holder that has no waiters, and moves the slot of its name.
+			// During the move, the name gets its first waiters. Most such holders are in sparse
+			// rounds, of which a run has few. There a name gets two waiters within seconds.
+			{Kind: "move-slot-held", Often: 2, Begin: func(ctx context.Context, f Fault) (err error) {
+				held, err = t.pauseHolder(ctx, 4*time.Second, func(name string) (bool, error) {
+					heldKey = keyOf(ctx, c.Nodes, name)
+					if err := at(ctx, heldKey); err != nil || fields(ctx) != 1 {
+						return false, err
 					}
 					if err := beginMove(ctx); err != nil {
+						return false, err
+					}
+					if fields(ctx) > 1 { // a waiter came before the move
+						return false, endMoves(context.WithoutCancel(ctx), f)
+					}
+					return true, nil
+				})
+				if err != nil {
+					return err
+				}
+				if held == nil {
+					if err := find(ctx, f); err != nil {
 						return err
 					}
+					return beginMove(ctx)
 				}
+				lasts(ctx, time.Duration(held.until-Now()))
 				return nil
-			}, End: endMoves},
+			}, End: func(ctx context.Context, f Fault) error {
+				err := endMoves(ctx, f)
+				if held != nil {
+					err = errors.Join(err, held.resume())
+					held = nil
+				}
+				return err
+			}},
 			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, f Fault) error {
 				if err := find(ctx, f); err != nil {
 					return err
@@ -369,7 +408,8 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 			c.Kill()
 			return nil
 		},
-	}, nil
+	}
+	return t, nil
 }
 
 // keyOf returns the key of a name that is held or has waiters now. For any other name it

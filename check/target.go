@@ -23,6 +23,9 @@ type Target struct {
 	// ofWorker, unless it is nil, returns the URL for a worker process. All these URLs lead
 	// to the same store.
 	ofWorker func(worker int) string
+	// pauseHolder is that of the present round's crew. It is for faults that need a holder,
+	// on targets whose workers are processes.
+	pauseHolder func(ctx context.Context, left time.Duration, fits func(name string) (bool, error)) (*pausedHolder, error)
 	// Open opens an independent client in this process. If it is set and URL is empty,
 	// workers are goroutines, each with a client and a Locker.
 	Open func(context.Context) (driver.Store, error)

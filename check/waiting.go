@@ -41,7 +41,7 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 			}
 			next++
 		}
-		if last != nil && last.token > b.token && last.answer > b.sent && !grantedTogether(last, b) {
+		if last != nil && last.token > b.token && last.answer > b.sent && !h.grantedTogether(last, b) {
 			r.add(Violation{Rule: RuleOrder, Name: h.name, Excerpt: append(last.story(), b.story()...),
 				Text: fmt.Sprintf("%s had a queue entry for %q before %s sent its request, and was served after it (tokens %d and %d)",
 					last.worker, h.name, b.worker, last.token, b.token)})
@@ -49,12 +49,21 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	}
 }
 
-// grantedTogether reports whether two non-exclusive grants were answered at about the same
-// time. The order of their tokens then proves nothing. A store may grant both in one step.
-// When a client confirms its grant, the store may raise that token above those that the
-// client has seen.
-func grantedTogether(a, b *request) bool {
-	return a.limit > driver.Exclusive && b.limit > driver.Exclusive && a.answer-b.answer <= int64(Slack)
+// grantedTogether reports whether the store may have made two non-exclusive grants in one step:
+// they were answered at about the same time, and both had room beside the other holders. The
+// order of their tokens then proves nothing. When a client confirms its grant, the store may
+// raise that token above those that the client has seen.
+func (h *nameHistory) grantedTogether(a, b *request) bool {
+	if a.limit == driver.Exclusive || b.limit == driver.Exclusive || a.answer-b.answer > int64(Slack) {
+		return false
+	}
+	stand, least := 2, min(a.limit, b.limit)
+	for _, s := range h.sections {
+		if s.granted != 0 && s.granted <= b.answer && b.answer < s.end() && s.token != a.token && s.token != b.token {
+			stand, least = stand+1, min(least, s.limit)
+		}
+	}
+	return stand <= least
 }
 
 // longest returns how long a waiter may wait for a free lock while there is no fault.
@@ -114,12 +123,14 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	var took []time.Duration
 	var free int64 // when the last holder of the earlier grants unlocked
 	clean := true  // every earlier holder unlocked without a loss or an error
+	// A lost reader or permit may still stand beside later ones, until an exclusive grant.
+	beside := false
 	var last *section
 	for _, q := range all {
 		if q.placed != 0 && clean && last != nil {
 			since := max(free, q.placed)
 			for _, u := range unknown {
-				if u.sent < q.answer {
+				if u.sent < q.answer && !c.behind(u, q, h.name) {
 					since = max(since, u.mayStandUntil(c.guarantees.LeftoversExpire))
 				}
 			}
@@ -134,15 +145,23 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		had := holders[q.token]
 		if len(had) == 0 || slices.ContainsFunc(had, func(s *section) bool { return s.unlocked == 0 || s.lost != 0 || s.err != "" }) {
 			clean = false
+			beside = beside || q.limit > driver.Exclusive
 			continue
 		}
+		beside = beside && q.limit > driver.Exclusive
 		for _, s := range had {
 			if s.unlocked >= free {
-				free, last, clean = s.unlocked, s, true
+				free, last, clean = s.unlocked, s, !beside
 			}
 		}
 	}
 	return took
+}
+
+// behind reports whether the queue entry of u is behind that of q, so that u gets no grant
+// before q does.
+func (c *collected) behind(u, q *request, name string) bool {
+	return c.guarantees.Order == driver.OrderFIFO && q.placed < u.sent && c.undisturbed(q.sent, q.answer, name, q.worker)
 }
 
 // mayStandUntil returns the moment until which a request of unknown outcome may have a

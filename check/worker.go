@@ -158,11 +158,25 @@ func (w *worker) vanish(ctx context.Context) error {
 	return w.renewClient(ctx)
 }
 
-// shut closes a Locker and records what it has left at the store.
+// shut closes a Locker and records what it has left at the store. Close must end within
+// twice waitTimeout, counted from its begin or from the end of the work, if that is later.
 func (w *worker) shut(p *probe, l *holdfast.Locker) {
 	p.heal()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*w.waitTimeout())
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	// A fault of the servers may last until the drain, and Close needs the servers.
+	go func() {
+		select {
+		case <-w.stop:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(2 * w.waitTimeout()):
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	err := l.Close(ctx)
 	if err != nil {
 		w.log.Add(Event{K: kindLeft, Note: fmt.Sprintf("Close of a Locker did not come to an end: %v", err)})

@@ -103,6 +103,14 @@
 // events from before the send, and ignores those up to that revision. So it notices each later
 // deletion, also one that arrives before the answer.
 //
+// A restore from an older copy sets the revision back. Then an event of the replaced server looks
+// new, although the deleted entry may stand again. Two rules keep such an event from granting. When
+// a watch stands again, its waiters drop all earlier events, and read. And the revision of a new
+// entry must exceed the newest one that the stream had reported before the send. Otherwise the
+// client ends that stream, and the waiter counts nothing before it has read again. One case remains:
+// copy, restore and the events in between all fall between the send and the answer of one request,
+// and the client has not noticed the end of the stream.
+//
 // An exclusive waiter further behind watches the last entry but one before it, so that it reads the
 // queue again before its turn. A waiter among several limits watches the deletions of the name's
 // entries, which it counts itself, and then reads the queue again. If the transaction that released

@@ -24,9 +24,16 @@ func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Gra
 	a.mail = s.joinQueue(a.r.Name, true)
 	a.complete = a.mail != nil
 	defer func() { s.leaveQueue(a.mail) }()
+	before := s.watches.newest()
 	v, err := s.enqueue(ctx, a, old)
 	if err != nil {
 		return driver.Grant{}, err
+	}
+	if a.complete && a.rev.Load() <= before {
+		// The server was restored from an older copy after the watch was made, so the events in the
+		// mailbox may be those of the replaced server.
+		a.complete = false
+		s.watches.dropRestored(a.rev.Load())
 	}
 	if v.rev == 0 {
 		v, err = s.readView(ctx, a)
@@ -198,7 +205,9 @@ func (m *mailbox) put(u watchUpdate) {
 	case u.err != nil:
 		m.u.err = u.err
 	case u.stands:
-		m.u.stands, m.u.interrupted = true, false
+		// The read that follows shows what the earlier events have changed. They may be those of a
+		// server that was replaced by one with a lower revision, and would look new.
+		m.u.stands, m.u.interrupted, m.u.events = true, false, nil
 	case u.interrupted:
 		m.u.stands, m.u.interrupted = false, true
 	}

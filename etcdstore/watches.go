@@ -101,6 +101,7 @@ var (
 	errIdle       = errors.New("nothing is watched")
 	errLags       = errors.New("the member that serves the watches lags behind the quorum")
 	errSilent     = errors.New("the stream of watches is silent")
+	errRestored   = errors.New("the server was restored from an older copy")
 	errOutOfOrder = errors.New("the stream of watches is out of order")
 	errOldLogin   = errors.New("a watch is refused: the login of its stream may be too old")
 )
@@ -286,6 +287,23 @@ func (m *watches) dropLagging() {
 	if m.open && m.wantedRev > 0 && time.Since(m.wantedAt) > lagTimeout {
 		m.wantedRev = 0
 		m.drop(errLags)
+	}
+}
+
+// newest returns the newest revision that the member of the last stream has reported.
+func (m *watches) newest() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reported
+}
+
+// dropRestored ends a stream that has reported a revision which the server had not reached at a later
+// write, of revision rev.
+func (m *watches) dropRestored(rev int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.open && m.reported >= rev {
+		m.drop(errRestored)
 	}
 }
 

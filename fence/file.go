@@ -75,9 +75,16 @@ func (f *file) newest(ctx context.Context) (newest uint64, err error) {
 	return newest, err
 }
 
+// recordFile is the part of [os.File] that raise and read need.
+type recordFile interface {
+	io.ReaderAt
+	io.WriterAt
+	Sync() error
+}
+
 // raise refuses a smaller token and records a larger one durably. The caller holds
 // the record's lock.
-func (f *file) raise(record *os.File, token uint64) error {
+func (f *file) raise(record recordFile, token uint64) error {
 	r, err := f.read(record)
 	if err != nil {
 		return err
@@ -119,7 +126,7 @@ func (f *file) raise(record *os.File, token uint64) error {
 	return nil
 }
 
-func (f *file) read(record *os.File) (copies, error) {
+func (f *file) read(record recordFile) (copies, error) {
 	var r copies
 	for i := range r {
 		b := make([]byte, copyLen)

@@ -147,30 +147,38 @@ func TestDamagedFilesEndGrants(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := filepath.Join(tempDir(t), "locks")
-			s := open(t, dir)
-			r := request("a", driver.Exclusive)
-			g, err := s.Acquire(testContext(t), r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := queue(t, s, "a", driver.Exclusive)
-			harm(t, dir, s)
-			wantLost(t, r.From, driver.CauseGone)
-			// If the entry survives, the release removes it.
-			if err := s.Release(testContext(t), g, 0); err != nil && s.Classify(err) != driver.CodeNotHeld {
-				t.Errorf("release of a lost grant: %v", err)
-			}
-			// The waiter and later requests get grants from the new files.
-			h := p.granted(t)
-			if h.Token <= g.Token {
-				t.Errorf("token %d after %d", h.Token, g.Token)
-			}
-			release(t, s, h)
-			release(t, s, take(t, s, "a", driver.Exclusive))
-		})
+		// A waiter of the same store may notice the loss first. So each harm also meets a holder
+		// without waiters.
+		for _, waits := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/waiter %t", name, waits), func(t *testing.T) {
+				t.Parallel()
+				dir := filepath.Join(tempDir(t), "locks")
+				s := open(t, dir)
+				r := request("a", driver.Exclusive)
+				g, err := s.Acquire(testContext(t), r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				next := func() driver.Grant { return take(t, s, "a", driver.Exclusive) }
+				if waits {
+					p := queue(t, s, "a", driver.Exclusive)
+					next = func() driver.Grant { return p.granted(t) }
+				}
+				harm(t, dir, s)
+				wantLost(t, r.From, driver.CauseGone)
+				// If the entry survives, the release removes it.
+				if err := s.Release(testContext(t), g, 0); err != nil && s.Classify(err) != driver.CodeNotHeld {
+					t.Errorf("release of a lost grant: %v", err)
+				}
+				// The waiter and later requests get grants from the new files.
+				h := next()
+				if h.Token <= g.Token {
+					t.Errorf("token %d after %d", h.Token, g.Token)
+				}
+				release(t, s, h)
+				release(t, s, take(t, s, "a", driver.Exclusive))
+			})
+		}
 	}
 }
 

@@ -50,15 +50,18 @@
 //
 // A waiter of [Pessimistic] or [Named] first takes the gate, a named lock of the name, and waits for the lock
 // while it has the gate. The other waiters wait for the gate, in the order in which they came. The gate
-// decides only the order. A session that passes its lock on (see [sqlkit.Sessions]) reads in one statement
-// whether the gate is free, and the clock. Named compares the owner of the lock in that statement, and
-// releases the lock if the gate is taken. Pessimistic proves its transaction by the savepoint after the
-// statement; on MariaDB the same round trip ends the transaction if the gate is taken.
+// decides only the order. A request of [Named] that does not wait gets no lock while the gate is taken. A
+// session that passes its lock on (see [sqlkit.Sessions]) reads in one statement whether the gate is free, and
+// the clock. Named compares the owner of the lock in that statement, and releases the lock if the gate is
+// taken. Pessimistic proves its transaction by the savepoint after the statement; on MariaDB the same round
+// trip ends the transaction if the gate is taken.
 //
 // Each session has a named lock of a random name, its identity. To undo a request, the store
 // ends the session that has this named lock, in one statement. If no session has it, the
 // session is gone. A connection number is no identity: after a failover the new server may
 // have given the number to another program.
+// A KILL may arrive late. The client never uses a session again after it has begun to end its
+// statement, so such a KILL finds no session, or one that only waits for its end.
 //
 // No decision about a lock depends on the records of holders in holdfast_session. A session
 // has a named lock for each grant that it records, and the row counts while the session has

@@ -109,7 +109,9 @@ func asText(s string) string {
 
 // Lock takes the lock and then reads the clock, in one statement.
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
-	label, take := "", "GET_LOCK("+r.lockOf(a)+", 0)"
+	// The waiter that has the gate may not have reached the queue of the lock yet. A request
+	// that does not wait would overtake it.
+	label, take := "", fmt.Sprintf("IF(IS_FREE_LOCK(%s), GET_LOCK(%s, 0), 0)", gate(a.Key), r.lockOf(a))
 	if a.Wait {
 		// If the wait for the gate is interrupted, the statement requests no lock, and the
 		// engine closes the session.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
@@ -23,15 +24,29 @@ func locker(t *testing.T, s *memstore.Store) *holdfast.Locker {
 	return l
 }
 
+// TestOnceRunsOneOfManyCallers: all callers but one wait for the lock while the function runs. So they have
+// found no mark before, and find it after the wait.
 func TestOnceRunsOneOfManyCallers(t *testing.T) {
 	store := memstore.New()
+	const callers = 8
 	var ran, calls atomic.Int64
+	job := func(ctx context.Context) error {
+		if calls.Add(1) > 1 {
+			return nil
+		}
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if st, err := store.Inspect(ctx, "k"); err != nil || len(st.Waiters) == callers-1 {
+				return err
+			}
+		}
+		return errors.New("the other callers do not wait")
+	}
 	var wg sync.WaitGroup
-	for range 8 {
+	for range callers {
 		client := store.Client()
 		l := locker(t, client)
 		wg.Go(func() {
-			did, err := optimistic.Once(t.Context(), l, client, "k", func(context.Context) error { calls.Add(1); return nil })
+			did, err := optimistic.Once(t.Context(), l, client, "k", job)
 			if err != nil {
 				t.Error(err)
 			}

@@ -273,9 +273,20 @@
 // waits or holds. It adds the largest difference to every TTL that it sends, but not to the
 // validity that it counts. So no lease expires before its holder's validity, whichever
 // replica is promoted. When the difference grows, the client renews the leases that it
-// holds at once. Two risks remain. A clock may be set ahead within the last seconds before
-// a failover. The clock of a replica may be unreadable, which the guarantees then report.
-// The client refuses a server if the clock of a replica is ahead by more than ten seconds.
+// holds at once. It also does so when the replication ID of a primary changes: a replica that
+// was promoted then may lack the last lengthening, and its clock may be ahead. A replica whose
+// clock cannot be read keeps its last difference until then, even while it is disconnected.
+// Two risks remain. A clock may be set ahead within the last seconds before a failover. The
+// clock of a replica may have been unreadable from the start, which the guarantees then
+// report. The client refuses a server if the clock of a replica is ahead by more than ten
+// seconds.
+//
+// A queue entry gets no such time. No replica has to acknowledge it, so a failover may lose it
+// in any case. Its client then queues again, and no lease depends on it: the only loss is the
+// position. With a longer entry, a dead waiter would delay those behind it on a healthy server
+// by up to ten seconds more. The grant that a release makes for a waiter also ends early, after
+// its 2.5 s by the new clock. With [WaitReplicas] its client does not start before the replicas
+// have acknowledged the confirmation, which has the lead.
 //
 // A primary that was cut off and has not noticed its successor continues to answer.
 // Make it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several

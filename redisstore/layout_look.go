@@ -47,6 +47,15 @@ func (p *peers) setLead(id string, lead time.Duration) {
 	}
 }
 
+// distrustLeads is Store.distrustLeads for a layout.
+func (p *peers) distrustLeads() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range p.held {
+		h.lead = -1
+	}
+}
+
 // shorterThan returns the grants that were made or renewed with a smaller lead.
 func (p *peers) shorterThan(lead time.Duration) (short []driver.Grant) {
 	p.mu.Lock()

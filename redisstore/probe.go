@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,11 +36,37 @@ type findings struct {
 	durable  string // the data that survives a restart, in words for people
 	replicas int    // the smallest number of replicas of a primary
 	unknown  bool   // the user may not use INFO
-	// ahead is how far the clock of a replica may be ahead of its primary's. uncompared
-	// means that a clock could not be compared. Both are set only where replicas have to
-	// acknowledge grants.
+	// The rest is set only where replicas have to acknowledge grants. ahead is how far the clock of
+	// a replica may be ahead of its primary's, and clocks has each replica's, by address.
+	// uncompared means that a clock could not be compared. primaries are the replication IDs of the
+	// primaries.
 	ahead      time.Duration
+	clocks     map[string]replicaClock
+	primaries  []string
 	uncompared bool
+}
+
+// replicaClock is how far the clock of a replica is ahead of that of a primary.
+type replicaClock struct {
+	ahead   time.Duration
+	primary string // its replication ID
+}
+
+// keepClocks adds what an earlier probe has found. A replica that could not be compared now keeps
+// its difference, also if it is disconnected: it may come back with all leases and be promoted. That
+// ends with its primary's replication ID, which a promotion changes. missed means that a primary
+// did not answer.
+func (f *findings) keepClocks(before *findings, missed bool) {
+	missed = missed || f.unknown
+	for address, c := range before.clocks {
+		if _, compared := f.clocks[address]; !compared && (missed || slices.Contains(f.primaries, c.primary)) {
+			f.clocks[address] = c
+			f.ahead = max(f.ahead, c.ahead)
+		}
+	}
+	if missed {
+		f.primaries = append(f.primaries, before.primaries...)
+	}
 }
 
 // firstFindings returns the result of the last probe. It probes the servers if there is none.
@@ -111,7 +138,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	if before != nil && before.at >= since {
 		return before, nil
 	}
-	f, primaries, missed := &findings{at: micros(), replicas: -1}, 0, false
+	f, primaries, missed := &findings{at: micros(), replicas: -1, clocks: map[string]replicaClock{}}, 0, false
 	if before != nil {
 		f.version, f.durable = before.version, before.durable
 		if s.cfg.replicas == 0 {
@@ -146,8 +173,8 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	if f.policy == "" && before != nil {
 		f.policy = before.policy
 	}
-	if before != nil && (f.uncompared || missed) {
-		f.ahead = max(f.ahead, before.ahead) // a server that did not answer now may have it
+	if before != nil {
+		f.keepClocks(before, missed)
 	}
 	if err == nil && missed {
 		err = before.refused // the refusal may concern the node that did not answer now
@@ -161,7 +188,25 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		f = &known
 	}
 	s.probed.Store(f)
+	if before != nil && slices.ContainsFunc(f.primaries, func(id string) bool { return !slices.Contains(before.primaries, id) }) {
+		s.distrustLeads()
+	}
 	return f, nil
+}
+
+// distrustLeads has the next look renew all grants: see lengthen. A promoted replica may lack the last
+// lengthening of a lease, and its clock may be ahead.
+func (s *Store) distrustLeads() {
+	s.mu.Lock()
+	for _, e := range s.entries {
+		if e.held {
+			e.lead = -1
+		}
+	}
+	s.mu.Unlock()
+	if s.peers != nil {
+		s.peers.distrustLeads()
+	}
 }
 
 // explainProbe adds the code to an error of a probe. An unknown outcome becomes CodeUnavailable,
@@ -253,6 +298,9 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) (err
 	if f.replicas < 0 || replicas < f.replicas {
 		f.replicas = replicas
 	}
+	if id := has["master_replid"]; s.cfg.replicas > 0 && id != "" {
+		f.primaries = append(f.primaries, id)
+	}
 	if s.cfg.replicas > 0 && replicas > 0 {
 		return s.compareClocks(ctx, n, has, f)
 	}
@@ -317,6 +365,7 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 		if ahead > maxAhead {
 			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free held locks; set the clock", address, ahead.Round(time.Millisecond))
 		}
+		f.clocks[address] = replicaClock{max(ahead, 0), has["master_replid"]}
 		f.ahead = max(f.ahead, ahead)
 	}
 	return nil
@@ -360,8 +409,8 @@ func (s *Store) lead() time.Duration {
 }
 
 // lengthen renews the grants that were made or renewed with a smaller lead than the present one.
-// A lease with a long TTL would otherwise be too short until its next renewal. The holder's
-// validity stays as it is. If a renewal fails, the next look starts it again.
+// A lease with a long TTL would otherwise be too short until its next renewal. After a change of the
+// primary it renews all grants. The holder's validity stays as it is. If a renewal fails, the next look starts it again.
 func (s *Store) lengthen() {
 	lead := s.lead()
 	var short []driver.Grant

@@ -75,7 +75,7 @@ func TestNoIDIsDrawnTwice(t *testing.T) {
 	}
 }
 
-// source counts reservations.
+// source counts reservations. After an error it also returns the end, which no process may use.
 type source struct {
 	mu   sync.Mutex
 	end  int64
@@ -90,7 +90,7 @@ func (s *source) Reserve(_ context.Context, _ string, n int64) (int64, error) {
 	s.n = append(s.n, n)
 	if s.fail != nil {
 		if err := s.fail(len(s.n)); err != nil {
-			return 0, err
+			return s.end, err
 		}
 	}
 	return s.end, nil

@@ -32,11 +32,12 @@ func (e *env) closeLocker(l *holdfast.Locker) {
 	}
 }
 
-// contend runs work on several goroutines of several Lockers.
+// contend runs work on several goroutines of several Lockers. A busy machine may be slow to answer a
+// request, so the Lockers wait for as long as the TTL allows.
 func (e *env) contend(lockers, goroutines, rounds int, work func(*holdfast.Locker)) {
 	var wg sync.WaitGroup
 	for range lockers {
-		l := e.locker()
+		l := e.locker(holdfast.RequestTimeout(e.timeout()))
 		var own sync.WaitGroup
 		for range goroutines {
 			own.Go(func() {

@@ -59,15 +59,16 @@ func TestEvictTooLateEndsNothing(t *testing.T) {
 
 // TestTakeoverSparesConnectionsOfOthers: another server takes over, and another program has
 // connections there. They have the numbers of this store's sessions at the old server, and
-// both servers were started at the same time. The store does not end these connections.
+// both servers were started at the same time. The store does not end these connections, and a KILL that
+// arrives late does not either.
 func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
 		t.Run(recipe, func(t *testing.T) {
 			old, next, r := twins(t)
-			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, "recipe="+recipe)
-			defer sqltest.Close(t, s)
+			s, kills := delayed(t, r.Address(), mariadb.Home, recipe)
 			g, _ := sqltest.Must(t, s, "taken over", driver.Exclusive, time.Minute)
+			cancelWait(t, s, kills, "taken over", func() {})
 			unknown, _ := sqltest.Must(t, s, "undone", driver.Exclusive, time.Minute)
 			// Another program has a connection of each number that the store may have.
 			strangers := open(t, next, 40)
@@ -80,6 +81,12 @@ func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 			for _, alive := range strangers {
 				if err := alive(); err != nil {
 					t.Fatalf("another program's connection was ended: %v", err)
+				}
+			}
+			kills.arrive(t, mariadb.PoolAt(t, next.Address, mariadb.Home))
+			for _, alive := range strangers {
+				if err := alive(); err != nil {
+					t.Fatalf("a late KILL has ended another program's connection or statement: %v", err)
 				}
 			}
 			again, _ := sqltest.Must(t, s, "taken over", driver.Exclusive, time.Minute)

@@ -2,6 +2,8 @@ package mysql
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,6 +57,60 @@ func TestSwapNoticesLossOfTheLock(t *testing.T) {
 			s, inject := injected(t, schema, test.recipe)
 			sqltest.SwapUntil(t, s, "lost", func() { inject("SELECT GET_LOCK('hf:new", test.ends) }, func(released, err error) bool {
 				inject("", "")
+				if err != nil {
+					t.Fatalf("the request: %v", err)
+				}
+				return released != nil
+			})
+		})
+	}
+}
+
+// TestSwapNoticesDeadlock: before the first or the second statement of a swap, the server makes the
+// session's transaction the victim of a deadlock. Another program gets the row. The release returns an
+// error, and the request gets a lock when that program has ended its transaction.
+func TestSwapNoticesDeadlock(t *testing.T) {
+	schema := mariadb.Create(t)
+	mariadb.Exec(t, schema, "CREATE TABLE victim (id INT PRIMARY KEY, n INT)")
+	mariadb.Exec(t, schema, "INSERT INTO victim SELECT slot, 0 FROM (SELECT 1 AS slot UNION SELECT 2 UNION SELECT 3 UNION SELECT 4) v")
+	watcher := mariadb.Store(t, schema, "recipe=pessimistic")
+	defer sqltest.Close(t, watcher)
+	db := mariadb.Pool(t, schema)
+	for _, before := range []string{"SELECT GET_LOCK('hf:new", "ROLLBACK TO SAVEPOINT"} {
+		t.Run(before[:6], func(t *testing.T) {
+			var other sync.WaitGroup // the other program
+			t.Cleanup(other.Wait)
+			s, inject := injected(t, schema, mysqlstore.Pessimistic)
+			var held atomic.Bool // by the other program
+			sqltest.SwapUntil(t, s, "victim", func() {
+				tx, err := db.Begin()
+				if err != nil {
+					t.Fatal(err)
+				}
+				// The server chooses the transaction that has changed less.
+				if _, err := tx.Exec("UPDATE victim SET n = n + 1"); err != nil {
+					t.Fatal(err)
+				}
+				other.Go(func() {
+					defer tx.Rollback()
+					if _, err := tx.Exec("SELECT name FROM holdfast_name FOR UPDATE"); err != nil {
+						t.Error(err)
+						return
+					}
+					held.Store(true)
+					defer held.Store(false)
+					r, _ := sqltest.Request("victim", driver.Exclusive, time.Minute)
+					if _, err := watcher.Acquire(t.Context(), r); watcher.Classify(err) != driver.CodeBusy {
+						t.Errorf("while another program has locked the row: %v, want busy", err)
+					}
+				})
+				inject(before, "SELECT n FROM victim WHERE id = 1 FOR UPDATE")
+			}, func(released, err error) bool {
+				if err == nil && held.Load() {
+					t.Error("granted while another program has locked the row")
+				}
+				inject("", "")
+				other.Wait()
 				if err != nil {
 					t.Fatalf("the request: %v", err)
 				}
@@ -123,6 +179,42 @@ func TestSwapServesGetLock(t *testing.T) {
 	}()
 	sqltest.Release(t, s, first)
 	sqltest.SwapServesOthers(t, s, name, served)
+}
+
+// TestTryDoesNotOvertakeTheGate: the first waiter has the gate, and its server thread has not requested the
+// lock yet. A request that does not wait must not take the lock meanwhile.
+func TestTryDoesNotOvertakeTheGate(t *testing.T) {
+	schema := mariadb.Create(t)
+	s := mariadb.Store(t, schema, "recipe=named")
+	defer sqltest.Close(t, s)
+	const name = "gate"
+	g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
+	db := mariadb.Pool(t, schema)
+	var gate string
+	if err := db.QueryRowContext(t.Context(), "SELECT REGEXP_SUBSTR(info, 'hfw[^'']*') FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&gate); err != nil {
+		t.Fatal(err)
+	}
+	sqltest.Release(t, s, g)
+	sqltest.Release(t, s, w.Granted())
+	c, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var entered int
+	if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 0)", gate).Scan(&entered); err != nil || entered != 1 {
+		t.Fatal(entered, err)
+	}
+	r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
+	if g, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeBusy {
+		t.Fatalf("a request that does not wait got %+v, %v while the gate %q was taken", g, err, gate)
+	}
+	if _, err := c.ExecContext(t.Context(), "DO RELEASE_LOCK(?)", gate); err != nil {
+		t.Fatal(err)
+	}
+	g, _ = sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	sqltest.Release(t, s, g)
 }
 
 func TestSwapWithLostAnswers(t *testing.T) { sqltest.SwapWithLostAnswers(t, mariadb, mariadb.Sessions) }

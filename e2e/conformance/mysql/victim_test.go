@@ -194,7 +194,7 @@ func (c injectedConn) QueryContext(ctx context.Context, query string, args []sql
 	}
 	c.i.mu.Unlock()
 	if statement != "" {
-		if _, err := c.Conn.(sqldriver.ExecerContext).ExecContext(ctx, statement, nil); err != nil {
+		if _, err := c.Conn.(sqldriver.ExecerContext).ExecContext(ctx, statement, nil); err != nil && !deadlocked(err) {
 			return nil, err
 		}
 	}

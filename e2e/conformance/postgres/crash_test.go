@@ -9,8 +9,8 @@ import (
 )
 
 // TestCrashForgetsNothingThatWasGranted crashes a server that acknowledges commits
-// before they are on its disk. Grants of the optimistic recipe stand afterwards, and
-// durable tokens rise.
+// before they are on its disk. Grants and renewals of the optimistic recipe and versioned values
+// stand afterwards, and durable tokens rise.
 func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 	postgres.Server(t) // skips, or fails
 	server, err := postgres.Start(t.Context(), "synchronous_commit=off", "wal_writer_delay=10s")
@@ -44,6 +44,52 @@ func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 		crash(t)
 		sqltest.Busy(t, s, "inserted", driver.Exclusive)
 		sqltest.Release(t, s, updated)
+		// One statement renews several grants.
+		one, _ := sqltest.Must(t, s, "one", driver.Exclusive, time.Minute)
+		two, _ := sqltest.Must(t, s, "two", driver.Exclusive, time.Minute)
+		deadlines := func() (sum int64) {
+			t.Helper()
+			db := postgres.PoolAt(t, server.Address, postgres.Home)
+			if err := db.QueryRowContext(t.Context(), "SELECT SUM(expires) FROM holdfast_row WHERE token IN ($1, $2)", int64(one.Token), int64(two.Token)).Scan(&sum); err != nil {
+				t.Fatal(err)
+			}
+			return sum
+		}
+		for _, a := range s.Renew(t.Context(), []driver.Grant{one, two}) {
+			if a.Err != nil {
+				t.Fatal(a.Err)
+			}
+		}
+		renewed := deadlines()
+		crash(t)
+		if after := deadlines(); after != renewed {
+			t.Errorf("the deadlines are %d in all, and %d after a crash", renewed, after)
+		}
+		sqltest.Busy(t, s, "one", driver.Exclusive)
+		sqltest.Release(t, s, one)
+		sqltest.Release(t, s, two)
+	})
+	t.Run("values", func(t *testing.T) {
+		open(t, "recipe=optimistic")
+		values := func() driver.Values { // on new connections
+			s := postgres.StoreAt(t, server.Address, postgres.Home, "recipe=optimistic")
+			t.Cleanup(func() { sqltest.Close(t, s) })
+			return s.(driver.Values)
+		}
+		put := func(data, version string) string {
+			t.Helper()
+			next, err := values().Put(t.Context(), "value", []byte(data), version)
+			if err != nil {
+				t.Fatal(err)
+			}
+			crash(t)
+			got, found, err := values().Get(t.Context(), "value")
+			if err != nil || string(got) != data || found != next {
+				t.Errorf("after a crash: %q, version %q, %v; want %q, version %q", got, found, err, data, next)
+			}
+			return next
+		}
+		put("second", put("first", ""))
 	})
 	for _, recipe := range postgres.Sessions {
 		t.Run("tokens of "+recipe, func(t *testing.T) {

@@ -8,10 +8,13 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
 // testTimeout limits every wait for an event that must happen.
@@ -565,7 +568,8 @@ func TestPromotedReplicaKeepsAcknowledgedGrant(t *testing.T) {
 	}
 }
 
-// TestUnacknowledgedGrantIsRolledBack: a grant that no replica acknowledges fails and is removed.
+// TestUnacknowledgedGrantIsRolledBack: a grant that no replica acknowledges fails and is removed. A renewal
+// that no replica acknowledges fails.
 func TestUnacknowledgedGrantIsRolledBack(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
@@ -573,21 +577,65 @@ func TestUnacknowledgedGrantIsRolledBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.Kill)
-	s := open(t, "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 100*time.Millisecond))
-	held := acknowledged(t, s, "held")
-	if err := g.Replicas[0].Pause(); err != nil {
-		t.Fatal(err)
+	url, wait := "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 100*time.Millisecond)
+	for client, open := range map[string]func() *redisstore.Store{
+		"rueidis": func() *redisstore.Store { return open(t, url, wait) },
+		"goredis": func() *redisstore.Store {
+			c := goredis.NewClient(&goredis.Options{Addr: g.Primary.Address()})
+			s, err := adapter.New(c, wait)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = s.Close(context.Background())
+				_ = c.Close()
+			})
+			return s
+		},
+		"layout": func() *redisstore.Store { return open(t, url, append(withLayout(redisstore.Redisson), wait)...) },
+	} {
+		t.Run(client, func(t *testing.T) {
+			s := open()
+			held := acknowledged(t, s, "held-"+client)
+			if err := g.Replicas[0].Pause(); err != nil {
+				t.Fatal(err)
+			}
+			_, err := s.Acquire(t.Context(), request(client, driver.Exclusive, long))
+			code(t, s, err, driver.CodeUnavailable)
+			if st, err := s.Inspect(t.Context(), client); err != nil || len(st.Holders) != 0 {
+				t.Errorf("%+v, %v", st, err)
+			}
+			code(t, s, s.Renew(t.Context(), []driver.Grant{held})[0].Err, driver.CodeUnavailable)
+			if err := g.Replicas[0].Cont(); err != nil {
+				t.Fatal(err)
+			}
+			acknowledged(t, s, client)
+		})
 	}
-	_, err = s.Acquire(t.Context(), request("x", driver.Exclusive, long))
-	code(t, s, err, driver.CodeUnavailable)
-	if st, err := s.Inspect(t.Context(), "x"); err != nil || len(st.Holders) != 0 {
-		t.Errorf("%+v, %v", st, err)
+}
+
+// TestFailoverToAnEmptyServerIsNoticed: a server without the grant takes the place of the primary. The
+// holder is notified without a renewal, and its waiter gets a larger token.
+func TestFailoverToAnEmptyServerIsNoticed(t *testing.T) {
+	for _, layout := range []string{"", "?layout=redisson"} {
+		t.Run(layout, func(t *testing.T) {
+			old, promoted := start(t), start(t)
+			p := behindProxy(t, old)
+			s := open(t, "redis://"+p.Address()+layout)
+			r := request("x", driver.Exclusive, long)
+			g := must(t, s, r)
+			w := queue(t, s, request("x", driver.Exclusive, long))
+			if err := p.Redirect(promoted.Address()); err != nil {
+				t.Fatal(err)
+			}
+			lost(t, r, driver.CauseGone)
+			next := w.granted()
+			if next.Token <= g.Token {
+				t.Errorf("token %d after %d", next.Token, g.Token)
+			}
+			release(t, s, next)
+		})
 	}
-	code(t, s, s.Renew(t.Context(), []driver.Grant{held})[0].Err, driver.CodeUnavailable)
-	if err := g.Replicas[0].Cont(); err != nil {
-		t.Fatal(err)
-	}
-	acknowledged(t, s, "x")
 }
 
 // acknowledged repeats the request until a replica has the grant. A replica that has just been linked or

@@ -113,19 +113,31 @@ func TestReloadWithoutSaving(t *testing.T) {
 
 // TestTokensRiseAcrossRestarts restarts all servers without their data, one after another.
 // The counters are an hour ahead of the clocks. So tokens rise only if the servers'
-// counters are restored.
+// counters are restored. No grant between the restarts raises the counter of the name idle.
 func TestTokensRiseAcrossRestarts(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: 300 * time.Millisecond})
 	s := f.open(t)
-	const name = "restarts"
-	g := must(t, s, name, 200*time.Millisecond)
-	_ = s.Release(t.Context(), g, 0)
-	ahead := g.Token + uint64(time.Hour.Microseconds())
+	const name, idle = "restarts", "idle"
+	var ahead uint64
+	for _, name := range []string{name, idle} {
+		g := must(t, s, name, 200*time.Millisecond)
+		_ = s.Release(t.Context(), g, 0)
+		ahead = g.Token + uint64(time.Hour.Microseconds())
+	}
+	counters := map[string]bool{}
 	for i := range f.all {
 		for field := range f.state(i) {
 			if strings.HasPrefix(field, "c") {
-				f.do(i, "HSET", "holdfast:redlock", field, strconv.FormatUint(ahead, 10))
+				counters[field] = true
 			}
+		}
+	}
+	if len(counters) != 2 {
+		t.Fatalf("counters %v, want one for each name", counters)
+	}
+	for i := range f.all {
+		for field := range counters {
+			f.do(i, "HSET", "holdfast:redlock", field, strconv.FormatUint(ahead, 10))
 		}
 	}
 	last := ahead
@@ -148,6 +160,9 @@ func TestTokensRiseAcrossRestarts(t *testing.T) {
 		rises()
 		until(t, fmt.Sprintf("server %d is admitted", i), func() bool { return f.votes(i) })
 		rises()
+	}
+	if g := must(t, f.open(t), idle, 200*time.Millisecond); g.Token <= ahead {
+		t.Errorf("token %d after %d, for a name that was idle during the restarts", g.Token, ahead)
 	}
 }
 

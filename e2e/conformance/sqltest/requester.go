@@ -143,6 +143,7 @@ func Close(t testing.TB, s driver.Store) {
 // Waiter is an Acquire that waits on its own goroutine.
 type Waiter struct {
 	t    testing.TB
+	r    driver.Request
 	done chan struct{}
 	g    driver.Grant
 	err  error
@@ -158,7 +159,7 @@ func Wait(t testing.TB, ctx context.Context, s driver.Store, name string, limit 
 func wait(t testing.TB, ctx context.Context, s driver.Store, r driver.Request, a *Requester) *Waiter {
 	t.Helper()
 	r.Wait = true
-	w := &Waiter{t: t, done: make(chan struct{})}
+	w := &Waiter{t: t, r: r, done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
 		w.g, w.err = s.Acquire(ctx, r)
@@ -185,6 +186,20 @@ func (w *Waiter) Granted() driver.Grant {
 		w.t.Fatal(w.err)
 	}
 	return w.g
+}
+
+// Failed waits for the error of a request whose context has ended, and returns both.
+func (w *Waiter) Failed() (driver.Request, error) {
+	w.t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(soon):
+		w.t.Fatal("a cancelled wait did not end")
+	}
+	if w.err == nil {
+		w.t.Fatalf("granted after its end: %+v", w.g)
+	}
+	return w.r, w.err
 }
 
 // StillWaits fails if the wait has ended.

@@ -101,10 +101,20 @@ var guards = []string{
 	"a holder that was paused beyond its TTL is refused with real processes on every store whose grants can end; without the guard its write is done",
 }
 
+// replicated lists the promises of Redis servers with replicas. The guarantees of a single server do not
+// include them.
+var replicated = []string{
+	"may end early: a failover to a replica that has not received the grant; noticed within 3s",
+	"a grant and its queue survive a failover to a replica that has received them",
+	"with replicas=N a grant or renewal counts only after N replicas have acknowledged it; otherwise a grant is rolled back",
+	"with replicas=N leases are longer by the time that a replica's clock is ahead of the primary's, up to 10s; above that new locks are refused",
+	"while a hash slot of a Cluster moves, one client holds a lock, and tokens rise",
+}
+
 var guardType = regexp.MustCompile(`(?m)^var _ (?:fence\.)?Guard\[.*\] = (?:\(\*)?(?:fence\.)?(\w+)|^func \(\w+ (\w+)\) Guard\(db \*sql\.DB.* Guard\[Func\]`)
 
-// others returns the promises of guards, versioned values, Once and sequences. It finds the types of
-// guards in the source.
+// others returns the promises of Redis with replicas, and of guards, versioned values, Once and sequences.
+// It finds the types of guards in the source.
 func others(t *testing.T) []subject {
 	t.Helper()
 	guard := subject{kind: "guards", promises: guards}
@@ -139,7 +149,7 @@ func others(t *testing.T) []subject {
 	for _, store := range []string{"memory", "file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
 		values.promises = append(values.promises, store+" keeps the contract of driver.Values")
 	}
-	return []subject{guard, values,
+	return []subject{{"redis with replicas", replicated}, guard, values,
 		{"once", []string{
 			"of many callers one runs the function, and the others find the mark",
 			"the mark is set only after success; a job that ran without its mark is reported",

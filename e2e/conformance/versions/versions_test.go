@@ -41,10 +41,10 @@ const (
 	databases = "^Test(Conformance|DurableTokens|OddRows|Settings|RenewalOf.*)$"
 	// failures selects tests of faults and of refused servers. They run on MySQL, since the tests
 	// of the package otherwise use MariaDB.
-	failures = "^Test(Dead|Ping|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Insert|" +
+	failures = "^Test(Dead|Ping|Swap|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Insert|" +
 		"Uncommitted|CrashFrees|Deleted|Clock|HeldLock|GetLock|Name|Long|Statement|Group|Commits|ReadWrite|Locks|Rights|Unsafe)"
 	// fewFailures selects tests that start no further server.
-	fewFailures = "^Test(Durable|Odd|Settings|Renewal|Dead|Ping|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Deleted|GetLock|Name|Long|Rights)"
+	fewFailures = "^Test(Durable|Odd|Settings|Renewal|Dead|Ping|Swap|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Deleted|GetLock|Name|Long|Rights)"
 	// replicated includes the suites of layouts. Of these only plain runs, which uses
 	// commands of newer servers.
 	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late).*)$"

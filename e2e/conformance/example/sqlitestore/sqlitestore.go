@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"net"
 	"net/url"
@@ -35,9 +36,9 @@ CREATE TABLE IF NOT EXISTS entries (
 CREATE INDEX IF NOT EXISTS entries_name ON entries (space, name, granted DESC, seq);
 CREATE INDEX IF NOT EXISTS entries_expires ON entries (expires);`
 
-// fallback is how often a waiter tries without a notification. entryLife is how long its
-// queue entry lasts after its last try.
-const fallback, entryLife = time.Second, 2 * time.Second
+// fallback is how often a waiter tries without a notification. entryLife is how long its queue entry
+// lasts after its last try, or stoppedLife if its process is alive, but stopped or starved.
+const fallback, entryLife, stoppedLife = time.Second, 2 * time.Second, 30 * time.Second
 
 func init() {
 	driver.Register("sqlite", func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
@@ -59,8 +60,7 @@ type Store struct {
 // Open opens the locks of a namespace in a file, which it creates if it is missing.
 func Open(_ context.Context, path, namespace string) (*Store, error) {
 	boot, bootErr := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+
-		"?_txlock=immediate&_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
+	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?_txlock=immediate&_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
 	if err := cmp.Or(bootErr, err); err != nil {
 		return nil, driver.Errorf(driver.CodeUnsupported, "sqlite: %w", err)
 	}
@@ -83,7 +83,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Tokens: "a counter in the file; it survives crashes and power cuts",
 		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour, LeftoversExpire: true,
 		Break: driver.BreakNone, Visible: driver.VisibleNothing,
-		Notes: []string{"a process that is stopped during a step blocks all others until it continues or is killed",
+		Notes: []string{"a process that is stopped blocks all others: during a step until it continues or is killed, as the first waiter for at most " + stoppedLife.String(),
 			"if the file is deleted or replaced, held locks are granted again, and their holders do not notice"},
 	}, nil
 }
@@ -122,9 +122,8 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 	t.err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	t.now = now.Nano()
 	t.exec(schema) // creates the table if it is missing
-	err = f(t)
-	if err = cmp.Or(t.err, err); err != nil {
-		return beforeCommit(err)
+	if err := f(t); cmp.Or(t.err, err) != nil {
+		return beforeCommit(cmp.Or(t.err, err))
 	}
 	if err := tx.Commit(); err != nil {
 		// The transaction may have reached the disk.
@@ -181,6 +180,12 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 
 // addressOf returns the address of a waiter's socket. The kernel removes it with the process.
 func addressOf(id string) *net.UnixAddr { return &net.UnixAddr{Name: "@holdfast-sqlite-" + id} }
+
+// The function waits(id) reports to a statement whether a waiter has its socket.
+var _ = sqlite.RegisterScalarFunction("waits", 1, func(_ *sqlite.FunctionContext, id []sqldriver.Value) (sqldriver.Value, error) {
+	conn, err := net.DialUnix("unixgram", nil, addressOf(id[0].(string)))
+	return err == nil && conn.Close() == nil, nil
+})
 
 // try grants the lock, or returns CodeBusy and writes the queue entry of a request that waits.
 func (s *Store) try(ctx context.Context, r driver.Request) (g driver.Grant, err error) {
@@ -255,11 +260,9 @@ func notHeld(g driver.Grant) error {
 // state returns the number of the name's grants, the least of their limits, and the ID and
 // limit of the first waiter. It removes expired entries.
 func (t *step) state(name string) (holders, least int, first string, limit int) {
-	t.exec("DELETE FROM entries WHERE expires <= ?", t.now)
-	t.row(`SELECT count(*), coalesce(min(lim), ?) FROM entries WHERE granted AND space = ? AND name = ?`,
-		[]any{driver.Unlimited, t.space, []byte(name)}, &holders, &least)
-	t.row(`SELECT coalesce(min(seq), 0), coalesce(id, ''), coalesce(lim, 0) FROM entries WHERE NOT granted AND space = ? AND name = ?`,
-		[]any{t.space, []byte(name)}, new(int64), &first, &limit)
+	t.exec("DELETE FROM entries WHERE expires <= ? AND (granted OR expires <= ? OR NOT waits(id))", t.now, t.now-int64(stoppedLife-entryLife))
+	t.row("SELECT count(*), coalesce(min(lim), ?) FROM entries WHERE granted AND space = ? AND name = ?", []any{driver.Unlimited, t.space, []byte(name)}, &holders, &least)
+	t.row("SELECT coalesce(min(seq), 0), coalesce(id, ''), coalesce(lim, 0) FROM entries WHERE NOT granted AND space = ? AND name = ?", []any{t.space, []byte(name)}, new(int64), &first, &limit)
 	return holders, least, first, limit
 }
 
@@ -274,8 +277,7 @@ func (t *step) wakeNext(name string) {
 // number.
 func (t *step) write(r driver.Request, granted bool, lasts time.Duration) (seq uint64) {
 	t.row(`INSERT INTO entries (space, name, id, granted, lim, expires) VALUES (?, ?, ?, ?, ?, ?)
-		ON CONFLICT (id) DO UPDATE SET expires = excluded.expires RETURNING seq`,
-		[]any{t.space, []byte(r.Name), r.ID, granted, r.Limit, t.now + int64(lasts)}, &seq)
+		ON CONFLICT (id) DO UPDATE SET expires = excluded.expires RETURNING seq`, []any{t.space, []byte(r.Name), r.ID, granted, r.Limit, t.now + int64(lasts)}, &seq)
 	return seq
 }
 

@@ -1,0 +1,144 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// pausedHolder is a worker process that was stopped while it held an exclusive lock. It
+// releases nothing and notices nothing. So it counts as the holder until its validity ends,
+// however short its work was meant to be.
+type pausedHolder struct {
+	heldLock
+	// resume continues the process.
+	resume func() error
+}
+
+// heldLock is a lock that a worker holds, according to its history.
+type heldLock struct {
+	name string
+	// granted is when the worker recorded the grant, and until the end of the validity.
+	granted, until int64
+}
+
+// pauseHolder stops a worker that holds an exclusive lock with a remaining validity of at
+// least left. It searches for a while, and returns nil if it finds none. After the stop,
+// fits decides whether the holder suits the fault; nil accepts each.
+func (c *crew) pauseHolder(ctx context.Context, left time.Duration, fits func(name string) (bool, error)) (*pausedHolder, error) {
+	unfit := map[int64]bool{} // by the moment of the grant
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 10*time.Millisecond) {
+		for _, m := range c.members {
+			if p, err := c.pauseIfHolder(ctx, m, left, unfit, fits); p != nil || err != nil {
+				return p, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+func (c *crew) pauseIfHolder(ctx context.Context, m *member, left time.Duration, unfit map[int64]bool, fits func(name string) (bool, error)) (*pausedHolder, error) {
+	if !m.mu.TryLock() {
+		return nil, nil // another fault affects the worker
+	}
+	path := c.history(m)
+	held, err := longestHeld(path, left, unfit)
+	if held == nil || err != nil {
+		m.mu.Unlock()
+		return nil, err
+	}
+	resume, err := c.pause(m, time.Duration(held.until-Now()))
+	if err != nil {
+		m.mu.Unlock()
+		return nil, err
+	}
+	p := &pausedHolder{resume: func() error {
+		defer m.mu.Unlock()
+		return resume()
+	}}
+	lasts(ctx, 5*time.Millisecond) // the kernel stops the threads one after another
+	held, err = longestHeld(path, left, unfit)
+	fit := held != nil && err == nil
+	if fit && fits != nil {
+		fit, err = fits(held.name)
+		unfit[held.granted] = true // no second look
+	}
+	if !fit || err != nil {
+		return nil, errors.Join(err, p.resume())
+	}
+	p.heldLock = *held
+	return p, nil
+}
+
+// pause stops a worker's process and returns the function that continues it. The caller has
+// locked m.
+func (c *crew) pause(m *member, d time.Duration) (resume func() error, err error) {
+	e := Event{W: m.name(), K: kindPause, For: int64(d)}
+	c.log.Add(e)
+	if err := m.proc.signal(syscall.SIGSTOP); err != nil {
+		return nil, err
+	}
+	return func() error {
+		err := m.proc.signal(syscall.SIGCONT)
+		e.K = kindResume
+		c.log.Add(e)
+		return err
+	}, nil
+}
+
+// longestHeld reads the end of a worker's history. It returns the exclusive lock that the
+// worker holds with the longest validity, without those that are unfit. It returns nil if no
+// lock remains valid for the time left.
+func longestHeld(path string, left time.Duration, unfit map[int64]bool) (longest *heldLock, err error) {
+	const tail = 1 << 16
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	text := make([]byte, min(size, tail))
+	if _, err := f.ReadAt(text, size-int64(len(text))); err != nil {
+		return nil, err
+	}
+	held := map[int]*heldLock{} // by Op
+	for line := range bytes.Lines(text) {
+		var e Event
+		if json.Unmarshal(line, &e) != nil {
+			continue // the first or last line is only a part
+		}
+		switch e.K {
+		case kindGranted:
+			if e.Limit == driver.Exclusive {
+				held[e.Op] = &heldLock{e.Name, e.T, e.Until}
+			}
+		case kindRenewed:
+			if h := held[e.Op]; h != nil {
+				h.until = e.Until
+			}
+		case kindLost, kindUnlock:
+			delete(held, e.Op)
+		case kindClosing:
+			clear(held)
+		}
+	}
+	least := Now() + int64(left)
+	for _, h := range held {
+		if h.until > least && !unfit[h.granted] && (longest == nil || h.until > longest.until) {
+			longest = h
+		}
+	}
+	return longest, nil
+}
