@@ -94,8 +94,8 @@ func TestLockIsRenewedAndReleased(t *testing.T) {
 	})
 }
 
-// TestContextEndsBeforeTheStoreGrantsAgain: the store cannot be reached, and the context
-// ends a margin before the lease does.
+// TestContextEndsBeforeTheStoreGrantsAgain: no renewal succeeds, and the context ends earlier than
+// the lease, by the option Margin.
 func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -114,7 +114,7 @@ func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 				t.Error("granted to another Locker while the context is alive")
 			}
 			if got := time.Since(began); got != 10*time.Second {
-				t.Errorf("granted after %s", got)
+				t.Errorf("granted after %s, want 10s", got)
 			}
 			unlock(t, next)
 		}()
@@ -133,7 +133,7 @@ func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 	})
 }
 
-// TestFailedRenewalsAreRepeated: a failed renewal neither ends nor extends the lease.
+// TestFailedRenewalsAreRepeated: the Locker repeats failed renewals in time, and the lock is kept.
 func TestFailedRenewalsAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -163,16 +163,16 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 
-		k = mustLock(t, l, "a") // the grant ended without a notification: the next renewal detects that
+		k = mustLock(t, l, "a") // the grant ends without a notification: the next renewal detects that
 		s.Script().Forget("a")
 		began := time.Now()
 		<-k.Context().Done()
 		wantCause(t, k.Context(), holdfast.CauseGone)
 		if got := time.Since(began); got > 10*time.Second {
-			t.Errorf("found out after %s", got)
+			t.Errorf("the Locker detected the loss after %s", got)
 		}
 
-		k = mustLock(t, l, "a") // the grant ended without a notification: the release detects that
+		k = mustLock(t, l, "a") // the grant ends without a notification: the release detects that
 		s.Script().Forget("a")
 		err := k.Unlock()
 		var lost *holdfast.LostError
@@ -204,7 +204,7 @@ func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 		}
 		err = l.Do(bg, "a", func(ctx context.Context) error { _ = lose(ctx); <-ctx.Done(); return ctx.Err() })
 		if !errors.Is(err, holdfast.ErrLost) || errors.Is(err, context.Canceled) {
-			t.Errorf("lost, echo of the context: %v", err)
+			t.Errorf("lost, error of the context: %v", err)
 		}
 		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "no answer"))
 		if err := l.Do(bg, "a", func(context.Context) error { return nil }); err != nil {
@@ -249,10 +249,10 @@ func TestMaxHoldEndsTheContext(t *testing.T) {
 		if got := time.Since(began); got != 15*time.Second || !errors.Is(context.Cause(k.Context()), holdfast.ErrHoldLimit) {
 			t.Errorf("after %s: %v", got, context.Cause(k.Context()))
 		}
-		wantBusy(t, other, "a") // The lease stands until Unlock or its TTL: it is not renewed any more.
+		wantBusy(t, other, "a") // The Locker no longer renews the lease: it stands until Unlock or its TTL.
 		next := mustLock(t, other, "a")
 		if got := time.Since(began); got < 15*time.Second || got > 21*time.Second {
-			t.Errorf("granted to another after %s", got)
+			t.Errorf("granted to the other Locker after %s", got)
 		}
 		unlock(t, next)
 
@@ -262,8 +262,8 @@ func TestMaxHoldEndsTheContext(t *testing.T) {
 	})
 }
 
-// TestDrainZeroEndsTheRenewalWithTheCallersContext: the store keeps the lease until
-// Unlock or its TTL.
+// TestDrainZeroEndsTheRenewalWithTheCallersContext: with Drain(0) the renewal ends with the
+// caller's context. The lease then stands until Unlock or its TTL.
 func TestDrainZeroEndsTheRenewalWithTheCallersContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -323,13 +323,13 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 				synctest.Wait()
 				select {
 				case err := <-closed:
-					t.Errorf("Close did not wait for the MinHold: %v", err)
+					t.Errorf("Close did not wait for the end of MinHold: %v", err)
 				default:
 				}
 			}
 			k := mustLock(t, other, "a")
 			if took := time.Since(began); took < 20*time.Second || took > 27*time.Second {
-				t.Errorf("lingers %t: granted to another after %s", lingers, took)
+				t.Errorf("lingers %t: granted to the other Locker after %s", lingers, took)
 			}
 			unlock(t, k)
 			if err := <-closed; err != nil {
@@ -351,7 +351,7 @@ func (a altered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, err
 }
 
-func TestReentrancy(t *testing.T) {
+func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -368,7 +368,7 @@ func TestReentrancy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := l.Lock(b.Context(), "a"); !errors.Is(err, holdfast.ErrSelfDeadlock) {
-			t.Errorf("Lock of a held name further out: %v", err)
+			t.Errorf("Lock of a name that an outer context holds: %v", err)
 		}
 		if holdfast.Token(b.Context(), "a") != k.Token() || holdfast.Token(b.Context(), "b") != b.Token() || holdfast.Token(ctx, "b") != 0 {
 			t.Error("Token does not find the locks of the context")
@@ -382,7 +382,7 @@ func TestReentrancy(t *testing.T) {
 			t.Fatal(err) // exclusive covers shared
 		}
 		if inner.Token() != k.Token() || shared.Token() != k.Token() {
-			t.Error("a join has another token")
+			t.Error("a reentrant lock has another token")
 		}
 		unlock(t, shared)
 		unlock(t, k) // The outer lock is unlocked first: the grant stands until the last Unlock.
@@ -394,7 +394,7 @@ func TestReentrancy(t *testing.T) {
 		unlock(t, b)
 		unlock(t, mustLock(t, l, "a"))
 
-		// Shared cannot become exclusive; semaphores do not re-enter.
+		// A shared lock cannot become exclusive, and a semaphore cannot be reentrant.
 		for _, tc := range []struct{ have, want []holdfast.LockOption }{
 			{[]holdfast.LockOption{holdfast.Shared()}, nil},
 			{[]holdfast.LockOption{holdfast.Limit(3)}, []holdfast.LockOption{holdfast.Limit(3)}},
@@ -408,7 +408,7 @@ func TestReentrancy(t *testing.T) {
 			unlock(t, k)
 		}
 
-		// A loss ends every join; a lost lock is not joined.
+		// A loss ends every reentrant lock. A later call does not join the lost lock.
 		k = mustLock(t, l, "a")
 		inner, err = l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
 		if err != nil {
@@ -449,7 +449,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	if refused.Load() != 8 || joined.Load() != 8 {
 		t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
 	}
-	// With identities of their own, the goroutines exclude each other.
+	// With an owner of their own, the goroutines exclude each other.
 	n := 0
 	for range 8 {
 		wg.Go(func() {
@@ -462,7 +462,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 				return nil
 			})
 			if !errors.Is(err, context.Canceled) {
-				t.Errorf("the outer lock has ended: %v", err)
+				t.Errorf("Do under the context of a released lock: %v, want canceled", err)
 			}
 		})
 	}
@@ -482,7 +482,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 		})
 	}
 	if holdfast.Token(ctx, "a") != 0 {
-		t.Error("a new owner carries the old one's lock")
+		t.Error("the context of a new owner has the lock of the old owner")
 	}
 	unlock(t, k)
 	wg.Wait()
@@ -509,17 +509,17 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 			}
 			wantBusy(t, other, g.Name)
 		}
-		_ = s.Script().Lose("a", driver.CauseTaken) // one held name makes LockAll fail
+		_ = s.Script().Lose("a", driver.CauseTaken) // the loss of one name ends the context of all
 		<-k.Context().Done()
 		wantCause(t, k.Context(), holdfast.CauseTaken)
 		if k.Remaining() != 0 {
-			t.Error("validity is left")
+			t.Error("a lost lock has validity left")
 		}
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Error(err)
 		}
 
-		// LockAll waits for all names within one Wait.
+		// Wait limits the wait for all names together.
 		held := mustLock(t, other, "b")
 		began := time.Now()
 		if _, err := l.LockAll(bg, []string{"a", "b", "c"}, holdfast.Wait(5*time.Second)); !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
@@ -563,6 +563,6 @@ func TestLockAllDoesNotDeadlock(t *testing.T) {
 	}
 	wg.Wait()
 	if n != 400 {
-		t.Errorf("%d, want 400", n)
+		t.Errorf("the work ran %d times, want 400", n)
 	}
 }

@@ -24,10 +24,10 @@ type schedule struct {
 
 const (
 	// suspendCheck is the longest time between two readings of the clock while a
-	// lease is scheduled. No timer notices a suspend; the readings do.
+	// lease is scheduled. A timer does not detect a suspend; two readings do.
 	suspendCheck = time.Second
-	// suspendLeast is the least jump of the suspended time that counts as a suspend.
-	suspendLeast = 10 * time.Millisecond
+	// minSuspend is the shortest jump of the suspended time that counts as a suspend.
+	minSuspend = 10 * time.Millisecond
 )
 
 // put schedules a lease, or changes when it is due.
@@ -51,7 +51,7 @@ func (s *schedule) remove(x *lease) {
 func (s *schedule) take(now time.Duration) (due []*lease, kind eventKind) {
 	_, slept := s.checked.Elapsed()
 	s.checked = driver.Now()
-	if slept > suspendLeast {
+	if slept > minSuspend {
 		due = s.leases
 		for _, x := range due {
 			x.index = 0
@@ -69,9 +69,9 @@ func (s *schedule) take(now time.Duration) (due []*lease, kind eventKind) {
 	return due, ticked
 }
 
-// arm sets the timer for the lease that is due first. The Locker's mutex is held.
-// It does not set a timer that fires too early: one idle firing costs less than to set
-// the timer for every lock.
+// arm sets the timer for the lease that is due first. The caller holds the Locker's mutex. A timer
+// that fires earlier stays as it is: one needless firing costs less than setting the timer for
+// every lock.
 func (l *Locker) arm() {
 	s := &l.schedule
 	if len(s.leases) == 0 {
@@ -129,13 +129,13 @@ func (l *Locker) tick() {
 	l.renewAll(renewals)
 }
 
-// renewAll renews leases together, except leases with a much longer request timeout: a lease
-// that must be renewed soon does not shorten the time for the renewal of another.
+// renewAll renews leases in batches of similar request timeouts. So a lease that must be renewed soon
+// does not shorten the time for the renewal of the others.
 func (l *Locker) renewAll(leases []*lease) {
 	timeout := func(x *lease) time.Duration {
 		ttl := x.req.TTL
 		if st := x.valid.Load(); st != nil {
-			ttl = min(ttl, st.grant.TTL) // that of a provisional grant is shorter
+			ttl = min(ttl, st.grant.TTL) // a provisional grant has a shorter TTL
 		}
 		return l.requestTimeout(ttl)
 	}

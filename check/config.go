@@ -29,16 +29,16 @@ type Config struct {
 	Seed uint64
 	// Duration is the length of the run, default 10 s. Round is the length of a round,
 	// default 30 s. At its end the run ends all work, judges it and begins the next round.
-	// The first two rounds take at most 5 and 10 s, because gross mistakes show within
-	// seconds. The check keeps only one round in memory.
+	// The first two rounds take at most 5 and 10 s, because a few seconds are enough to
+	// show a gross mistake. The check keeps only one round in memory.
 	Duration, Round time.Duration
 	// Workers is the number of competing processes (or, in one process, of Lockers), default
 	// 4. Lanes is the number of goroutines of each, default 3. Names is the number of names
 	// that they lock, default 3.
 	Workers, Lanes, Names int
 	// Long is the percentage of locks that are held for up to three times their TTL, so
-	// that they must be renewed. Default 1, because a long holder keeps all other workers
-	// from competing.
+	// that they must be renewed. Default 1, because all other workers wait while a worker
+	// holds a lock for long.
 	Long int
 	// TTL is the TTL of most locks. Some locks use up to sixteen times as much. Default 600
 	// ms, or the store's shortest TTL if that is longer.
@@ -68,7 +68,7 @@ type Progress struct {
 	Last string
 }
 
-// DefaultTTL is the TTL of most locks, unless the configuration sets another.
+// DefaultTTL is the TTL of most locks if Config.TTL is 0.
 const DefaultTTL = 600 * time.Millisecond
 
 // The limits of a configuration.
@@ -88,8 +88,8 @@ func (c *Config) complete() error {
 		return badConfig("", "Namespace: %v", err)
 	}
 	given := 0
-	for _, is := range []bool{c.Local != "", c.URL != "", c.Target != nil} {
-		if is {
+	for _, set := range []bool{c.Local != "", c.URL != "", c.Target != nil} {
+		if set {
 			given++
 		}
 	}
@@ -97,7 +97,7 @@ func (c *Config) complete() error {
 	case given != 1:
 		return badConfig("", "give one of Local (%s), URL and Target", strings.Join(Locals(), ", "))
 	case c.Namespace != "" && c.Target != nil:
-		return badConfig("Namespace", "%q: it is for Local and URL, a Target opens its stores itself", c.Namespace)
+		return badConfig("Namespace", "%q: give it with Local or URL only; a Target opens its stores itself", c.Namespace)
 	case c.Duration < time.Second || c.Duration > 7*24*time.Hour:
 		return badConfig("Duration", "%s: from 1s to 168h is allowed", c.Duration)
 	case c.Round < time.Second || c.Round > 10*time.Minute:
@@ -138,14 +138,15 @@ func (e *ConfigError) Error() string {
 // Is reports whether target is holdfast.ErrInvalid.
 func (e *ConfigError) Is(target error) bool { return target == holdfast.ErrInvalid }
 
-// pick returns the applicable faults that the configuration names.
-func (c *Config) pick(apply []string) ([]string, error) {
+// chosenFaults returns the faults of the configuration, or all applicable ones if Faults is nil. It
+// returns an error for a fault that is not applicable.
+func (c *Config) chosenFaults(applicable []string) ([]string, error) {
 	if c.Faults == nil {
-		return apply, nil
+		return applicable, nil
 	}
 	for _, f := range c.Faults {
-		if !slices.Contains(apply, f) {
-			return nil, badConfig("Faults", "%q: it does not apply here: choose from %s", f, strings.Join(slices.Compact(slices.Clone(apply)), ", "))
+		if !slices.Contains(applicable, f) {
+			return nil, badConfig("Faults", "%q: it does not apply to this store: choose from %s", f, strings.Join(slices.Compact(slices.Clone(applicable)), ", "))
 		}
 	}
 	return c.Faults, nil

@@ -19,7 +19,8 @@ func labelled(ctx context.Context, id string, f func(context.Context) error) (er
 
 const goroutineLabel = "holdfast-check"
 
-// goroutines lists the library's goroutines with the label id, without those of the check.
+// goroutines returns the stacks of holdfast's goroutines with the label id, except those of package
+// check.
 func goroutines(id string) []string {
 	var b strings.Builder
 	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
@@ -44,7 +45,7 @@ func goroutines(id string) []string {
 	return left
 }
 
-// leftGoroutines waits a moment for goroutines that are about to end, and returns the others.
+// leftGoroutines waits up to 2 s for goroutines that are about to end, and returns those that remain.
 func leftGoroutines(id string) []string {
 	left, _ := leftSoon(2*time.Second, func(context.Context) ([]string, error) { return goroutines(id), nil })(context.Background())
 	return left

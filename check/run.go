@@ -108,7 +108,7 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 	default:
 		return nil, badConfig("TTL", "%s: the shortest TTL of the %s store is %s", r.cfg.TTL, g.Kind, g.MinTTL)
 	}
-	kinds, err := r.cfg.pick(r.kinds(s, &g))
+	kinds, err := r.cfg.chosenFaults(r.kinds(s, &g))
 	if err != nil {
 		return nil, err
 	}

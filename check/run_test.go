@@ -104,7 +104,7 @@ func TestInvalidConfigIsRefused(t *testing.T) {
 		"Workers":                 {Local: "memory", Workers: 1000},
 		"Lanes":                   {Local: "memory", Lanes: -1},
 		"Names":                   {Local: "memory", Names: -1},
-		"does not apply here":     {Local: "memory", Faults: []string{"kill"}},
+		"does not apply to":       {Local: "memory", Faults: []string{"kill"}},
 		"opens its stores itself": {Target: &check.Target{}, Namespace: "n"},
 		"Namespace":               {Local: "memory", Namespace: "a\xff"},
 		"use Local":               {URL: "memory://"},

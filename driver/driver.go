@@ -12,7 +12,7 @@
 // than n-1 others. [Exclusive] is 1, a semaphore of n permits is n, shared is [Unlimited].
 // A request that cannot be granted yet becomes a queue entry behind the earlier ones. It
 // never overtakes an earlier entry, whatever the limits, so readers cannot starve a writer.
-// A store that cannot queue declares that in its [Guarantees].
+// A store without a queue declares that in its [Guarantees].
 //
 // # What an error means
 //
@@ -55,7 +55,7 @@ const (
 )
 
 // Store is one client of one store. All methods are safe for concurrent use. Every method that
-// does I/O returns soon after its context ends, whatever the network does.
+// does I/O returns soon after its context ends, even if the server does not respond.
 type Store interface {
 	// String returns where the locks are, for errors and logs. It never contains a password.
 	String() string
@@ -69,7 +69,7 @@ type Store interface {
 	// Without r.Wait it returns at once: a grant, or an error of code CodeBusy (preferably
 	// a *BusyError with the holders), after which nothing of the request is at the store.
 	//
-	// With r.Wait it makes a queue entry and calls r.From.Queued. It returns when it is
+	// With r.Wait it makes a queue entry and calls r.From.Queued. It returns when the entry is
 	// granted, when its context ends, or when it can no longer keep the entry. The core sets
 	// Wait only if Guarantees.Wake is push. Whatever keeps the entry alive
 	// (heartbeats, refreshes, reconnection) happens inside this call. After the end of its
@@ -148,8 +148,8 @@ type Requester interface {
 	// they change. It does not block.
 	Queued(holders []Holder)
 	// Lost reports that the grant has ended without a release, or that an operator has
-	// notified the holder that it must end. Only the first call counts; it may come before Acquire has
-	// returned. It does not block.
+	// notified the holder that it must end. Only the first call counts. A store may call it
+	// before Acquire has returned. It does not block.
 	Lost(cause Cause, err error)
 }
 

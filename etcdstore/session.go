@@ -216,7 +216,7 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 		case <-c.done:
 			// The answer may be too old, or its caller may have had a shorter deadline.
 		case <-e.over:
-			return e.why()
+			return e.overError()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -445,7 +445,7 @@ func (a *request) update(u watchUpdate) {
 	for _, ev := range u.events {
 		// A member that lags behind reports deletions from before the entry.
 		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > a.rev.Load() {
-			a.e.s.background(func() { a.e.gone([]*request{a}, causeTimeout) })
+			a.e.s.background(func() { a.e.reportDeleted([]*request{a}, causeTimeout) })
 		}
 	}
 }
@@ -610,12 +610,12 @@ func (e *session) read(ctx context.Context, entries []*request) {
 		}
 	}
 	if len(gone) > 0 {
-		e.gone(gone, e.timeout())
+		e.reportDeleted(gone, e.timeout())
 	}
 }
 
-// gone handles entries whose keys were deleted. It notifies the holders, and wakes the waiters.
-func (e *session) gone(entries []*request, timeout time.Duration) {
+// reportDeleted handles entries whose keys were deleted. It notifies the holders, and wakes the waiters.
+func (e *session) reportDeleted(entries []*request, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(e.s.ctx, timeout)
 	defer cancel()
 	// If the lease has ended, end notifies the holders of all its entries.

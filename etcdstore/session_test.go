@@ -14,14 +14,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// early is a server that ends a keepalive a little before its timeout, by its own clock.
-type early struct{ etcdserverpb.LeaseClient }
+// earlyServer is a server that ends a keepalive a little before its timeout, by its own clock.
+type earlyServer struct{ etcdserverpb.LeaseClient }
 
 type earlyStream struct {
 	etcdserverpb.Lease_LeaseKeepAliveClient
 }
 
-func (early) LeaseKeepAlive(context.Context, ...grpc.CallOption) (etcdserverpb.Lease_LeaseKeepAliveClient, error) {
+func (earlyServer) LeaseKeepAlive(context.Context, ...grpc.CallOption) (etcdserverpb.Lease_LeaseKeepAliveClient, error) {
 	return earlyStream{}, nil
 }
 
@@ -31,14 +31,14 @@ func (earlyStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 	return nil, status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())
 }
 
-// TestKeepaliveHasItsOwnTimeout: a keepalive's timeout is not the caller's. If the server
-// gives it up early, the error comes at the end of the keepalive's own timeout.
+// TestKeepaliveHasItsOwnTimeout: a keepalive does not use the caller's timeout. If the server ends
+// the keepalive early, the client returns the error at the end of the keepalive's own timeout.
 func TestKeepaliveHasItsOwnTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, end := storeOver(t, early{})
+		s, end := storeOver(t, earlyServer{})
 		defer end()
 		s.sessions[time.Second] = &session{s: s, ttl: 1, sent: driver.Now(), over: make(chan struct{})}
-		time.Sleep(time.Millisecond) // otherwise the lease would be as fresh as possible
+		time.Sleep(time.Millisecond) // otherwise the lease is fresh, and the client sends no keepalive
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		began := time.Now()
@@ -47,16 +47,16 @@ func TestKeepaliveHasItsOwnTimeout(t *testing.T) {
 			t.Errorf("%v, want unavailable", err)
 		}
 		if took := time.Since(began); took > requestTimeout {
-			t.Errorf("it took %s", took)
+			t.Errorf("the error came after %s, want at most %s", took, requestTimeout)
 		}
 	})
 }
 
-// TestCloseDoesNotDeadlockWithAnAcquisition: an acquisition finds the store closed while it
-// has the store's mutex. It must not wait for a session: a session that begins the store's
-// first watch waits for that mutex.
+// TestCloseDoesNotDeadlockWithAnAcquisition: an acquisition locks the store's mutex and finds the
+// store closed. It must not lock a session's mutex at the same time: a session that begins the
+// store's first watch locks both in the other order.
 func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
-	s, end := storeOver(t, early{})
+	s, end := storeOver(t, earlyServer{})
 	defer end()
 	e := &session{s: s, live: map[*request]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{})}
 	s.mu.Lock()
@@ -76,7 +76,7 @@ func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 	free := make(chan struct{})
 	go func() {
 		defer close(free)
-		for range 100 { // so that the acquisition runs
+		for range 100 { // long enough for the acquisition to run
 			s.background(func() {})
 			time.Sleep(time.Millisecond)
 		}
@@ -84,15 +84,15 @@ func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 	select {
 	case <-free:
 	case <-time.After(10 * time.Second):
-		t.Error("the store is locked by an acquisition that waits for a session")
+		t.Error("an acquisition waits for a session and holds the mutex of the store")
 	}
 	e.mu.Unlock()
 	if err := <-begun; err != errClosed {
-		t.Errorf("%v, want that the store is closed", err)
+		t.Errorf("%v, want %v", err, errClosed)
 	}
 }
 
-// lossRecorder counts the losses that are reported.
+// lossRecorder counts the losses that the store reports.
 type lossRecorder struct {
 	driver.Requester
 	losses int
@@ -100,21 +100,21 @@ type lossRecorder struct {
 
 func (l *lossRecorder) Lost(driver.Cause, error) { l.losses++ }
 
-// TestDeletionDuringAGrantIsReported: a watch reports a deletion while the entry is being
-// granted. The holder must be notified, because no watch reports it again.
+// TestDeletionDuringAGrantIsReported: a watch reports the deletion of an entry before the store has
+// returned the grant. The store must notify the holder, because no watch reports the deletion again.
 func TestDeletionDuringAGrantIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, end := storeOver(t, early{})
+		s, end := storeOver(t, earlyServer{})
 		defer end()
 		e := &session{s: s, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
 		time.Sleep(time.Millisecond)
 		from := &lossRecorder{}
 		a := &request{r: driver.Request{From: from}, e: e, passed: make(chan int64, 1)}
 		a.rev.Store(7)
-		e.gone([]*request{a}, causeTimeout) // between the read that found it first and the grant
+		e.reportDeleted([]*request{a}, causeTimeout) // after the read that found the entry first, before the grant
 		a.grant(7, record{})
 		if from.losses != 1 {
-			t.Errorf("%d losses are reported, want 1", from.losses)
+			t.Errorf("the store reports %d losses, want 1", from.losses)
 		}
 	})
 }

@@ -18,8 +18,8 @@ import (
 
 var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the queue entry was deleted")}
 
-// queue creates an entry, carries out the release old unless that is nil, and waits until the entry
-// is granted.
+// queue creates a queue entry, and waits until the store grants it. If old is not nil, queue also
+// carries out that release.
 func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Grant, error) {
 	a.mail = s.joinQueue(a.r.Name, true)
 	a.complete = a.mail != nil
@@ -56,7 +56,7 @@ func retriable(err error) bool {
 }
 
 // withdraw deletes an entry that is no longer needed, or whose request was refused, and returns
-// why. The creation was answered, so the deletion needs no epoch.
+// the error with its code. The server has confirmed the creation, so the deletion needs no epoch.
 func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
 	code := refused(why)
 	if ctx.Err() != nil {
@@ -99,7 +99,7 @@ func (s *Store) dropWaiting(a *request) {
 	}
 }
 
-// waitingFor returns an entry of this store that waits for the name, nil if there is none.
+// waitingFor returns an entry of this store that waits for the name, or nil if there is none.
 func (s *Store) waitingFor(name string) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,8 +119,8 @@ const (
 	unwatchedEvery = time.Second
 )
 
-// wait watches the entries before an entry and reads again when they change. v is the last view,
-// or lastErr is why there is none.
+// wait waits until an entry is granted: it watches the entries before it, and reads the queue again
+// when they change. v is the last view; without a view, lastErr is the reason.
 func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (driver.Grant, error) {
 	retry := backoff.Backoff{First: waitRetry, Max: waitRetryMax}
 	for {
@@ -169,19 +169,19 @@ func (s *Store) pause(ctx context.Context, a *request, d time.Duration) error {
 	select {
 	case <-t.C:
 		return nil
-	case <-a.passed: // the read that follows finds out
+	case <-a.passed: // the caller reads the queue next
 		return nil
 	case <-ctx.Done():
 		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
 	case <-s.ctx.Done():
 		return errClosed
 	case <-a.e.over:
-		return a.e.why()
+		return a.e.overError()
 	}
 }
 
-// why returns the error of a waiter whose session is over.
-func (e *session) why() error {
+// overError returns the error of a waiter whose session is over.
+func (e *session) overError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err == errLeaseGone {
@@ -253,7 +253,7 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 		case <-s.ctx.Done():
 			return view{}, errClosed
 		case <-a.e.over:
-			return view{}, a.e.why()
+			return view{}, a.e.overError()
 		case rev := <-a.passed:
 			if rev > 0 && a.r.Limit == driver.Exclusive {
 				return view{rev: rev, stands: true, granted: true}, nil
@@ -269,9 +269,9 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 			return view{}, u.err
 		case u.stands:
 			overdue.Reset(fallback.After(ctx, readQueueEvery))
-			// Changes before this point were not reported.
+			// The watch has not reported changes before this point.
 			a.complete = v.counted
-			now, err := s.since(ctx, a, v)
+			now, err := s.refreshView(ctx, a, v)
 			if err != nil || now.granted || !now.stands || now.watch != v.watch {
 				return now, err
 			}
@@ -280,11 +280,11 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 			a.complete = false
 			overdue.Reset(fallback.After(ctx, unwatchedEvery))
 		}
-		events := v.news(u.events)
+		events := v.newer(u.events)
 		switch {
 		case v.watch != "" && len(events) > 0:
 			return s.readView(ctx, a)
-		case v.watch == "" && v.gone(events, a.key):
+		case v.watch == "" && v.removeDeleted(events, a.key):
 			if a.complete && v.counted && v.queue.find(a.key) == 0 {
 				return view{rev: events[len(events)-1].Kv.ModRevision, stands: true, granted: true}, nil
 			}
@@ -293,9 +293,9 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 	}
 }
 
-// since updates a view as cheaply as possible: if it watches one entry, since reads whether that
-// still stands.
-func (s *Store) since(ctx context.Context, a *request, v view) (view, error) {
+// refreshView updates a view with the cheapest read: if the view watches one entry, refreshView reads
+// only whether that entry still stands.
+func (s *Store) refreshView(ctx context.Context, a *request, v view) (view, error) {
 	if i := v.queue.find(v.watch); i >= 0 {
 		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
 		resp, err := s.client.Get(bounded, v.watch, clientv3.WithKeysOnly())
@@ -311,10 +311,10 @@ func (s *Store) since(ctx context.Context, a *request, v view) (view, error) {
 	return s.readView(ctx, a)
 }
 
-// news returns the events that are newer than the view. A watch starts at the revision of its
-// member. If that member is behind, the watch reports deletions older than the view. The same key
-// may have been created again since.
-func (v *view) news(events []*mvccpb.Event) []*mvccpb.Event {
+// newer returns the events that are newer than the view. A watch starts at the revision of its
+// member. If that member is behind, the watch reports deletions older than the view. A client may
+// have created the same key again since.
+func (v *view) newer(events []*mvccpb.Event) []*mvccpb.Event {
 	for i, e := range events { // in the order of their revisions
 		if e.Kv.ModRevision > v.rev {
 			return events[i:]
@@ -323,9 +323,9 @@ func (v *view) news(events []*mvccpb.Event) []*mvccpb.Event {
 	return nil
 }
 
-// gone removes deleted entries from a view's queue, and reports whether the entry may be granted
-// now.
-func (v *view) gone(events []*mvccpb.Event, own string) bool {
+// removeDeleted removes deleted entries from a view's queue, and reports whether the entry with the
+// key own may now be granted.
+func (v *view) removeDeleted(events []*mvccpb.Event, own string) bool {
 	for _, e := range events {
 		if e.Type != mvccpb.Event_DELETE {
 			continue
@@ -343,7 +343,7 @@ func (v *view) gone(events []*mvccpb.Event, own string) bool {
 func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, error) {
 	if err := a.e.fresh(ctx, a.e.ttl/3); err != nil {
 		if a.e.ended() {
-			return driver.Grant{}, a.e.why()
+			return driver.Grant{}, a.e.overError()
 		}
 		return driver.Grant{}, err
 	}
@@ -371,7 +371,7 @@ func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, er
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
 		cancel()
 		if err != nil {
-			// The entry stands, with the old value or the new one; a retry finds the same.
+			// The entry stands, with the old value or the new one. A retry of claim covers both cases.
 			return driver.Grant{}, err
 		}
 		if resp.Succeeded {

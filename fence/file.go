@@ -93,7 +93,7 @@ func (f *file) raise(record recordFile, token uint64) error {
 	if token < newest {
 		return &StaleError{Resource: f.path, Token: token, Newest: newest}
 	}
-	if token == newest && r.settled() {
+	if token == newest && r.equal() {
 		return nil
 	}
 	if newest == 0 {

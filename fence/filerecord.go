@@ -36,15 +36,15 @@ import (
 //  2. records a larger one, and syncs it;
 //  3. renames the temporary file to PATH, and syncs the directory.
 //
-// These are two files, so a crash can happen between 2 and 3. Then the token is
-// raised and the content is the old one: the write has failed, it never returned
-// success, and the guard refuses earlier holders. The other order would leave new
-// content under an old token, and an older holder could overwrite it. The kernel
+// These are two files, so a crash can happen between 2 and 3. Then the token is the
+// new one and the content the old one. The write has not returned success, and the
+// guard refuses earlier holders. The other order would leave new content under an
+// old token, and an older holder could overwrite it. The kernel
 // releases the lock of a process that is killed. A process that is stopped during
 // the few milliseconds under the lock keeps it until the process continues.
 //
-// Never delete or move PATH.fence, or restore it from a backup without PATH:
-// without it the guard accepts every old token. The first write creates it, with
+// Never delete or move PATH.fence, and never restore it from a backup without PATH:
+// the guard would then accept old tokens. The first write creates it, with
 // the permissions that the umask gives. It contains the number twice, each copy
 // with a checksum, and a copy is overwritten only while the other one is valid.
 type Files struct{ dir string }
@@ -100,7 +100,7 @@ func (f *Files) WriteFunc(ctx context.Context, resource string, token uint64, wr
 // Raise records a token without writing the file. A holder that reads the file and
 // then writes a result of that content calls Raise before it reads. After Raise
 // the guard refuses older holders, so the content stays as it was read until this
-// holder or a newer one writes. Errors as for [Files.WriteFunc].
+// holder or a newer one writes. Its errors are those of [Files.WriteFunc].
 func (f *Files) Raise(ctx context.Context, resource string, token uint64) error {
 	file, err := f.checked(ctx, resource, token)
 	if err != nil {
@@ -110,7 +110,7 @@ func (f *Files) Raise(ctx context.Context, resource string, token uint64) error 
 }
 
 // Newest returns the largest token seen, or 0 if there was none. It is for
-// people and tests: by the time it returns there may be a larger one. Errors
+// people and tests: a write may raise the token before Newest returns. Errors
 // wrap [ErrInvalid], [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported].
 func (f *Files) Newest(ctx context.Context, resource string) (uint64, error) {
 	if err := ended(ctx, resource); err != nil {
@@ -130,8 +130,8 @@ func (f *Files) checked(ctx context.Context, resource string, token uint64) (*fi
 	return f.file(resource)
 }
 
-// file returns the guard of one file, which need not exist yet; its directory must.
-// Symbolic links are followed, so that all names of a file share one guard.
+// file returns the guard of one file. The file may be missing, but its directory must exist.
+// file follows symbolic links, so that all names of a file share one guard.
 func (f *Files) file(resource string) (*file, error) {
 	if err := checkResource(resource); err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (f *Files) file(resource string) (*file, error) {
 	path := filepath.Join(f.dir, filepath.FromSlash(resource))
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Another writer may just have created the file: then it is a file and no link.
+		// Another writer may have created the file since EvalSymlinks: then it is a file and no link.
 		if info, lerr := os.Lstat(path); lerr == nil && info.Mode()&fs.ModeSymlink != 0 {
 			return nil, fmt.Errorf("%w: %s is a symbolic link to a file that does not exist", ErrInvalid, path)
 		}
@@ -203,8 +203,8 @@ type copies [2]struct {
 	ok    bool
 }
 
-// newest returns the larger number of the valid copies: the smaller one precedes a
-// raise that did not finish.
+// newest returns the larger token of the valid copies. The smaller one is older: a raise did
+// not finish.
 func (c copies) newest() uint64 {
 	var n uint64
 	for _, x := range c {
@@ -215,12 +215,12 @@ func (c copies) newest() uint64 {
 	return n
 }
 
-// settled reports whether the last raise has written both copies. Then the number
-// is on disk at least once: raise starts the second after the sync of the first.
-func (c copies) settled() bool { return c[0].ok && c[1].ok && c[0].token == c[1].token }
+// equal reports whether the last raise has written both copies. Then the token is on disk at
+// least once, because raise writes the second copy after the sync of the first.
+func (c copies) equal() bool { return c[0].ok && c[1].ok && c[0].token == c[1].token }
 
-// order returns the order in which to overwrite the copies: the worse one first,
-// so that the number that counts survives a loss of power at any time.
+// order returns the order in which to overwrite the copies. The invalid or smaller one is
+// first, so that the largest token survives a loss of power at any time.
 func (c copies) order() [2]int {
 	if c[0].ok && (!c[1].ok || c[0].token > c[1].token) {
 		return [2]int{1, 0}

@@ -14,15 +14,14 @@ import (
 // outlives the process needs a guard that outlives it, too.
 type Memory struct {
 	mu        sync.Mutex
-	resources map[string]*turn
+	resources map[string]*section
 }
 
-// turn is the state of one resource. The goroutine in its critical section may read and write
-// newest.
-type turn struct {
+// section is the critical section of one resource. Only the goroutine in it may read and write newest.
+type section struct {
 	in     chan struct{} // contains one element while a goroutine is in the critical section
 	users  int           // goroutines in the critical section or waiting for it, under Memory.mu
-	newest uint64        // 0: nothing to remember
+	newest uint64        // 0: no token was seen
 }
 
 // Write implements [Guard]. Writes of one resource run one at a time, in no
@@ -85,21 +84,22 @@ func (m *Memory) Forget(ctx context.Context, resource string) error {
 	return nil
 }
 
-// enter waits until no other goroutine is in the critical section of the resource. If that is
-// free and the context has ended, enter returns the context's error.
-func (m *Memory) enter(ctx context.Context, resource string) (*turn, func(), error) {
+// enter waits until no other goroutine is in the critical section of the resource. The caller calls
+// the returned function to leave it. If the context has ended, enter returns an error, even if the
+// section is free.
+func (m *Memory) enter(ctx context.Context, resource string) (*section, func(), error) {
 	t := m.join(resource)
 	select {
 	case t.in <- struct{}{}:
 	case <-ctx.Done():
-		m.part(resource, t)
+		m.drop(resource, t)
 		return nil, nil, ended(ctx, resource)
 	}
 	leave := func() {
-		// The turn stays in the map while users is positive, so that all goroutines
+		// The section stays in the map while users is positive, so that all goroutines
 		// of the resource use the same one.
 		<-t.in
-		m.part(resource, t)
+		m.drop(resource, t)
 	}
 	if err := ended(ctx, resource); err != nil {
 		leave()
@@ -108,14 +108,15 @@ func (m *Memory) enter(ctx context.Context, resource string) (*turn, func(), err
 	return t, leave, nil
 }
 
-func (m *Memory) join(resource string) *turn {
+// join counts one more user of the resource's section, and makes the section if there is none.
+func (m *Memory) join(resource string) *section {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.resources[resource]
 	if t == nil {
-		t = &turn{in: make(chan struct{}, 1)}
+		t = &section{in: make(chan struct{}, 1)}
 		if m.resources == nil {
-			m.resources = make(map[string]*turn)
+			m.resources = make(map[string]*section)
 		}
 		m.resources[resource] = t
 	}
@@ -123,9 +124,9 @@ func (m *Memory) join(resource string) *turn {
 	return t
 }
 
-// part drops a turn that has no users and no token, so that cancelled waits and
-// reads of unknown resources use no memory.
-func (m *Memory) part(resource string, t *turn) {
+// drop ends one use of a section. It deletes a section without users and without a token, so that
+// cancelled waits and reads of unknown resources use no memory.
+func (m *Memory) drop(resource string, t *section) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t.users--

@@ -41,7 +41,7 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 			k, err := lockers[i%len(lockers)].Lock(ctx, names[i%len(names)], o...)
 			switch {
 			case err == nil:
-				// On a busy machine the Locker may release it later, in the background.
+				// On a busy machine Unlock may fail. The Locker then releases the lock in the background.
 				if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 					t.Error(err)
 				}
@@ -61,7 +61,7 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 		}
 	}
 	for st, err := range lockers[0].List(t.Context(), "") {
-		t.Errorf("left: %+v, %v", st, err)
+		t.Errorf("a lock remains: %+v, %v", st, err)
 	}
 	for _, l := range lockers {
 		if err := l.Close(context.Background()); err != nil {
@@ -70,15 +70,15 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 	}
 	left, err := os.ReadDir(dir + "/sessions")
 	if err != nil || len(left) != 0 {
-		t.Errorf("sessions left: %v, %v", left, err)
+		t.Errorf("sessions remain: %v, %v", left, err)
 	}
 	if after := descriptors(t); after > before {
-		t.Errorf("%d descriptors, %d before", after, before)
+		t.Errorf("%d descriptors are open, %d were open before", after, before)
 	}
 	goleak.VerifyNone(t, ignore)
 }
 
-// descriptors returns the number of this process's descriptors.
+// descriptors returns the number of open descriptors of this process.
 func descriptors(t *testing.T) int {
 	fds, err := os.ReadDir("/dev/fd")
 	if err != nil {

@@ -28,8 +28,8 @@ var localFileSystems = map[uint32]string{
 	0x2fc12fc1:                 "zfs",
 }
 
-// otherFileSystems contains the names of other file systems, for messages and for AllowFileSystem. For a
-// file system without a name the number of its type is used.
+// otherFileSystems contains the names of other file systems, for messages and for AllowFileSystem. A
+// file system that is in no map has the number of its type as its name.
 var otherFileSystems = map[uint32]string{
 	unix.AFS_SUPER_MAGIC:   "afs",
 	unix.AFS_FS_MAGIC:      "afs",
@@ -105,10 +105,12 @@ func stopped(pid int) bool {
 	return i >= 0 && i+2 < len(b) && (b[i+2] == 'T' || b[i+2] == 't')
 }
 
-// canShorten reports whether a directory's descriptor gives a socket in it a short name.
+// canShorten reports whether the system has /proc/self/fd: through it shortName gives a socket a path
+// that is short enough for connect.
 func canShorten() bool {
 	_, err := os.Stat("/proc/self/fd")
 	return err == nil
 }
 
+// shortName returns a short path of an open directory.
 func shortName(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }

@@ -1,6 +1,6 @@
--- The tables of holdfast's recipes on MySQL and MariaDB. Every statement can be run
--- again. `holdfast init URL` runs this file; so may anyone with the right to create
--- tables, in the schema that the stores' URLs name.
+-- The tables of holdfast's recipes on MySQL and MariaDB. `holdfast init URL` runs this file.
+-- A user with the right to create tables can also run it, in the schema that the stores' URLs
+-- name. Every statement can run again.
 
 -- optimistic: one row per name in use, removed a minute after its last use.
 -- Times are microseconds since 1970, UTC.
@@ -26,8 +26,8 @@ INSERT INTO holdfast_floor (bucket, token)
 		(SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3) c
 	ON DUPLICATE KEY UPDATE token = holdfast_floor.token;
 
--- pessimistic: one row per name, which is what is locked. permits is the size of the
--- semaphore that the name is, 0 for a lock.
+-- pessimistic: one row per name; a session locks the row. permits is the size of a semaphore,
+-- or 0 if the name is not a semaphore.
 CREATE TABLE IF NOT EXISTS holdfast_name (
 	name    VARBINARY(641) NOT NULL PRIMARY KEY, -- namespace, NUL, name
 	permits INT NOT NULL DEFAULT 0
@@ -40,8 +40,8 @@ CREATE TABLE IF NOT EXISTS holdfast_slot (
 	PRIMARY KEY (name, slot)
 ) ENGINE=InnoDB;
 
--- pessimistic and named: what each session holds, for people to see. It decides
--- nothing. A row counts while a session has the named lock that held names. Rows that no
+-- pessimistic and named: what each session holds, for inspection. No decision depends on
+-- it. A row counts while a session has the named lock that held names. Rows that no
 -- longer count are removed.
 SET @holdfast = (SELECT IF(COUNT(*) > 0, 'DROP TABLE holdfast_session', 'DO 0') FROM information_schema.tables
 	WHERE table_schema = DATABASE() AND table_name = 'holdfast_session' AND engine = 'MEMORY'); -- of an earlier layout

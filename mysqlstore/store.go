@@ -20,7 +20,8 @@ import (
 //go:embed schema.sql
 var schema string
 
-// Schema returns the script that creates the tables. Each statement may be executed again.
+// Schema returns the script that creates the tables. It may run again: it
+// keeps existing tables and their rows.
 func Schema() string { return schema }
 
 // engine implements a recipe.
@@ -38,7 +39,7 @@ type Store struct {
 	dial   func(context.Context) (sqlkit.Link, error) // opens a connection
 	links  *sqlkit.Pool                               // for commits beside an open transaction
 	record *recorder
-	lent   bool // the connections come from the caller's pool
+	lent   bool // the store takes its connections from the caller's pool
 	server *sqlkit.Probe[facts]
 }
 
@@ -57,7 +58,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 }
 
 // OpenConfig opens a store on the server of a go-sql-driver/mysql configuration. The store opens its
-// own connections, with MultiStatements, without a read timeout, and without a logger.
+// own connections. They have MultiStatements, but no read timeout and no logger.
 func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -152,7 +153,8 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 }
 
 // commit runs statements on a connection without a transaction, at a server that accepts
-// writes. It closes connections to a demoted server: a new one may lead to its successor.
+// writes. It closes connections to a demoted server, because a new connection may lead to the new
+// primary.
 func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
 	script := append([]string{"SELECT @@global.read_only"}, statements...)
 	for fresh := false; ; fresh = true {

@@ -14,9 +14,9 @@ import (
 
 // Conflicts returns an option for [optimistic.Update] and [optimistic.Rows.Update]. It
 // counts each conflict in the counter holdfast.conflicts, and adds the event
-// "holdfast.conflict" to the caller's span. One value serves any number of updates. Of the
-// options, WithMeterProvider and WithNameOnSpans have an effect. Conflicts fails if the
-// meter provider refuses the instrument.
+// "holdfast.conflict" to the caller's span. One value serves any number of updates. Only the
+// options WithMeterProvider and WithNameOnSpans have an effect. Conflicts returns an error if
+// the meter provider refuses the counter.
 func Conflicts(opts ...Option) (optimistic.Option, error) {
 	c := config{names: true}
 	for _, o := range opts {

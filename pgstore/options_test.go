@@ -21,7 +21,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"postgres://u:SeCrEt@h/db?recipe=optimistic&keys=given":     "given keys",
 		"postgres://u:SeCrEt@h/db?recipe=optimistic&tokens=durable": "durable",
 		"postgres://u:SeCrEt@h/db?recipe=pessimistic&table=t":       "column",
-		"postgres://u:SeCrEt@h/db?table=t&column=c":                 "table of one's own",
+		"postgres://u:SeCrEt@h/db?table=t&column=c":                 "table of your own",
 		"postgres://u:SeCrEt@h/db?recipe=advisory&recipe=advisory":  "more than once",
 		"postgres://u:SeCrEt@h/db#x":                                "give postgres",
 		"http://u:SeCrEt@h/db":                                      "scheme",

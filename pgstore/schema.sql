@@ -1,6 +1,6 @@
--- The tables of holdfast's recipes on PostgreSQL. Every statement can be run again.
--- `holdfast init URL` runs this file; so may anyone with the right to create tables,
--- in the schema that comes first in the search path of the stores' user.
+-- The tables of holdfast's recipes on PostgreSQL. `holdfast init URL` runs this file. A user with
+-- the right to create tables can also run it, in the schema that comes first in the search path
+-- of the stores' user. Every statement can run again.
 -- The recipe advisory needs none of it, unless its tokens are durable.
 
 -- optimistic: one row per name in use, removed a minute after its last use.
@@ -23,8 +23,8 @@ CREATE TABLE IF NOT EXISTS holdfast_floor (
 );
 INSERT INTO holdfast_floor (bucket, token) SELECT n, 0 FROM generate_series(0, 63) AS n ON CONFLICT DO NOTHING;
 
--- pessimistic: one row per name, which is what is locked. permits is the size of the
--- semaphore that the name is, 0 for a lock.
+-- pessimistic: one row per name; a session locks the row. permits is the size of a semaphore,
+-- or 0 if the name is not a semaphore.
 CREATE TABLE IF NOT EXISTS holdfast_name (
 	name    bytea NOT NULL PRIMARY KEY, -- namespace, NUL, name
 	permits int   NOT NULL DEFAULT 0

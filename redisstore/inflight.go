@@ -29,20 +29,21 @@ const (
 // inflight limits the requests inside rueidis, so that none of them waits there: a waiting
 // request ignores its context.
 //
-// A direct request runs on the goroutine of its caller. It needs a connection that exists and
-// space in the ring, which it reserves first: a mere check would race with other requests.
-// Rueidis then respects its context. A request that its caller abandons stays in the ring until
-// the server answers or the connection ends. Rueidis does not report either, so the request
-// counts until one of them is certain.
+// A direct request runs on the goroutine of its caller. Rueidis respects its context if the
+// connection is open and the ring has space. The request first reserves that space: a mere check
+// would race with other requests. A request that its caller abandons stays in the ring until the
+// server answers or the connection ends. Rueidis reports neither, so the request counts until one
+// of them is certain.
 //
-// All other requests are detached: each runs on a goroutine of its own, which continues until
-// the answer after the caller has left. So the client counts each of them exactly.
+// All other requests are detached: each runs on a goroutine of its own, which waits for the answer
+// even if the caller has returned. So the client counts each of them exactly.
 type inflight struct {
 	direct    atomic.Int32 // requests on their callers' goroutines, and abandoned ones
 	abandoned atomic.Int32 // of direct, the abandoned ones
 	detached  chan struct{}
-	// unstableUntil is the time, by micros, until which a request may find a connection that
-	// is being opened. Rueidis waits for that longer than the request's context lasts.
+	// unstableUntil is a time, in the microseconds of micros. Until then a request may find a
+	// connection that is not open yet. Rueidis waits for that connection even after the
+	// request's context has ended.
 	unstableUntil atomic.Int64
 }
 
@@ -56,8 +57,8 @@ func (r *inflight) markUnstable() {
 	r.unstableUntil.Store(micros() + unstableFor.Microseconds())
 }
 
-// enter reserves space for a direct request, and reports whether there is any. The caller then
-// calls leave. first reports whether no other direct request runs.
+// enter reserves space for a direct request, and reports in ok whether there was space. If so, the
+// caller calls leave at the end. first reports whether no other direct request runs.
 func (r *inflight) enter() (first, ok bool) {
 	n := r.direct.Add(1)
 	if n > maxDirect || micros() <= r.unstableUntil.Load() {
@@ -67,10 +68,9 @@ func (r *inflight) enter() (first, ok bool) {
 	return n-r.abandoned.Load() == 1, true
 }
 
-// leave ends a direct request. early means that the caller abandoned the request before its
-// answer.
-func (r *inflight) leave(early bool) {
-	if !early {
+// leave ends a direct request. abandoned means that the caller did not wait for the answer.
+func (r *inflight) leave(abandoned bool) {
+	if !abandoned {
 		r.direct.Add(-1)
 		return
 	}

@@ -123,7 +123,7 @@ func (ss *session) refuseIfHeld(ctx context.Context, dir string, limit int) erro
 		return ss.readFailed(err)
 	}
 	all := append(nodesOf(list.Names, ss.s.recipe.read), node{limit: limit})
-	if holding(all) == len(all) {
+	if countGrants(all) == len(all) {
 		return nil
 	}
 	return ss.busy(ctx, dir, all[:len(all)-1])
@@ -131,15 +131,15 @@ func (ss *session) refuseIfHeld(ctx context.Context, dir string, limit int) erro
 
 // busy returns the BusyError, with the holders as far as they can be read.
 func (ss *session) busy(ctx context.Context, dir string, all []node) error {
-	holders, _, err := ss.describe(ctx, dir, all[:min(holding(all), maxReported)])
+	holders, _, err := ss.describe(ctx, dir, all[:min(countGrants(all), maxBusyHolders)])
 	if err != nil {
 		holders = nil
 	}
 	return &driver.BusyError{Holders: holders}
 }
 
-// maxReported is the largest number of holders in a BusyError.
-const maxReported = 8
+// maxBusyHolders is the largest number of holders in a BusyError.
+const maxBusyHolders = 8
 
 // errDeleted is the error of a queue entry that another client has deleted.
 var errDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the queue entry")
@@ -154,7 +154,7 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 		case i < 0 && !handed:
 			return errDeleted
 		case i < 0: // the list is older than the entry
-		case i < holding(all):
+		case i < countGrants(all):
 			return nil
 		case !p.r.Wait:
 			return ss.busy(ctx, p.dir, all[:i])
@@ -306,14 +306,14 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 		gone, err = p.watchBatch(ctx, paths)
 	} else {
 		p.batched = false
-		gone, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:holding(all)])
+		gone, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:countGrants(all)])
 	}
 	if err != nil {
 		return false, err
 	}
 	// After a batch the nodes are read in any case, since that also proves the right to read them.
 	if len(holders) == 0 && (!*queued || p.batched) {
-		p.ahead = all[:min(holding(all), maxReported)]
+		p.ahead = all[:min(countGrants(all), maxBusyHolders)]
 	}
 	p.reportQueued(queued, holders)
 	return gone, nil

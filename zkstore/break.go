@@ -9,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Break requests the holder to end, as Curator's Revoker does, and deletes the grant's node
-// if it still exists after a while. A holdfast holder ends its context at once, and its
-// release deletes the node.
+// Break requests the holder to end, like Curator's Revoker. If the grant's node still exists after
+// the grace period, Break deletes it. A holdfast holder ends its context at once, and its release
+// deletes the node.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.closed.Load() {
 		return errClosed()
@@ -29,16 +29,16 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 
 // holder returns the node of the grant with a token.
 func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
-	none := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
+	notHeld := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))
 	if err != nil {
 		return "", err
 	}
-	all = all[:holding(all)]
+	all = all[:countGrants(all)]
 	if len(all) == 0 {
-		return "", none
+		return "", notHeld
 	}
 	calls := make([]*zk.Call, len(all))
 	for i, n := range all {
@@ -52,10 +52,11 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 			return dir + "/" + all[i].name, nil
 		}
 	}
-	return "", none
+	return "", notHeld
 }
 
-// end requests the holder of a node to end, waits, and deletes the node if it still exists.
+// end requests the holder of a node to end, and waits for the grace period. If the node still exists,
+// end deletes it.
 func (ss *session) end(ctx context.Context, path string) error {
 	s := ss.s
 	t := &tree{path: path, ch: make(chan struct{}, 1)}
@@ -83,7 +84,7 @@ func (ss *session) end(ctx context.Context, path string) error {
 		select {
 		case <-t.ch:
 		case <-grace.C:
-			return ss.take(ctx, path)
+			return ss.remove(ctx, path)
 		case <-ctx.Done():
 			return driver.Errorf(driver.CodeUnknown, "the holder was requested to end and has not ended yet: %w", ctx.Err())
 		case <-ss.over:
@@ -92,7 +93,8 @@ func (ss *session) end(ctx context.Context, path string) error {
 	}
 }
 
-func (ss *session) take(ctx context.Context, path string) error {
+// remove deletes a node, and repeats a request that was lost with its connection.
+func (ss *session) remove(ctx context.Context, path string) error {
 	for {
 		del := zk.Delete(path, -1)
 		err := ss.zk.Do(ctx, del)

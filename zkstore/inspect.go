@@ -62,7 +62,7 @@ const batch = 128
 
 // describe reads the nodes of a queue.
 func (ss *session) describe(ctx context.Context, dir string, all []node) (holders []driver.Holder, waiters []driver.Waiter, err error) {
-	granted := holding(all)
+	granted := countGrants(all)
 	for start := 0; start < len(all); start += batch {
 		some := all[start:min(start+batch, len(all))]
 		calls := make([]*zk.Call, len(some))

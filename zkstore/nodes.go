@@ -31,9 +31,9 @@ type node struct {
 	limit int
 }
 
-// protected returns the beginning of the names of a request's nodes, as Curator's "protection"
-// does. By this beginning a client finds a node after a create without an answer. It depends on the
-// request's ID alone, so that every client can find the node.
+// protected returns the prefix of the names of a request's nodes, like Curator's "protection". With
+// this prefix a client finds its node after a create without an answer. The prefix depends only on
+// the request's ID, so that every client can find the node.
 func protected(id string) string {
 	h := sha256.Sum256([]byte("holdfast " + id))
 	h[6] = h[6]&0x0f | 0x80 // version 8: custom
@@ -42,7 +42,7 @@ func protected(id string) string {
 	return "_c_" + x[:8] + "-" + x[8:12] + "-" + x[12:16] + "-" + x[16:20] + "-" + x[20:] + "-"
 }
 
-// isProtected reports whether protected made the beginning of a node's name. Curator and others have
+// isProtected reports whether a node's name has a prefix of protected. Curator and other clients use
 // random UUIDs, of version 4.
 func isProtected(name string) bool {
 	return len(name) > len("_c_00000000-0000-8000-") && name[len("_c_00000000-0000-")] == '8' && strings.HasPrefix(name, "_c_")
@@ -102,10 +102,10 @@ func nodesOf(children []string, read func(string) (node, bool)) []node {
 	return all
 }
 
-// sortNodes sorts by sequence number. That is an int32 which wraps. Nodes that exist together are
-// far less than half its range apart. So the smaller number is the one from which counting up
-// reaches the other. That is the order of their czxid, without reading it. Two nodes with equal
-// numbers are a writer and the reader to which Curator has downgraded it: the writer was first.
+// sortNodes sorts by sequence number, an int32 that wraps. Nodes that exist together are far less
+// than half its range apart, so a precedes b if the wrapped difference a-b is negative. This is the
+// order of their czxids, and needs no read. If two nodes have equal numbers, Curator has downgraded
+// a writer to a reader: the writer was first.
 func sortNodes(all []node) {
 	slices.SortFunc(all, func(a, b node) int {
 		if a.seq != b.seq {
@@ -128,10 +128,10 @@ func indexOf(all []node, name string) int {
 	return slices.IndexFunc(all, func(n node) bool { return n.name == name })
 }
 
-// holding returns how many of the nodes, in order, are grants. An entry has become a grant when all
-// before it are grants and the rule admits it beside them. The smallest limit only falls along the
-// queue, so the grants are the first nodes of the queue.
-func holding(all []node) int {
+// countGrants returns how many of the nodes, in order, are grants. An entry becomes a grant when all
+// entries before it are grants and the rule allows it beside them. The smallest limit never rises
+// along the queue, so the grants are the first nodes of the queue.
+func countGrants(all []node) int {
 	least := math.MaxInt
 	for i, n := range all {
 		if least = min(least, n.limit); i >= least {
@@ -141,13 +141,13 @@ func holding(all []node) int {
 	return len(all)
 }
 
-// toWatch returns a set of nodes before index i. At least one of them must go before the node at i,
-// which is no grant, can become one. That is true of k nodes if one of them, or the node at i, has
-// a limit of k or less. It returns the smallest such set, of the nearest nodes, so that a release
-// wakes as few waiters as possible. For an exclusive entry that is the predecessor, for a shared
-// entry the nearest writer, for a permit the n nearest nodes.
+// toWatch returns the nodes that the waiter at index i watches. While all of them exist, the waiter
+// cannot get its grant. This is true of k nodes before i if one of them, or the waiter, has a limit
+// of k or less. toWatch returns the smallest such set, of the nearest nodes, so that a release wakes
+// as few waiters as possible. An exclusive entry watches its predecessor, a shared entry the nearest
+// writer, and a permit of n the n nearest nodes.
 func toWatch(all []node, i int) []node {
-	best := []node(nil)
+	var best []node
 	consider := func(set []node) {
 		if best == nil || len(set) < len(best) {
 			best = set

@@ -74,10 +74,10 @@ func TestOrderSurvivesWrap(t *testing.T) {
 // writer is before the reader.
 func TestDowngradeKeepsPosition(t *testing.T) {
 	all := nodesOf([]string{"r-__READ__0000000006", "d-__READ__0000000005", "w-__WRIT__0000000005"}, readWriteNode)
-	if all[0].limit != 1 || all[1].seq != 5 || all[2].seq != 6 || holding(all) != 1 {
+	if all[0].limit != 1 || all[1].seq != 5 || all[2].seq != 6 || countGrants(all) != 1 {
 		t.Errorf("%+v", all)
 	}
-	if got := holding(all[1:]); got != 2 {
+	if got := countGrants(all[1:]); got != 2 {
 		t.Errorf("without the writer %d hold", got)
 	}
 }
@@ -103,7 +103,7 @@ func TestRuleMatchesDefinition(t *testing.T) {
 			}
 			granted++
 		}
-		if got := holding(all); got != granted {
+		if got := countGrants(all); got != granted {
 			t.Fatalf("%v: %d hold, want %d", limits, got, granted)
 		}
 		for i := granted; i < len(all); i++ {

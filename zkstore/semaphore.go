@@ -136,12 +136,12 @@ func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.St
 		held, err = ss.permits(ctx, leases, held)
 	}
 	if err == nil {
-		st.Holders, _, err = ss.describe(ctx, leases, held[:holding(held)])
+		st.Holders, _, err = ss.describe(ctx, leases, held[:countGrants(held)])
 	}
 	if err == nil {
 		// A holder whose release of the mutex is under way is no waiter.
 		waiting = slices.DeleteFunc(waiting, func(w node) bool {
-			return slices.ContainsFunc(held[:holding(held)], func(h node) bool {
+			return slices.ContainsFunc(held[:countGrants(held)], func(h node) bool {
 				return len(w.name) >= 40 && strings.HasPrefix(h.name, w.name[:40])
 			})
 		})

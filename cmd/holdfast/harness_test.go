@@ -41,11 +41,11 @@ const (
 	binaryEnv = "HOLDFAST_TEST_BINARY"
 )
 
-// binary is holdfast, built once; testBinary is this program.
+// binary is the path of holdfast, which TestMain builds once. testBinary is the path of this program.
 var binary, testBinary string
 
-// waitLimit limits the wait for an event that must come. It decides nothing in a passing
-// test. After the first failure it is short, so that a failing run ends soon.
+// waitLimit limits the wait for an event that must come. No test passes because of it. After the
+// first failure it is short, so that a failing run ends soon.
 func waitLimit() time.Duration {
 	if failed.Load() {
 		return 10 * time.Second
@@ -58,7 +58,7 @@ var failed atomic.Bool
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == proc.ForegroundArg {
-		os.Exit(cli.Main(os.Args[1:])) // a step on the way of a scripted run
+		os.Exit(cli.Main(os.Args[1:])) // the step between fork and exec of a scripted run
 	}
 	if len(os.Args) > 1 && os.Args[1] == proc.GuardianArg {
 		registerScripted()
@@ -260,7 +260,7 @@ func newSandbox(t *testing.T) *sandbox {
 	return w
 }
 
-// withStore gives the sandbox a store, so that holdfast prints no note on the default one.
+// withStore returns a sandbox with a store, so that holdfast prints no note about the default store.
 func withStore(t *testing.T) *sandbox {
 	w := newSandbox(t)
 	w.env = append(w.env, "HOLDFAST_STORE="+w.storeURL())
@@ -282,7 +282,7 @@ func (w *sandbox) locker() *holdfast.Locker {
 	return l
 }
 
-// result is the result of a process.
+// result is the exit status and the output of a process.
 type result struct {
 	status         int
 	stdout, stderr string
@@ -345,7 +345,7 @@ func (w *sandbox) startScripted(args ...string) *process {
 	return w.startCmd(exec.Command(testBinary, args...), []string{roleEnv + "=" + roleScripted})
 }
 
-// asTestCommand returns the words that run this program as the command.
+// asTestCommand returns the arguments of holdfast run that run this program as the command.
 func asTestCommand(args ...string) []string {
 	return append([]string{"--", "env", roleEnv + "=" + roleCommand, testBinary}, args...)
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )
 
-// inspecting contains the subcommands that inspect a store, with their arguments.
-var inspecting = map[string][]string{
+// inspections contains the subcommands that inspect or break locks, with their arguments.
+var inspections = map[string][]string{
 	"ls":    {"ls"},
 	"show":  {"show", "x"},
 	"break": {"break", "--token", "1", "x"},
 	"watch": {"watch"},
 }
 
-// TestInspectionsRefuseBadInput: like run in TestBadInputIsRefused, the subcommands that inspect
-// locks refuse every invalid input.
+// TestInspectionsRefuseBadInput: the subcommands that inspect locks, check and completion refuse every
+// invalid input. TestBadInputIsRefused does the same for run.
 func TestInspectionsRefuseBadInput(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	type bad struct{ args, message []string }
@@ -67,7 +67,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{"2 arguments", "bash, zsh or fish"}},
 		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "bash, zsh or fish"}},
 	}
-	for sub, args := range inspecting {
+	for sub, args := range inspections {
 		for flag, c := range map[string]bad{
 			"namespace":  {[]string{"--namespace", long}, []string{"--namespace", "513", "128"}},
 			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "memory, "}},
@@ -97,14 +97,14 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 				t.Errorf("stdout: %q", r.stdout)
 			}
 			if made, _ := os.ReadDir(w.home); len(made) > 0 {
-				t.Errorf("something was made: %v", made)
+				t.Errorf("the command created %v", made)
 			}
 		})
 	}
 }
 
-// wrong contains an invalid value for each flag; flags without an entry refuse any word.
-var wrong = map[string]string{
+// invalidValues contains an invalid value for a flag. A flag without an entry refuses any word.
+var invalidValues = map[string]string{
 	"namespace": strings.Repeat("n", 513), "reason": "\xff", "store": "floppy://a", "store-file": "no-such-file",
 	"dir": "", "faults": "a b", "once": strings.Repeat("k", 513),
 }
@@ -119,7 +119,7 @@ func TestEveryFlagRefusesBadInput(t *testing.T) {
 			return
 		}
 		seen++
-		value, ok := wrong[f.Name]
+		value, ok := invalidValues[f.Name]
 		if !ok {
 			value = "perhaps"
 		}
@@ -137,12 +137,12 @@ func TestEveryFlagRefusesBadInput(t *testing.T) {
 				t.Errorf("stderr does not name --%s and %q:\n%s", f.Name, value, r.stderr)
 			}
 			if made, _ := os.ReadDir(w.home); len(made) > 0 {
-				t.Errorf("something was made: %v", made)
+				t.Errorf("the command created %v", made)
 			}
 		})
 	})
 	if seen < 20 {
-		t.Errorf("%d flags only", seen)
+		t.Errorf("only %d flags, want at least 20", seen)
 	}
 }
 
@@ -157,7 +157,7 @@ func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
 func TestInspectionsPrintNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
-	for sub, args := range inspecting {
+	for sub, args := range inspections {
 		for name, c := range map[string]struct {
 			flags, env []string
 			want       int
@@ -169,7 +169,7 @@ func TestInspectionsPrintNoPassword(t *testing.T) {
 			"bad port":          {[]string{"--store", withPassword + "host:port"}, nil, 64},
 			"no scheme":         {nil, []string{"HOLDFAST_STORE=me:" + password + "@host"}, 64},
 			"as the query":      {[]string{"--store", "scripted://nowhere/?password=" + password}, nil, 69},
-			"flag of others":    {[]string{"--namespace", withPassword + strings.Repeat("n", 128)}, nil, 64},
+			"another flag":      {[]string{"--namespace", withPassword + strings.Repeat("n", 128)}, nil, 64},
 			"unknown flag":      {[]string{"--stor=" + withPassword + "host"}, nil, 64},
 			"as a second name":  {[]string{"a", withPassword + "host"}, nil, 64},
 			"bad switch":        {[]string{"--help=" + withPassword + "host"}, nil, 64},

@@ -45,7 +45,7 @@ func (noRequester) Lost(driver.Cause, error) {}
 func TestGrantWhileClosingIsReturned(t *testing.T) {
 	l := &countedLink{}
 	c := &closing{}
-	c.e = NewSessions(func(context.Context) (Link, error) { return l, nil }, c, Idle{Least: 2, Most: 2}, "")
+	c.e = NewSessions(func(context.Context) (Link, error) { return l, nil }, c, Idle{Min: 2, Max: 2}, "")
 	_, err := c.e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Second, Wait: true, From: noRequester{}})
 	if err == nil {
 		t.Error("it was granted")
@@ -81,7 +81,7 @@ func (*recording) Unlock(context.Context, *Session, *LockRequest) (bool, error) 
 // grant again later.
 func TestCheckSkipsSessionInRenewal(t *testing.T) {
 	r := &recording{begun: make(chan struct{}), let: make(chan struct{})}
-	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
+	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Min: 2, Max: 2}, "")
 	defer e.Close(t.Context())
 	g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}})
 	if err != nil {

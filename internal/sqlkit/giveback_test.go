@@ -72,7 +72,7 @@ func TestFailureAfterLockIsReported(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &failing{fails: []error{c.err}, clear: c.clear}
-			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
+			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Min: 2, Max: 2}, "")
 			defer e.Close(t.Context())
 			_, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if c.ok != (err == nil) || err != nil && driver.CodeOf(err) != c.code {

@@ -12,20 +12,20 @@ const DefaultMaxIdle = 64
 // ErrTooMany is part of a connection's error when the server has too many clients.
 var ErrTooMany = errors.New("the server accepts no more clients")
 
-// Idle bounds the idle connections of a pool. The pool keeps Least of them ready. It keeps
-// up to Most while all of them were needed within the last surplusFor. It uses connections
+// Idle limits the idle connections of a pool. The pool keeps Min of them ready. It keeps
+// up to Max while all of them were needed within the last surplusFor. It uses connections
 // last in, first out, so a connection that was idle for longer was not needed. When the
-// server has refused a client, the pool keeps no more than Least for a while, so that other
+// server has refused a client, the pool keeps no more than Min for a while, so that other
 // processes get connections.
 type Idle struct {
-	Least, Most int
-	reduced     time.Time // until when no more than Least are kept
+	Min, Max int
+	reduced  time.Time // until when no more than Min are kept
 }
 
 const (
-	// surplusFor is how long an idle connection beyond Least is kept.
+	// surplusFor is how long an idle connection beyond Min is kept.
 	surplusFor = 5 * time.Second
-	// reducedFor is how long the limit stays at Least after the server has refused a
+	// reducedFor is how long the limit stays at Min after the server has refused a
 	// client.
 	reducedFor = 10 * time.Second
 )
@@ -33,9 +33,9 @@ const (
 // limit returns how many connections may be idle now.
 func (i *Idle) limit() int {
 	if !i.reduced.IsZero() && time.Now().Before(i.reduced) {
-		return i.Least
+		return i.Min
 	}
-	return i.Most
+	return i.Max
 }
 
 // dialled lowers the limit for reducedFor if err means that the server accepts no more

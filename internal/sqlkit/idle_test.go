@@ -14,7 +14,7 @@ import (
 func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled, full := 0, false
-		p := NewPool(Idle{Least: 2, Most: 8}, func(context.Context) (Link, error) {
+		p := NewPool(Idle{Min: 2, Max: 8}, func(context.Context) (Link, error) {
 			if full {
 				return nil, driver.Errorf(driver.CodeUnavailable, "%w", ErrTooMany)
 			}
@@ -77,7 +77,7 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 func TestSessionsStayIfUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
-		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Least: 2, Most: 8}, "")
+		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
 		defer e.Close(t.Context())
 		take := func() (*Session, error) { return e.take(t.Context()) }
 		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }

@@ -67,7 +67,7 @@ func (named) Find(names [][]byte) string     { return "find " + string(bytes.Joi
 func TestManyGrantsAreRenewedTogether(t *testing.T) {
 	m := &meeting{all: make(chan struct{})}
 	dial := func(context.Context) (Link, error) { return m, nil }
-	o := NewOptimistic(NewPool(Idle{Least: 1, Most: 8}, dial), named{}, certain{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 8}, dial), named{}, certain{}, nil, "")
 	defer o.Close(t.Context())
 	grants := make([]driver.Grant, meetingSize*batch)
 	for i := range grants {
@@ -107,7 +107,7 @@ func TestConnectionsRunOut(t *testing.T) {
 	}
 	close(m.all)
 	m.coming = meetingSize
-	o := NewOptimistic(NewPool(Idle{Least: accepts, Most: accepts}, dial), named{}, certain{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: accepts, Max: accepts}, dial), named{}, certain{}, nil, "")
 	defer o.Close(t.Context())
 	grants := make([]driver.Grant, 100*batch)
 	for i := range grants {
@@ -173,7 +173,7 @@ func (tabledNames) Find(names [][]byte) string {
 // others are read, and their holders are notified. On a read-only server the row of every grant is read.
 func TestHeldGrantsAreCheckedByOneStatement(t *testing.T) {
 	l := &tabled{state: map[string]string{}}
-	o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
 	defer o.Close(t.Context())
 	var some []*kept
 	lost := make(chan driver.Cause, 3)
@@ -221,7 +221,7 @@ func (s slow) Run(ctx context.Context, statements ...string) (Answers, error) {
 func TestBreakIsNoticedOnSlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slow{&tabled{state: map[string]string{}}, checkInterval * 6 / 10}
-		o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
+		o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
 		lost := make(chan driver.Cause, 1)
 		_, err := o.keep(driver.Request{From: lostTo(lost)}, driver.Grant{ID: "id", Name: "n", Token: 1}) // its row is gone
 		if err != nil {

@@ -11,26 +11,29 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Options has the options that all stores on SQL databases share. R is the store's type of
-// a recipe. The store wraps the errors with its name and CodeInvalid. No error quotes a
-// text that may contain a password.
+// Options has the options that all stores on SQL databases share. R is the store's type for
+// recipes. The methods return plain errors: the store adds its name and CodeInvalid. No error
+// quotes a text that may contain a password.
 type Options[R ~string] struct {
 	// Recipe selects how locks are stored.
 	Recipe R
-	// Namespace separates names.
+	// Namespace separates the names of one application from those of others.
 	Namespace string
 	// Durable commits each token before its grant is returned.
 	Durable bool
-	// Table and Column name a user's own rows to lock; both or none are set.
+	// Table and Column name the user's own table and its key column. The store locks rows of this
+	// table. Both are set, or none.
 	Table, Column string
 	// MaxIdle is how many idle connections the store keeps at most; see Idle.
 	MaxIdle int
 }
 
-// Idle returns the bounds of a pool that keeps at least this number of connections ready.
-func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxIdle), Most: o.MaxIdle} }
+// Idle returns the limits of a pool that keeps at least ready connections open, or MaxIdle if
+// that is less.
+func (o *Options[R]) Idle(ready int) Idle { return Idle{Min: min(ready, o.MaxIdle), Max: o.MaxIdle} }
 
-const mostIdle = 10_000
+// largestMaxIdle is the largest value of MaxIdle.
+const largestMaxIdle = 10_000
 
 // Recipes that some options require or exclude.
 const (
@@ -38,56 +41,57 @@ const (
 	optimistic  = "optimistic"
 )
 
-// Check returns an error if the options contradict each other. recipes are those of the
-// store, and identifier is the largest number of characters of an identifier.
-func (o *Options[R]) Check(recipes []R, identifier int) error {
+// Check returns an error if an option is invalid or two options contradict each other. recipes are
+// those of the store. maxIdentifier is the length of the longest identifier, in characters.
+func (o *Options[R]) Check(recipes []R, maxIdentifier int) error {
 	if err := driver.CheckNamespace(o.Namespace); err != nil {
 		return err
 	}
 	switch {
-	case o.MaxIdle < 1 || o.MaxIdle > mostIdle:
-		return fmt.Errorf("%d idle connections: give 1 to %d", o.MaxIdle, mostIdle)
+	case o.MaxIdle < 1 || o.MaxIdle > largestMaxIdle:
+		return fmt.Errorf("%d idle connections: give 1 to %d", o.MaxIdle, largestMaxIdle)
 	case !slices.Contains(recipes, o.Recipe):
-		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, list(recipes, ", "))
+		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, join(recipes, ", "))
 	case o.Durable && o.Recipe == optimistic:
-		return errors.New("durable tokens: the optimistic recipe's are durable already")
+		return errors.New("durable tokens: the recipe optimistic always has them")
 	case (o.Table != "" || o.Column != "") && o.Recipe != pessimistic:
-		return fmt.Errorf("a table of one's own is for the recipe pessimistic, not %s", o.Recipe)
+		return fmt.Errorf("a table of your own is for the recipe pessimistic, not %s", o.Recipe)
 	case (o.Table == "") != (o.Column == ""):
 		return fmt.Errorf("table %q and column %q: give both or none", o.Table, o.Column)
 	case o.Table == "":
 		return nil
 	case o.Namespace != "":
-		return fmt.Errorf("a table of one's own has no namespaces, and %q is given", o.Namespace)
+		return fmt.Errorf("a table of your own has no namespaces: omit namespace %q", o.Namespace)
 	}
-	one := fmt.Sprintf("[A-Za-z_][A-Za-z0-9_]{0,%d}", identifier-1)
-	may := regexp.MustCompile(`^(` + one + `\.)?` + one + `$`)
+	part := fmt.Sprintf("[A-Za-z_][A-Za-z0-9_]{0,%d}", maxIdentifier-1)
+	valid := regexp.MustCompile(`^(` + part + `\.)?` + part + `$`)
 	for _, given := range [][2]string{{"table", o.Table}, {"column", o.Column}} {
-		if !may.MatchString(given[1]) {
-			return fmt.Errorf("%s %q: want 1 to %d letters, digits and '_', a table also after a schema and a dot", given[0], given[1], identifier)
+		if !valid.MatchString(given[1]) {
+			return fmt.Errorf("%s %q: want 1 to %d letters, digits and '_', with an optional schema and a dot before a table", given[0], given[1], maxIdentifier)
 		}
 	}
 	return nil
 }
 
-func list[S ~string](all []S, between string) string {
+func join[S ~string](all []S, separator string) string {
 	var texts []string
 	for _, s := range all {
 		texts = append(texts, string(s))
 	}
-	return strings.Join(texts, between)
+	return strings.Join(texts, separator)
 }
 
-// CheckLimit returns CodeUnsupported for a limit for which a user's table has no rows.
+// CheckLimit returns CodeUnsupported for a semaphore on the user's own table, which has no rows for
+// permits.
 func (o *Options[R]) CheckLimit(limit int) error {
 	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
-		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of one's own has no rows for permits", limit)
+		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of your own has no rows for permits", limit)
 	}
 	return nil
 }
 
-// Take reads recipe, tokens, table, column and max_idle from a URL's parameters. A parameter
-// that is missing changes nothing.
+// Take reads recipe, tokens, table, column and max_idle from a URL's parameters. Without
+// a parameter, Recipe and MaxIdle keep their values.
 func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)

@@ -98,7 +98,7 @@ func TestErrorAfterWriteIsUnknown(t *testing.T) {
 			defer other.Close()
 			defer below.Close()
 			dial := func(context.Context) (Link, error) { return SQLLink(&exhausted{}, multi, below), nil }
-			o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), plain{}, certain{}, nil, "")
+			o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, dial), plain{}, certain{}, nil, "")
 			defer o.Close(t.Context())
 			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {
@@ -133,7 +133,7 @@ func (*demoted) Close()                {}
 func TestWriteBeforeADemotionIsUnknown(t *testing.T) {
 	for scripts, want := range map[int]driver.Code{0: driver.CodeRefused, 1: driver.CodeUnknown} {
 		d := &demoted{scripts}
-		o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return d, nil }), plain{}, certain{}, nil, "")
+		o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return d, nil }), plain{}, certain{}, nil, "")
 		_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 		if code := driver.CodeOf(err); code != want || !errors.Is(err, ErrReadOnly) {
 			t.Errorf("read-only after %d scripts: %v (%v), want %v", scripts, err, code, want)

@@ -18,7 +18,7 @@ type Pool struct {
 	mu      sync.Mutex
 	bounds  Idle
 	idle    []idleLink
-	surplus *time.Timer // ends links that are idle beyond bounds.Least
+	surplus *time.Timer // ends links that are idle beyond bounds.Min
 	closed  bool
 }
 
@@ -80,14 +80,14 @@ func (p *Pool) Put(l Link) {
 	p.mu.Lock()
 	var old Link
 	switch {
-	case p.closed || p.bounds.Most == 0 || ended(l):
+	case p.closed || p.bounds.Max == 0 || ended(l):
 		old = l
 	case len(p.idle) >= p.bounds.limit():
 		old = p.idle[0].link
 		p.idle = append(slices.Delete(p.idle, 0, 1), idleLink{l, time.Now()})
 	default:
 		p.idle = append(p.idle, idleLink{l, time.Now()})
-		if len(p.idle) > p.bounds.Least && p.surplus == nil {
+		if len(p.idle) > p.bounds.Min && p.surplus == nil {
 			p.surplus = time.AfterFunc(surplusFor, p.endSurplus)
 		}
 	}
@@ -98,7 +98,7 @@ func (p *Pool) Put(l Link) {
 	if old == nil {
 		return
 	}
-	if lent, ok := old.(*lentLink); ok && p.bounds.Most == 0 {
+	if lent, ok := old.(*lentLink); ok && p.bounds.Max == 0 {
 		lent.giveBack()
 		return
 	}
@@ -110,13 +110,13 @@ func (p *Pool) Put(l Link) {
 func (p *Pool) endSurplus() {
 	p.mu.Lock()
 	rested := 0
-	for rested < len(p.idle)-p.bounds.Least && time.Since(p.idle[rested].since) >= surplusFor {
+	for rested < len(p.idle)-p.bounds.Min && time.Since(p.idle[rested].since) >= surplusFor {
 		rested++
 	}
 	old := slices.Clone(p.idle[:rested])
 	p.idle = slices.Delete(p.idle, 0, rested)
 	p.surplus = nil
-	if len(p.idle) > p.bounds.Least {
+	if len(p.idle) > p.bounds.Min {
 		p.surplus = time.AfterFunc(surplusFor-time.Since(p.idle[0].since), p.endSurplus)
 	}
 	p.mu.Unlock()

@@ -159,7 +159,7 @@ func (s *rowServer) change(name string, change func(*content)) {
 // held returns an engine, a server, and n grants whose rows the server has.
 func held(t *testing.T, n int, name func(i int) string) (*Optimistic, *rowServer, []driver.Grant) {
 	s := &rowServer{rows: map[string]*fakeRow{}}
-	o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return s, nil }), rowTable{}, rowFaults{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return s, nil }), rowTable{}, rowFaults{}, nil, "")
 	t.Cleanup(func() { _ = o.Close(context.Background()) })
 	var grants []driver.Grant
 	for i := range n {

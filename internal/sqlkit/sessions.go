@@ -150,8 +150,8 @@ const (
 // NewSessions makes the engine. idle bounds its idle sessions: there are none on a user's
 // pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
-	few := min(idle.Most, 2)
-	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Least: few, Most: few}, dial),
+	few := min(idle.Max, 2)
+	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Min: few, Max: few}, dial),
 		proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
@@ -286,7 +286,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		case !s.resting.IsZero():
 			rested := now.Sub(s.resting)
 			most := spareFor
-			if len(e.idle) > e.bounds.Least {
+			if len(e.idle) > e.bounds.Min {
 				most = surplusFor
 			}
 			if s.TTL > 0 {

@@ -97,7 +97,7 @@ func TestWaiterLeavesSilentLink(t *testing.T) {
 					links = links[1:]
 					return l, nil
 				}
-				o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), row, uncertain{}, noWaker{}, "")
+				o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, dial), row, uncertain{}, noWaker{}, "")
 				defer o.Close(t.Context())
 				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
@@ -123,7 +123,7 @@ func TestSilentPoolIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := &oneRow{}
 		answers := 1
-		p := NewPool(Idle{Least: 2, Most: 8}, func(context.Context) (Link, error) {
+		p := NewPool(Idle{Min: 2, Max: 8}, func(context.Context) (Link, error) {
 			return &silent{answers: answers, run: row.run}, nil
 		})
 		defer p.Close()

@@ -43,7 +43,7 @@ func TestUnansweredReleaseIsUncertain(t *testing.T) {
 		{name: "ended by the server", ended: errors.New("killed"), code: driver.CodeNotHeld},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &mute{ended: c.ended}, Idle{Least: 2, Most: 2}, "")
+			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &mute{ended: c.ended}, Idle{Min: 2, Max: 2}, "")
 			defer e.Close(t.Context())
 			g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if err != nil {

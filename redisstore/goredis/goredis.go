@@ -1,4 +1,4 @@
-// Package goredis keeps locks over a go-redis client that a program has already:
+// Package goredis keeps locks over a go-redis client that the program already has:
 //
 //	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 //	store, err := goredis.New(client)
@@ -29,7 +29,7 @@ import (
 
 // New returns a store over a *redis.Client, also one of NewFailoverClient, or over a
 // *redis.ClusterClient. The caller closes the client, after the store. New refuses a *redis.Ring,
-// because a Ring spreads names over independent servers, and moves names when a server is gone.
+// because a Ring spreads names over independent servers, and moves names when a server fails.
 func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Store, error) {
 	a := &adapter{client: c}
 	switch c := c.(type) {
@@ -207,14 +207,14 @@ func (a *adapter) Eval(ctx context.Context, s *redisstore.Script, keys, args []s
 	}
 	return run(ctx, a, func() ([]string, error) {
 		v, err := evaluate(ctx, a.client, s, keys, args)
-		a.doubt(ctx, err)
+		a.reloadNodes(ctx, err)
 		return v, err
 	})
 }
 
-// doubt makes the client of a Cluster read its nodes again after an error of the network.
-// go-redis does that by itself only before it repeats a request.
-func (a *adapter) doubt(ctx context.Context, err error) {
+// reloadNodes makes the client of a Cluster read its list of nodes again after a network error.
+// go-redis itself does that only before it repeats a request.
+func (a *adapter) reloadNodes(ctx context.Context, err error) {
 	if cluster, ok := a.client.(*redis.ClusterClient); ok && err != nil {
 		if _, answered := err.(redisstore.ServerError); !answered {
 			cluster.ReloadState(ctx)
@@ -267,13 +267,14 @@ func (a *adapter) pipeline(ctx context.Context, all []once) []redisstore.Answer 
 	for i := range answers {
 		if answers[i].Err = err; err == nil {
 			answers[i].Values, answers[i].Err = values(all[i].Cmd)
-			a.doubt(ctx, answers[i].Err)
+			a.reloadNodes(ctx, answers[i].Err)
 		}
 	}
 	return answers
 }
 
-// EvalAcked runs a script and WAIT on one connection.
+// EvalAcked runs a script and WAIT on one connection. It skips WAIT if the answer does not start
+// with the text in only.
 func (a *adapter) EvalAcked(ctx context.Context, s *redisstore.Script, keys, args []string, only string, replicas int, timeout time.Duration) ([]string, int, error) {
 	type acked struct {
 		values []string
@@ -292,7 +293,7 @@ func (a *adapter) EvalAcked(ctx context.Context, s *redisstore.Script, keys, arg
 		if err != nil || len(v) == 0 || !strings.HasPrefix(v[0], only) {
 			return acked{values: v}, err
 		}
-		// WAIT is about the writes of this connection, so it needs the same one.
+		// WAIT counts the replicas that have the writes of its own connection.
 		n, err := conn.Wait(ctx, replicas, timeout).Result()
 		return acked{v, int(n)}, convert(err)
 	})
@@ -311,7 +312,7 @@ func (a *adapter) dedicated(ctx context.Context, key string) (*redis.Conn, error
 	case *redis.Client:
 		return c.Conn(), nil
 	}
-	return nil, fmt.Errorf("goredis: no single connection of a %T", a.client)
+	return nil, fmt.Errorf("goredis: cannot open a single connection of a %T", a.client)
 }
 
 type node struct {
@@ -332,7 +333,7 @@ func (n node) Command(ctx context.Context, args ...string) ([]string, error) {
 	})
 }
 
-// EachPrimary calls f for the servers that accept writes.
+// EachPrimary calls f for each server that accepts writes.
 func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error) error {
 	cluster, ok := a.client.(*redis.ClusterClient)
 	if !ok {
@@ -358,7 +359,7 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.CodeUnknown {
 				return err
 			}
-			// The slots of a node that is gone are at another node, or the cluster is down.
+			// The node does not respond. Another node has its slots now, or the cluster is down.
 		}
 	}
 	return nil

@@ -20,9 +20,9 @@ func Page(w io.Writer, results []*Result) error {
 	t, err := template.New("page").Funcs(template.FuncMap{
 		"title": func(r *Result) string { return strings.ToUpper(r.Story.Title[:1]) + r.Story.Title[1:] },
 		"wrong": func(r *Result) template.HTML {
-			return template.HTML(r.Wrong.alone(r.Story.Server, "the wrong lock"))
+			return template.HTML(r.Wrong.drawing(r.Story.Server, "the wrong lock"))
 		},
-		"right": func(r *Result) template.HTML { return template.HTML(r.Right.alone(r.Story.Server, "holdfast")) },
+		"right": func(r *Result) template.HTML { return template.HTML(r.Right.drawing(r.Story.Server, "holdfast")) },
 	}).Parse(pageText)
 	if err != nil {
 		return err

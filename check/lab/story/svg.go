@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The sizes in a drawing, in its own units of about one pixel.
+// The sizes in a drawing, in units of about one pixel.
 const (
 	panelWidth = 400
 	rowHeight  = 35
@@ -39,20 +39,20 @@ func (r *Result) svg() string {
 	return b.String()
 }
 
-// describe returns a description of the drawing, for readers that do not see it.
+// describe returns a description of the drawing, for screen readers.
 func (r *Result) describe() string {
 	return r.Story.Title + ". The wrong lock: " + r.Wrong.Outcome + " Holdfast: " + r.Right.Outcome
 }
 
-// alone returns a drawing of one play.
-func (u *Run) alone(server, title string) string {
+// drawing returns the drawing of one run.
+func (u *Run) drawing(server, title string) string {
 	return fmt.Sprintf(`<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", panelWidth, u.height(), html.EscapeString(title+": "+u.Outcome)) + u.panel(server, title) + "</svg>"
 }
 
 // pillWidth returns the width of the box around an answer.
 func pillWidth(answer string) int { return 2*int(float64(len(answer))*letter/2) + 14 }
 
-// panel returns the drawing of one play, with the time downwards.
+// panel returns one half of a drawing: the steps of one run, from top to bottom.
 func (u *Run) panel(server, title string) string {
 	var b strings.Builder
 	text := func(x, y int, anchor, style, s string) {

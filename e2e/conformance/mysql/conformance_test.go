@@ -87,8 +87,8 @@ func TestRowsAreRemoved(t *testing.T) { sqltest.RowsAreRemoved(t, mariadb) }
 func TestManyNamesAreRenewed(t *testing.T)       { sqltest.ManyNamesAreRenewed(t, mariadb) }
 func TestOneWriteRenewsManyPermits(t *testing.T) { sqltest.OneWriteRenewsManyPermits(t, mariadb) }
 
-func TestFewConnections(t *testing.T) {
-	sqltest.FewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
+func TestRenewalOverFewConnections(t *testing.T) {
+	sqltest.RenewsOverFewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
 }
 
 func TestDocumentedRightsSuffice(t *testing.T) {

@@ -11,7 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// open opens n connections to a server. Each function that it returns uses one of them.
+// open opens n connections to a server. Each function that it returns runs a statement on one of
+// them, and fails if the connection is closed.
 func open(t *testing.T, m *servers.MySQL, n int) (alive []func() error) {
 	t.Helper()
 	db, err := sql.Open(mariadb.Driver, m.DSN(mariadb.Home, ""))
@@ -64,7 +65,7 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 				held, requesters = append(held, g), append(requesters, a)
 			}
 			idle, _ := sqltest.Must(t, s, "idle", driver.Exclusive, time.Minute)
-			sqltest.Release(t, s, idle) // the connection stays at the old server
+			sqltest.Release(t, s, idle) // its connection to the old server stays open
 			other := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
 			defer sqltest.Close(t, other)
 			// A statement that waits for a row keeps the server from becoming read-only.
@@ -100,8 +101,8 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 	}
 }
 
-// TestReadOnlyServerRefuses: a server becomes read-only. New requests fail with that reason, also
-// on existing connections, and succeed again when the server is writable.
+// TestReadOnlyServerRefuses: a server becomes read-only. The store refuses new requests, also on
+// existing connections. They succeed again when the server is writable.
 func TestReadOnlyServerRefuses(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	m, err := servers.StartMySQL(t.Context(), mariadb.Fast)
@@ -139,12 +140,12 @@ type neverQueued struct {
 }
 
 func (q neverQueued) Queued([]driver.Holder) {
-	q.t.Error("the store has reported the request as queued")
+	q.t.Error("the store reports the request as queued")
 }
 
 // TestReplicaConfirmsNoWaiter: the primary hangs, and new connections lead to a replica that was not promoted
-// yet. The store does not report a request at the primary as queued. Otherwise the caller would wait for the
-// answer without a timeout.
+// yet. The store does not report a request at the primary as queued, because its caller would then wait
+// without a timeout.
 func TestReplicaConfirmsNoWaiter(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {

@@ -89,8 +89,8 @@ func TestRowsAreRemoved(t *testing.T) { sqltest.RowsAreRemoved(t, postgres) }
 func TestManyNamesAreRenewed(t *testing.T)       { sqltest.ManyNamesAreRenewed(t, postgres) }
 func TestOneWriteRenewsManyPermits(t *testing.T) { sqltest.OneWriteRenewsManyPermits(t, postgres) }
 
-func TestFewConnections(t *testing.T) {
-	sqltest.FewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
+func TestRenewalOverFewConnections(t *testing.T) {
+	sqltest.RenewsOverFewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
 }
 
 func TestDocumentedRightsSuffice(t *testing.T) {

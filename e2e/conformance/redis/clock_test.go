@@ -42,7 +42,7 @@ func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)
 	p := &plain{r: r}
-	s, used := scripted(t, p)
+	s, used := recordScripts(t, p)
 	key := redisstore.Key("", "x")
 	counter := key[:len("holdfast:{000}")]
 	release(t, s, must(t, s, request("y", driver.Exclusive, long)))

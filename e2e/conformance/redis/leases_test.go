@@ -20,7 +20,7 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 	p := behindProxy(t, r)
 	s, other := open(t, "redis://"+p.Address()), open(t, "redis://"+r.Address())
 	release(t, s, must(t, s, request("warm", driver.Exclusive, long)))
-	old := func(what string, sent driver.Instant) {
+	wantOld := func(what string, sent driver.Instant) {
 		t.Helper()
 		if age := time.Since(sent.Time()); age < delay {
 			t.Errorf("%s: the validity began %s ago, and the answer took %s", what, age, delay)
@@ -31,12 +31,12 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 	}
 	for _, limit := range []int{driver.Exclusive, 3} {
 		g := must(t, s, request("x", limit, long))
-		old("granted at once", g.SentAt)
-		old("renewed", s.Renew(t.Context(), []driver.Grant{g})[0].SentAt)
+		wantOld("granted at once", g.SentAt)
+		wantOld("renewed", s.Renew(t.Context(), []driver.Grant{g})[0].SentAt)
 		release(t, s, g)
 		both := s.Renew(t.Context(), []driver.Grant{must(t, s, request("y", limit, long)), must(t, s, request("z", limit, long))})
-		old("renewed with another", both[0].SentAt)
-		old("renewed with another", both[1].SentAt)
+		wantOld("renewed with another", both[0].SentAt)
+		wantOld("renewed with another", both[1].SentAt)
 		for _, name := range []string{"y", "z"} {
 			st, err := s.Inspect(t.Context(), name)
 			if err != nil || len(st.Holders) != 1 {
@@ -51,12 +51,12 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 	w := queue(t, s, request("x", driver.Exclusive, long))
 	release(t, other, held)
 	g := w.granted()
-	old("granted after a wait", g.SentAt)
+	wantOld("granted after a wait", g.SentAt)
 	w = queue(t, s, request("x", driver.Exclusive, long))
 	if err := s.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
-	old("granted in a release", w.granted().SentAt)
+	wantOld("granted in a release", w.granted().SentAt)
 }
 
 // TestRenewalKeepsKeyForOtherGrants: the renewal of a short lease keeps the key alive for the longer
@@ -64,7 +64,7 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
-	life := func(after string) {
+	wantLife := func(after string) {
 		t.Helper()
 		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left < (9 * time.Minute).Milliseconds() {
 			t.Errorf("after %s the key expires in %d ms", after, left)
@@ -72,19 +72,19 @@ func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
 	}
 	must(t, s, request("x", driver.Unlimited, 10*time.Minute))
 	short := must(t, s, request("x", driver.Unlimited, time.Second))
-	life("a second grant")
+	wantLife("a second grant")
 	for range 3 {
 		if a := s.Renew(t.Context(), []driver.Grant{short})[0]; a.Err != nil {
 			t.Fatal(a.Err)
 		}
-		life("a renewal")
+		wantLife("a renewal")
 	}
 	queue(t, s, request("x", driver.Exclusive, time.Second))
-	life("a queue entry")
+	wantLife("a queue entry")
 	if err := s.Release(t.Context(), short, 5*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	life("a release that leaves the grant standing")
+	wantLife("a release that leaves the grant standing")
 }
 
 // TestWaitedGrantHasItsWholeTTL: a waiter's grant has a short lease until the client confirms it, and
@@ -108,9 +108,9 @@ func TestWaitedGrantHasItsWholeTTL(t *testing.T) {
 	}
 }
 
-// TestReleaseGrantsToAllSharers: a release grants to every reader at the head of the queue in the same
-// call. An undo and a break grant to them, too.
-func TestReleaseGrantsToAllSharers(t *testing.T) {
+// TestReleaseGrantsToAllReaders: a release grants to every reader at the head of the queue in the same
+// call. An undo and a break also grant to them.
+func TestReleaseGrantsToAllReaders(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	for what, end := range map[string]func(driver.Request, driver.Grant) error{
@@ -155,8 +155,8 @@ func TestReleaseGrantsToAllSharers(t *testing.T) {
 	}
 }
 
-// TestSubscriptionIsMadeAgain: a store subscribes again after the server has ended its subscription.
-func TestSubscriptionIsMadeAgain(t *testing.T) {
+// TestStoreSubscribesAgain: a store subscribes again after the server has ended its subscription.
+func TestStoreSubscribesAgain(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	must(t, s, request("x", driver.Exclusive, long))
@@ -171,8 +171,8 @@ func TestSubscriptionIsMadeAgain(t *testing.T) {
 	eventually(t, "the store does not subscribe again", subscribed)
 }
 
-// TestWaiterRefreshesItsQueueEntry: a queue entry lives for some seconds. Its client refreshes it without
-// a message, and the entry keeps its position.
+// TestWaiterRefreshesItsQueueEntry: a queue entry lives for some seconds. Its client refreshes it although
+// no message arrives, and the entry keeps its position.
 func TestWaiterRefreshesItsQueueEntry(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())

@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// scripted returns a store over p, and a function. The function finds a script by its name, and returns
-// it with the arguments of its last call.
-func scripted(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *redisstore.Script, args []string)) {
+// recordScripts returns a store over p, and a function that returns a script by its name, with the
+// arguments of its last call.
+func recordScripts(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *redisstore.Script, args []string)) {
 	t.Helper()
 	scripts, last := map[string]*redisstore.Script{}, map[string][]string{}
 	p.hold = func(s *redisstore.Script, args []string) bool {
@@ -28,22 +28,22 @@ func scripted(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if scripts[name] == nil {
-			t.Fatalf("the script %s was not used", name)
+			t.Fatalf("the store did not call the script %s", name)
 		}
 		return scripts[name], append([]string(nil), last[name]...)
 	}
 }
 
-// TestThousandsOfDeadEntriesAreRemoved: the clients of thousands of queue entries are dead. One call
-// removes all of these entries.
+// TestThousandsOfDeadEntriesAreRemoved: the clients of thousands of queue entries are dead. The next
+// request for the name removes all of these entries.
 func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	const waiters = 4200
 	r := start(t)
 	fakeClock(t, r)
 	p := &plain{r: r}
-	s, used := scripted(t, p)
+	s, used := recordScripts(t, p)
 	held := must(t, s, request("x", driver.Exclusive, 10*long))
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	q := request("x", driver.Exclusive, long)
 	q.Wait = true
 	done := make(chan error, 1)
@@ -52,11 +52,12 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 		done <- err
 	}()
 	<-requests.Of(q).Waits
-	leave()
+	cancel()
 	<-done
 	script, args := used("acquire")
+	// The arguments of acquire.lua: request, TTL, key life, deadline, newest token; then wait, entry, retry.
 	args = append(args[:5], "1", "0", "0")
-	args[3] = "9007199254740991" // so the requests are not too late on a slow machine
+	args[3] = "9007199254740991" // a deadline that no request misses on a slow machine
 	key := redisstore.Key("", "x")
 	for i := range waiters {
 		args[0] = fmt.Sprintf("1 - o w%d", i)
@@ -73,13 +74,13 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	code(t, other, err, driver.CodeBusy)
 	fields, _ := do(t, r, "HKEYS", key).([]any)
 	if len(fields) > 10 {
-		t.Errorf("%d fields remain", len(fields))
+		t.Errorf("%d fields remain, want at most 10", len(fields))
 	}
 	release(t, s, held)
 }
 
-// TestReleaseRemovesExpiredTombstones: many requests were withdrawn while a name was held. The holder's
-// release removes the key if their tombstones have expired.
+// TestReleaseRemovesExpiredTombstones: clients have withdrawn many requests for a held name. If their
+// tombstones have expired, the holder's release removes the key.
 func TestReleaseRemovesExpiredTombstones(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)

@@ -16,11 +16,12 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// falseExpiry imitates a leader that was deposed while it was stopped: it reports for a
-// session that it has expired, and answers nothing else.
+// falseExpiry starts a server that imitates a leader which was deposed while it was stopped. The
+// server reports that a session has expired, and sends nothing else. notified is closed when a
+// client has received that report.
 func falseExpiry(t *testing.T) (address string, notified <-chan struct{}) {
 	t.Helper()
-	said := make(chan struct{})
+	reported := make(chan struct{})
 	var once sync.Once
 	return serve(t, loopback(t), func(c net.Conn) {
 		// Length, version, zxid, timeout, the session, its password of 16 bytes,
@@ -36,13 +37,13 @@ func falseExpiry(t *testing.T) (address string, notified <-chan struct{}) {
 		if _, err := c.Write(answer); err != nil {
 			return
 		}
-		_, _ = io.Copy(io.Discard, c) // until the client leaves after this answer
-		once.Do(func() { close(said) })
-	}), said
+		_, _ = io.Copy(io.Discard, c) // until the client disconnects
+		once.Do(func() { close(reported) })
+	}), reported
 }
 
-// reportExpiry reports to the client behind a proxy that its session has expired, and leads
-// it back to the server.
+// reportExpiry reports to the client behind a proxy that its session has expired. Then the proxy
+// leads to the server again.
 func reportExpiry(t *testing.T, z *servers.ZooKeeper, p *servers.Proxy) {
 	t.Helper()
 	address, notified := falseExpiry(t)
@@ -55,14 +56,14 @@ func reportExpiry(t *testing.T, z *servers.ZooKeeper, p *servers.Proxy) {
 	must(t, p.Redirect(z.Address()))
 }
 
-// lasting is a TTL with a session that outlives the test's timeout: a node that goes was
-// removed, and did not expire.
+// lasting is a TTL whose session outlives the test. If a node disappears, a client has deleted it:
+// its session has not expired.
 var lasting = holdfast.TTL(2 * time.Minute)
 
-// TestSessionCalledExpiredIsCleanedUp: a session that one server reports as expired may continue at
-// the next one. A waiter first removes its old queue entry, and then makes a new one. A holder
-// removes its node, and its lock is lost.
-func TestSessionCalledExpiredIsCleanedUp(t *testing.T) {
+// TestSessionReportedExpiredIsCleanedUp: a session that one server reports as expired may continue at
+// the next server. A waiter first deletes its old queue entry, and then makes a new one. A holder
+// deletes its node and loses its lock.
+func TestSessionReportedExpiredIsCleanedUp(t *testing.T) {
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Semaphore} {
 		t.Run(string(layout), func(t *testing.T) {
 			z, p := proxied(t)
@@ -75,27 +76,27 @@ func TestSessionCalledExpiredIsCleanedUp(t *testing.T) {
 			if layout == zkstore.Semaphore {
 				dir += "/locks"
 			}
-			places := func() []string {
+			entries := func() []string {
 				all, _, err := raw.Children(dir)
 				must(t, err)
 				return all
 			}
 			k := lock(t, b, name)
 			got := waiting(t, a, sb, name, lasting)
-			before := places()
+			before := entries()
 			reportExpiry(t, z, p)
 			var after []string
 			for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
-				after = places()
+				after = entries()
 				if slices.ContainsFunc(after, func(n string) bool { return !slices.Contains(before, n) }) {
 					break
 				}
 				if time.Now().After(end) {
-					t.Fatal("no queue entry in the new session")
+					t.Fatal("the waiter made no queue entry in the new session")
 				}
 			}
 			if len(after) > len(before) {
-				t.Errorf("a second queue entry beside the first: %v after %v", after, before)
+				t.Errorf("the old queue entry exists beside the new one: %v, before %v", after, before)
 			}
 			must(t, k.Unlock())
 			next := <-got
@@ -107,7 +108,7 @@ func TestSessionCalledExpiredIsCleanedUp(t *testing.T) {
 			select {
 			case <-next.Context().Done():
 			case <-time.After(testTimeout):
-				t.Fatal("the holder was not notified")
+				t.Fatal("the store did not notify the holder")
 			}
 			if err := next.Unlock(); err == nil {
 				t.Error("Unlock does not report the loss")
@@ -117,8 +118,8 @@ func TestSessionCalledExpiredIsCleanedUp(t *testing.T) {
 	}
 }
 
-// TestCloseConfirmsEndWithLostAnswer: the answer to the end of a session is lost. Close
-// finds that the session is gone.
+// TestCloseConfirmsEndWithLostAnswer: the server ends the session, and its answer is lost. Close
+// finds that the session no longer exists, and returns no error.
 func TestCloseConfirmsEndWithLostAnswer(t *testing.T) {
 	z, p := proxied(t)
 	l, s := locker(t, []string{p.Address()})
@@ -134,14 +135,14 @@ func TestCloseConfirmsEndWithLostAnswer(t *testing.T) {
 	case err := <-closed:
 		must(t, err)
 	case <-time.After(testTimeout):
-		t.Fatal("Close does not return")
+		t.Fatal("Close did not return")
 	}
 }
 
-// TestCloseDoesNotBelieveOneServer: the end of a session was sent and did not arrive, and
-// the next server reports that it has expired. Close does not report success.
-func TestCloseDoesNotBelieveOneServer(t *testing.T) {
-	z := alone(t) // the session stays there until it expires
+// TestCloseFailsOnFalseExpiry: the request to end a session does not arrive. The next server falsely
+// reports that the session has expired. Close returns an error.
+func TestCloseFailsOnFalseExpiry(t *testing.T) {
+	z := alone(t) // its session stays until it expires
 	p := behindProxy(t, z)
 	sent := make(chan struct{}, 1)
 	l, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -152,7 +153,7 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 	name := newName()
 	lock(t, l, name, lasting)
 	select {
-	case <-sent: // sent by the session that has read the server's limits
+	case <-sent: // of the session that has read the server's limits
 	default:
 	}
 	must(t, p.Silence())
@@ -161,7 +162,7 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 	select {
 	case <-sent:
 	case <-time.After(testTimeout):
-		t.Fatal("the end of the session was not sent")
+		t.Fatal("Close did not send the request to end the session")
 	}
 	address, notified := falseExpiry(t)
 	must(t, p.Redirect(address))
@@ -178,9 +179,9 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 			t.Errorf("Close: %v", err)
 		}
 	case <-time.After(testTimeout):
-		t.Fatal("Close does not return")
+		t.Fatal("Close did not return")
 	}
 	if st := state(t, sb, name); len(st.Holders) != 1 {
-		t.Errorf("%+v; the test proves nothing", st)
+		t.Errorf("%+v, want one holder: else the session has ended, and the test proves nothing", st)
 	}
 }

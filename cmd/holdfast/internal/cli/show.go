@@ -11,11 +11,11 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
-const showLong = `Show prints one lock: each holder with its fencing token, since when it holds the
-lock, when its grant ends by itself, and notes (stopped, end requested). The waiters
+const showLong = `Show prints one lock. For each holder it prints the fencing token, the time of the grant,
+when the grant ends without a release, and notes (stopped, end requested). The waiters
 follow, in the order of the queue if the store has one.
 
-A name without holders and waiters is free, which is no error.
+A name without holders and waiters is free, which is not an error.
 
 ` + inspectEnvironment + `
 

@@ -30,7 +30,7 @@ type Group struct {
 	reaped bool
 }
 
-// Start runs the command. If the terminal is given and its group is in the foreground, the
+// Start runs the command. If a terminal is given and its owner is in the foreground, the
 // command starts in the foreground.
 func Start(c Command, t *Terminal) (*Group, error) {
 	adoptOrphans()
@@ -40,7 +40,7 @@ func Start(c Command, t *Terminal) (*Group, error) {
 			path, args = exe, append([]string{exe, ForegroundArg, c.Path}, c.Args...)
 			t.SaveModes()
 		} else {
-			t = nil // the command gets the terminal later, when it stops because it needs the terminal
+			t = nil // the command gets the terminal later: it stops when it needs the terminal
 		}
 	} else {
 		t = nil
@@ -139,8 +139,8 @@ func (g *Group) SignalLeavers(s syscall.Signal) (denied []Process) {
 	return signalDescendants(syscall.Getpid(), s, g.pid, true)
 }
 
-// watch waits for every child of this process, because a process that gets orphans must reap them,
-// too. No other function waits for children meanwhile.
+// watch waits for every child of this process, because a process that gets orphans must also reap
+// them. No other function waits for children at the same time.
 func (g *Group) watch() {
 	for {
 		c, err := peek(g.pid)
@@ -148,7 +148,7 @@ func (g *Group) watch() {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			// not reached: the leader is a child that is not yet reaped
+			// Not reached: the leader is a child that was not reaped yet.
 			panic("holdfast: waiting for the command: " + err.Error())
 		case c.pid != g.pid:
 			var ws syscall.WaitStatus

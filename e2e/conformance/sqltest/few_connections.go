@@ -9,10 +9,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// FewConnections requires that a client renews all its grants although the server accepts few
-// connections of its user. The renewal needs more scripts than there are connections. The statements
-// create a user USER_NAME with such a limit, and grant it the rights on DATABASE.
-func FewConnections(t *testing.T, d *Database, statements ...string) {
+// RenewsOverFewConnections requires that a client renews all its grants although the server accepts
+// few connections of its user. The renewal needs more scripts than there are connections. The
+// statements create a user USER_NAME with such a limit, and grant it the rights on DATABASE.
+func RenewsOverFewConnections(t *testing.T, d *Database, statements ...string) {
 	database := d.Create(t)
 	for _, q := range statements {
 		d.Exec(t, database, strings.NewReplacer("DATABASE", database, "USER_NAME", "few_"+database).Replace(q))
@@ -25,7 +25,7 @@ func FewConnections(t *testing.T, d *Database, statements ...string) {
 		t.Fatal(err)
 	}
 	defer Close(t, s)
-	// The check of held grants, once a second, may use all connections.
+	// Once a second the store checks its held grants, and may use all connections for it.
 	var grants []driver.Grant
 	for len(grants) < 300 {
 		r, _ := Request(fmt.Sprint("few-", len(grants)), driver.Exclusive, time.Hour)
@@ -49,5 +49,5 @@ func FewConnections(t *testing.T, d *Database, statements ...string) {
 			return
 		}
 	}
-	t.Error("no renewal of all grants succeeds")
+	t.Error("none of 10 renewals succeeded for all grants")
 }
