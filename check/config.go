@@ -16,8 +16,8 @@ import (
 // Config describes a check: the store, the duration, the work and the faults. The zero value
 // of a field is its default.
 type Config struct {
-	// Local names one of Locals, a store that the run starts for itself. URL names an
-	// existing store. A Config has exactly one of Local, URL and Target.
+	// Local is one of the names that Locals returns: a store that the run starts for
+	// itself. URL is the URL of an existing store. A Config has exactly one of Local, URL and Target.
 	Local, URL string
 	// Namespace separates the run from other clients that lock at URL. Default: no
 	// namespace.
@@ -28,17 +28,18 @@ type Config struct {
 	// schedule. The timing on the machine still varies. Default 1.
 	Seed uint64
 	// Duration is the length of the run, default 10 s. Round is the length of a round,
-	// default 30 s. At its end the run ends all work, judges it and begins the next round.
+	// default 30 s. At the end of a round the run stops all work, judges the history and
+	// begins the next round.
 	// The first two rounds take at most 5 and 10 s, because a few seconds are enough to
-	// show a gross mistake. The check keeps only one round in memory.
+	// show a gross mistake. The check has only one round in memory at a time.
 	Duration, Round time.Duration
 	// Workers is the number of competing processes (or, in one process, of Lockers), default
-	// 4. Lanes is the number of goroutines of each, default 3. Names is the number of names
-	// that they lock, default 3.
+	// 4. Lanes is the number of goroutines of each worker, default 3. Names is the number of
+	// names that the workers lock, default 3.
 	Workers, Lanes, Names int
-	// Long is the percentage of locks that are held for up to three times their TTL, so
-	// that they must be renewed. Default 1, because all other workers wait while a worker
-	// holds a lock for long.
+	// Long is the percentage of locks that a worker holds for up to three times their TTL,
+	// so that it must renew them. Default 1, because the other workers wait during such a
+	// long lock.
 	Long int
 	// TTL is the TTL of most locks. Some locks use up to sixteen times as much. Default 600
 	// ms, or the store's shortest TTL if that is longer.
@@ -58,10 +59,12 @@ type Config struct {
 	anyTTL bool // the caller left TTL unset
 }
 
-// Progress describes how far a run is.
+// Progress describes how much of a run is done.
 type Progress struct {
 	Elapsed, Total time.Duration
-	Round, Faults  int
+	// Round is the number of the current round. Faults is the number of injected faults so
+	// far.
+	Round, Faults int
 	// Bytes is the size of this round's history so far.
 	Bytes int64
 	// Last describes the last fault.
@@ -116,7 +119,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// ConfigError is a mistake in a Config. It matches holdfast.ErrInvalid.
+// ConfigError reports a mistake in a Config. It matches holdfast.ErrInvalid.
 type ConfigError struct {
 	// Field is the invalid field, empty if fields contradict one another.
 	Field string

@@ -24,17 +24,17 @@
 // own, a line per write, so that a kill loses at most the line being written. At the end the
 // check merges the files in order of time.
 //
-// Each event favours the store. A lock counts as held from the moment its holder received
-// it, which is after the store granted it. It counts until the first of these moments: just
-// before its release, its loss, just before the kill of its process, the last recorded end
-// of its validity. The worker reads the clock before it reads the remaining validity. So a
+// The recorded times favour the store. A lock counts as held from the moment its holder
+// received it, which is after the store granted it. It counts until the first of these
+// moments: just before its release, its loss, just before the kill of its process, the last
+// recorded end of its validity. The worker reads the clock before it reads the remaining validity. So a
 // pause between the two only makes the recorded validity shorter. A violation that such a
 // history shows is certain. A violation that lasts only microseconds may stay hidden.
 //
 // # The verdict
 //
 // [Judge] decides most rules in two ways. A sweep over the whole history finds the
-// violations, and the events that show them. Porcupine searches an order of the operations
+// violations, and the events that show them. Porcupine searches for an order of the operations
 // that a sequential lock, or register, allows. For porcupine, Judge cuts a history into
 // independent pieces. The comments at the cuts give the reason why the pieces are
 // independent.
@@ -43,8 +43,8 @@
 //
 // The faults of workers are kill (SIGKILL, then a new process), pause (SIGSTOP beyond the
 // TTL) and close. The last closes a Locker while locks are held and awaited. A worker
-// without a process of its own has the fault vanish instead: the store receives nothing
-// more from its client. The faults of the link between a worker and its store are cut,
+// without a process of its own has the fault vanish instead of kill and pause: the store
+// receives nothing more from the worker's client. The faults of the link between a worker and its store are cut,
 // drop-answers and delay. The fault break breaks a lock as an operator does. A store that
 // the run has started adds its own faults: see [StoreFault].
 //

@@ -71,7 +71,7 @@ func TestOrderSurvivesWrap(t *testing.T) {
 }
 
 // TestDowngradeKeepsPosition: Curator downgrades a writer to a reader with the same number. The
-// writer is before the reader.
+// writer sorts before the reader.
 func TestDowngradeKeepsPosition(t *testing.T) {
 	all := nodesOf([]string{"r-__READ__0000000006", "d-__READ__0000000005", "w-__WRIT__0000000005"}, readWriteNode)
 	if all[0].limit != 1 || all[1].seq != 5 || all[2].seq != 6 || countGrants(all) != 1 {
@@ -91,7 +91,7 @@ func TestRuleMatchesDefinition(t *testing.T) {
 		for i, l := range limits {
 			all = append(all, node{fmt.Sprint(i), int32(i), l})
 		}
-		// Apply the rule to the entries one by one, in the order of their arrival.
+		// This loop applies the rule to the entries one by one, in the order of their arrival.
 		granted := 0
 		for i, n := range all {
 			ok := granted == i && i < n.limit
@@ -118,7 +118,8 @@ func TestRuleMatchesDefinition(t *testing.T) {
 				}
 				least = min(least, n.limit)
 			}
-			// While the whole set stands, the entry is not granted, whatever other nodes go.
+			// While every node of the set exists, the entry is not granted, even if all other
+			// nodes are deleted.
 			if least > len(set) {
 				t.Fatalf("%v: entry %d could be granted beside all of %v", limits, i, set)
 			}
@@ -181,7 +182,7 @@ func TestTokenIsThatOfTheCreate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ss.showBase(&zk.Call{Stat: zk.Stat{Version: 0}}) // the base of a copy from which the ensemble was restored
+	ss.showBase(&zk.Call{Stat: zk.Stat{Version: 0}}) // the base in an older copy, from which the ensemble was restored
 	if want := uint64(1<<40 + 7); p.token != want || ss.token(8) != want+1 {
 		t.Errorf("token %d, and %d for the next, want %d", p.token, ss.token(8), want)
 	}

@@ -15,8 +15,8 @@ import (
 // RedisCluster is a Redis Cluster of three primaries, with or without a replica for each.
 type RedisCluster struct {
 	Nodes []*Redis
-	ids   map[*Redis]string
-	buses map[*Redis]int
+	ids   map[*Redis]string // the node IDs
+	buses map[*Redis]int    // the ports of the cluster bus
 }
 
 // slots is the number of slots of a cluster.
@@ -135,8 +135,7 @@ func (c *RedisCluster) Join(ctx context.Context, dir string, settings ...string)
 	return r, err
 }
 
-// Whole waits until every running node lists all nodes and reports that all slots are
-// served.
+// Whole waits until every running node lists all nodes and reports that all slots are served.
 func (c *RedisCluster) Whole(ctx context.Context) error { return until(ctx, c.whole(ctx)) }
 
 // whole returns a function that checks the condition of Whole once.
@@ -216,7 +215,7 @@ func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
 	return nil, errors.Join(fmt.Errorf("servers: no node serves slot %d", slot), last)
 }
 
-// BeginMove begins to move a slot. Its keys stay where they are.
+// BeginMove begins to move a slot. The keys of the slot stay at from.
 func (c *RedisCluster) BeginMove(ctx context.Context, slot int, from, to *Redis) error {
 	if _, err := to.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "IMPORTING", c.ids[from]); err != nil {
 		return err
@@ -252,7 +251,7 @@ func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) e
 		if r.PID() == 0 {
 			continue
 		}
-		// A replica receives the change from its primary, so its error is no failure.
+		// A replica receives the change from its primary, so its refusal is not a failure.
 		if _, err := r.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "NODE", c.ids[to]); err != nil && !strings.Contains(err.Error(), "SETSLOT only with masters") {
 			return err
 		}

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// section starts a shell that holds x for the rest of its script, and returns the guardian's
-// process number.
+// section starts a shell that runs `holdfast hold` for the lock x, and then the rest of its script. It
+// returns the process number of the guardian, which holds the lock.
 func (w *sandbox) section(rest string) (p *process, guardian int) {
 	w.t.Helper()
 	p = w.startCmd(exec.Command("sh", "-c", `lock=$("$0" hold --grace 1s --pid $$ x) || exit
@@ -36,8 +36,9 @@ func (w *sandbox) awaitFree() {
 	w.run("run", "--wait", waitLimit().String(), "x", "--", "true").expectStatus(w.t, 0)
 }
 
-// TestHoldLastsAsLongAsShell: the guardian releases the lock when the shell ends, whatever the cause
-// of that end is.
+// TestHoldLastsAsLongAsShell: the guardian releases the lock when the shell ends or is killed. SIGTERM
+// to the guardian releases the lock while the shell continues. When the lock is broken, the guardian
+// sends SIGTERM to the shell.
 func TestHoldLastsAsLongAsShell(t *testing.T) {
 	for name, test := range map[string]func(t *testing.T, w *sandbox){
 		"the script ends": func(t *testing.T, w *sandbox) {

@@ -9,7 +9,7 @@ import (
 )
 
 // Swap replaces old by a grant of r in one write of the row, if that is possible. Otherwise it
-// releases old, and then does what Acquire does.
+// releases old, and then does what Acquire does. See [driver.Swapper].
 func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
@@ -42,9 +42,9 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 	return o.Acquire(ctx, r)
 }
 
-// canReplace reports whether a swap may replace a grant of this client, and returns when the client first
-// got the name. It limits the time since then, so that other clients can get the name: no row shows that
-// they wait.
+// canReplace reports whether one write may replace old by a grant of r. It also returns the time of the
+// first grant in the sequence of grants that Swap has replaced. After driver.HandoffTime since then it
+// returns false, so that other clients can get the name. The row does not show whether they wait.
 func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (heldSince time.Time, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -55,7 +55,7 @@ func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (heldSince
 	return k.heldSince, time.Since(k.heldSince) < driver.HandoffTime
 }
 
-// since sets the time from which on this client has had the name.
+// since sets the heldSince of a grant that has replaced another.
 func (o *Optimistic) since(id string, heldSince time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -64,10 +64,10 @@ func (o *Optimistic) since(id string, heldSince time.Time) {
 	}
 }
 
-// replace replaces a grant by that of a request. After PassReleased the row has neither grant.
-// After PassNotHeld nothing was written.
+// replace replaces old by a grant of r in one write. With PassReleased the row has neither grant. With
+// PassNotHeld the row had no old grant, and nothing was written.
 func (o *Optimistic) replace(ctx context.Context, old driver.Grant, r driver.Request) (g driver.Grant, outcome PassOutcome, err error) {
-	o.forget(old.ID) // from here on, its end is not reported as a loss
+	o.forget(old.ID) // from now on the client does not report the grant's end as a loss
 	c := claim{r: r}
 	p := &op{name: o.key(r.Name)}
 	found := false

@@ -12,15 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// seen has the state of one name, as a quorum of servers reports it.
+// seen is the state of one name, as a quorum of servers reports it.
 type seen struct {
 	id     string // the ID of the ballot with a quorum, "" if there is none
 	holder driver.Holder
 	ttl    time.Duration // the TTL that the holder requested
 }
 
-// read reads the keys of names from all servers. It returns when a quorum has answered and the
-// other servers have had a little more time.
+// read reads the keys of names from all servers. It returns when all servers have answered, or a
+// quorum has answered and the other servers have had a little more time.
 func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 	calls := make([]redisstore.Call, len(names))
 	for i, name := range names {
@@ -63,6 +63,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 				left = time.Duration(ms) * time.Millisecond
 			}
 			r.left = append(r.left, left)
+			// The servers may report different tokens of one ballot: use the largest.
 			number, _, _ := strings.Cut(rest, " ")
 			if token, err := strconv.ParseUint(number, 10, 64); err == nil && token > r.token {
 				r.token, r.value = token, a.values[0]
@@ -75,6 +76,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 			if len(r.left) < s.quorum {
 				continue
 			}
+			// A quorum of servers keeps the vote for the quorum-th longest of these times.
 			slices.Sort(r.left)
 			h, _ := s.readHolder(r.value, r.left[len(r.left)-s.quorum])
 			found[i] = seen{id: id, holder: h}
@@ -106,7 +108,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 }
 
 // List yields the names that are held. In the layout of redsync it yields only names with a
-// holder of holdfast, because any other key may belong to another program.
+// holder of holdfast, because any other string may belong to another program.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if err := s.begin(ctx); err != nil {
@@ -137,6 +139,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
+// globber escapes the special characters of a pattern of SCAN.
 var globber = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`)
 
 // names returns the names that have a key at any server, in byte order.

@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestKeptGrantKeepsItsKey: a released grant is kept for a minimum hold, and so is its key. The
-// next request of the same store makes its own queue entry behind it.
+// TestKeptGrantKeepsItsKey: a grant that was released with a minimum hold keeps its key. The next
+// request of the same store makes a queue entry with another key.
 func TestKeptGrantKeepsItsKey(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
@@ -50,8 +50,8 @@ func TestKeptGrantKeepsItsKey(t *testing.T) {
 	}
 }
 
-// TestTryBesideKeptGrantsMakesItsOwnEntry: several released grants are kept. A try makes its own
-// queue entry, and overwrites none of them.
+// TestTryBesideKeptGrantsMakesItsOwnEntry: two grants were released with a minimum hold. A try
+// makes a queue entry of its own, and overwrites neither of them.
 func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
@@ -86,8 +86,8 @@ func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsKeptGrant: a request finds a kept grant under its own key. The undo of the request
-// does not touch that grant.
+// TestUndoKeepsKeptGrant: the key of a request belongs to a grant that was released with a minimum
+// hold. The undo of the request does not delete that grant.
 func TestUndoKeepsKeptGrant(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestGuardsAreFound: package fence lists the guard of every store that has one, and the
-// page of that store has a section with it.
+// TestGuardsAreFound: the comment of package fence lists the guard of every store that has one.
+// The page of that store in docs has a section about the guard.
 func TestGuardsAreFound(t *testing.T) {
 	read := func(path string) string {
 		text, err := os.ReadFile(filepath.Join("../../..", path))

@@ -13,8 +13,8 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// TestUnansweredCommandIsSentOnce: a command of the store has no answer. go-redis does not repeat it,
-// neither alone nor in a pipeline, although this client has three retries.
+// TestUnansweredCommandIsSentOnce: the answer to a command of the store is lost. go-redis does not send
+// the command again, alone or in a pipeline, although its options allow three retries.
 func TestUnansweredCommandIsSentOnce(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
@@ -29,7 +29,7 @@ func TestUnansweredCommandIsSentOnce(t *testing.T) {
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	pairs(t, s, 1)
 	for _, n := range []int{1, 8} {
-		// A request on a connection without a finished handshake is never sent.
+		// The connections must have finished their handshake: a request on another one is never sent.
 		var idle []*goredis.Conn
 		for range 40 {
 			c := client.Conn()
@@ -63,8 +63,8 @@ func TestUnansweredCommandIsSentOnce(t *testing.T) {
 		if err := p.Heal(); err != nil {
 			t.Fatal(err)
 		}
-		// The client reconnects. An ending connection may still carry a request to the server and
-		// no answer back. The name of that request stays taken.
+		// The client reconnects. A connection that is about to end may still carry a request to the
+		// server, and no answer back. The name of that request stays locked, so each try has another.
 		for try := 0; ; try++ {
 			g, err := s.Acquire(ctx, request(fmt.Sprintf("after-%d-%d", n, try), driver.Exclusive, long))
 			if err == nil {

@@ -33,7 +33,7 @@ func TestChoosingPage(t *testing.T) {
 	stores.WriteString("| store | locks reach | order of waiters | wake-up | a crash frees the lock | a paused holder | lock and unlock | read a value |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, g := range all {
 		kind, recipe, _ := strings.Cut(g.Kind, " ")
-		// The run used the recipes that New takes without options.
+		// The run used the recipe that New selects without options.
 		lock, read := "", ""
 		if m, ok := measured[kind]; ok && (recipe == "" || recipe == "optimistic") {
 			lock, read = micros(m.Lock), micros(m.Read)

@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestDeletedLeaseOfWaiterFreesMutex: an operator deletes the lease node of a waiter for a
-// permit. The waiter's request fails, and the waiter releases the mutex.
+// TestDeletedLeaseOfWaiterFreesMutex: a waiter for a permit has the mutex and a lease node. An
+// operator deletes that lease node. The waiter's request ends, and its client releases the mutex.
 func TestDeletedLeaseOfWaiterFreesMutex(t *testing.T) {
 	z := single(t)
 	o := []zkstore.Option{zkstore.Root("/lease"), zkstore.WithLayout(zkstore.Semaphore)}
