@@ -57,7 +57,7 @@ func (s onClock) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal 
 }
 
 // TestLossAfterTheMachineSlept: the lease expired at the server while the machine slept.
-// Err reports it before any timer fires.
+// Err reports the loss before any timer fires.
 func TestLossAfterTheMachineSlept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &laptop{}
@@ -111,6 +111,7 @@ func TestErrReadsTheClockAfterAPause(t *testing.T) {
 	_, _ = k.Unlock(), k2.Unlock()
 }
 
+// frozen is a clock that only advance moves.
 type frozen struct {
 	mu  sync.Mutex
 	now time.Time
@@ -130,7 +131,7 @@ func (c *frozen) advance(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// late is a store that answers only after the granted lease has expired.
+// late is a store whose next left answers arrive only after the granted lease has expired.
 type late struct {
 	driver.Store
 	c    *frozen
@@ -151,8 +152,8 @@ func (s *late) Acquire(ctx context.Context, r driver.Request) (driver.Grant, err
 	return g, err
 }
 
-// TestValidityCountsFromTheSend: the answer arrives after the lease has expired, so it is no
-// grant. The Locker rolls it back, and a waiter repeats the request.
+// TestValidityCountsFromTheSend: the answer arrives after the lease has expired, so the Locker
+// does not use the grant. It rolls the grant back, and a waiter repeats the request.
 func TestValidityCountsFromTheSend(t *testing.T) {
 	s := memstore.New()
 	c := &frozen{now: time.Now()}
@@ -168,8 +169,8 @@ func TestValidityCountsFromTheSend(t *testing.T) {
 	unlock(t, mustLock(t, queued, "a"))
 }
 
-// TestGrantRevokedBeforeItsAnswerIsUnavailable: the store revokes the grant before Acquire
-// has returned.
+// TestGrantRevokedBeforeItsAnswerIsUnavailable: the store reports the loss of the grant before
+// Acquire has returned. TryLock then returns ErrUnavailable.
 func TestGrantRevokedBeforeItsAnswerIsUnavailable(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, losesFirst{s})

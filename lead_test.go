@@ -47,7 +47,7 @@ func TestLeadCampaignsAgain(t *testing.T) {
 				if err := <-done; !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
-				time.Sleep(2 * time.Hour) // by now each end above has had its effect
+				time.Sleep(2 * time.Hour) // by now each call of end has had its effect
 				unlock(t, mustLock(t, l, "leader"))
 			})
 		})
@@ -102,8 +102,8 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 	})
 }
 
-// TestLeadReturnsTheEndOfItsContext: Lead returns the end of its context and the error of f,
-// also if the leadership ends before or after that context.
+// TestLeadReturnsTheEndOfItsContext: after the end of its context, Lead returns the context's
+// error and the error of its function. The leadership may end before or after that context.
 func TestLeadReturnsTheEndOfItsContext(t *testing.T) {
 	for name, end := range map[string]func(memstore.Script, func()){
 		"lost before": func(s memstore.Script, cancel func()) { _ = s.Lose("leader", holdfast.CauseGone); cancel() },
@@ -198,7 +198,7 @@ func TestLeadersYieldsEachChange(t *testing.T) {
 					t.Errorf("%+v, %v", self, err)
 				}
 				s.Script().Stop()
-				for c = range changes { // until the store is back
+				for c = range changes { // until the store can be reached again
 					if c.err == nil {
 						break
 					}

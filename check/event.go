@@ -16,7 +16,8 @@ type Kind string
 // The kinds of events. The worker and Op together identify a worker's lock request. A lock
 // may need several requests to the store, and each has an ID.
 const (
-	// kindRun opens a history: Note is the configuration, Store the guarantees.
+	// kindRun is the first event of a history. Note is the configuration, and Store the
+	// guarantees.
 	kindRun Kind = "run"
 	// kindStart and kindStop are the first and the last event of a worker. With kindClosing
 	// the worker closes the Locker of generation Gen with all its locks. After kindVanished
@@ -80,10 +81,11 @@ const (
 type Event struct {
 	// T is the moment on the machine's clock (see Now), in nanoseconds.
 	T int64 `json:"t"`
-	// W is the worker, with its incarnation after a dot; empty for the
-	// coordinator.
-	W    string `json:"w,omitempty"`
-	K    Kind   `json:"k"`
+	// W is the worker, with its incarnation after a dot. It is empty for the coordinator.
+	W string `json:"w,omitempty"`
+	K Kind   `json:"k"`
+	// Name is the name of the lock. Op is the number of the worker's lock request, and Gen
+	// the generation of its Locker. ID is the ID of a request to the store.
 	Name string `json:"n,omitempty"`
 	Op   int    `json:"op,omitempty"`
 	Gen  int    `json:"g,omitempty"`
@@ -112,8 +114,8 @@ type Event struct {
 	Fault string `json:"fault,omitempty"`
 	// Early reports whether the fault may take grants away before their TTL.
 	Early bool `json:"early,omitempty"`
-	// Takes, unless it is 0, limits which grants the fault may take away: only those
-	// requested within Takes of its beginning.
+	// Takes, unless it is 0, limits which grants the fault may take away: only those that
+	// were requested before the fault, or at most Takes after the fault's beginning.
 	Takes int64 `json:"takes,omitempty"`
 	// Rewinds reports whether the fault brings the store back to an earlier state.
 	Rewinds bool `json:"rewinds,omitempty"`
@@ -123,7 +125,7 @@ type Event struct {
 	Store *driver.Guarantees `json:"store,omitempty"`
 }
 
-// forever is a moment after every event, used for an end that never comes.
+// forever is a moment after every event. It represents an end that never comes.
 const forever = int64(1) << 62
 
 // Words describes the event in a sentence; start is the beginning of the run.

@@ -23,7 +23,7 @@ func TestHistoryKeepsCompleteLines(t *testing.T) {
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// A worker that is killed while it writes leaves half a line.
+	// A worker that is killed while it writes a line leaves a part of the line.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

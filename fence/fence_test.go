@@ -20,8 +20,8 @@ var badResources = map[string]string{
 	"NUL":      "a\x00b",
 }
 
-// TestTokenErrorNamesTokenAndLimits: the error contains the token and the limits. Only for
-// token 0 it suggests that the lock is missing.
+// TestTokenErrorNamesTokenAndLimits: the error contains the token and the limits. It suggests
+// a missing lock for token 0 only.
 func TestTokenErrorNamesTokenAndLimits(t *testing.T) {
 	for _, token := range badTokens {
 		err := new(fence.Memory).Write(t.Context(), "r", token, func(context.Context) error {

@@ -8,16 +8,17 @@ import (
 // Memory guards resources that live in this process, or that only this process
 // writes. The zero value is ready; it must not be copied after first use.
 //
-// Memory keeps one number and the name of each resource until the process ends:
-// use a fixed set of resources, or call [Memory.Forget] for those that no longer exist.
-// After a restart it accepts the first token that it sees. A resource that
+// Memory keeps the name of each resource and one number until the process ends. Use a
+// fixed set of resources, or call [Memory.Forget] for those that no longer exist.
+// After a restart Memory accepts the first token that it sees. A resource that
 // outlives the process needs a guard that outlives it, too.
 type Memory struct {
 	mu        sync.Mutex
 	resources map[string]*section
 }
 
-// section is the critical section of one resource. Only the goroutine in it may read and write newest.
+// section is the critical section of one resource. Only the goroutine inside the section may read
+// and write newest.
 type section struct {
 	in     chan struct{} // contains one element while a goroutine is in the critical section
 	users  int           // goroutines in the critical section or waiting for it, under Memory.mu
@@ -25,9 +26,9 @@ type section struct {
 }
 
 // Write implements [Guard]. Writes of one resource run one at a time, in no
-// particular order; writes of different resources do not wait for each other. A
+// particular order. Writes of different resources do not wait for each other. A
 // write that never returns blocks its resource. A write that calls Write for its own
-// resource deadlocks until ctx ends. A nil write is Raise.
+// resource deadlocks until ctx ends. With a nil write, Write does what Raise does.
 //
 // The token stays raised when write fails or panics.
 func (m *Memory) Write(ctx context.Context, resource string, token uint64, write Func) error {
@@ -84,9 +85,9 @@ func (m *Memory) Forget(ctx context.Context, resource string) error {
 	return nil
 }
 
-// enter waits until no other goroutine is in the critical section of the resource. The caller calls
-// the returned function to leave it. If the context has ended, enter returns an error, even if the
-// section is free.
+// enter waits until no other goroutine is in the critical section of the resource, and enters the
+// section. The caller leaves the section with the returned function. If the context has ended, enter
+// returns an error, even if the section is free.
 func (m *Memory) enter(ctx context.Context, resource string) (*section, func(), error) {
 	t := m.join(resource)
 	select {

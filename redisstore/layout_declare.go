@@ -6,7 +6,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// declare replaces the guarantees of the native layout by those of this layout.
+// declare changes g from the guarantees of the native layout to those of this layout.
 func (p *peers) declare(g *driver.Guarantees) {
 	g.Kind += "-" + string(p.layout)
 	g.Order, g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger, g.Reserves = driver.OrderNone, false, false, false, false, false, false

@@ -74,7 +74,7 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 }
 
 // acknowledges reports whether a replica has sent its offset to the primary. Before that,
-// WAIT does not count the replica. It may take a second after the link is up.
+// WAIT does not count the replica. The offset may arrive a second after the link is up.
 func acknowledges(primary map[string]string, port int) bool {
 	for name, text := range primary {
 		if !strings.HasPrefix(name, "slave") {
@@ -120,9 +120,10 @@ func (r *Redis) Info(ctx context.Context, section string) (map[string]string, er
 	return info, nil
 }
 
-// until repeats f until it returns nil, for half a minute.
+// until repeats f until it returns nil, or for half a minute.
 func until(ctx context.Context, f func() error) error { return within(ctx, 30*time.Second, f) }
 
+// within repeats f until it returns nil, or for d.
 func within(ctx context.Context, d time.Duration, f func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -150,7 +151,8 @@ type RedisSentinel struct {
 const SentinelDownAfter = 500 * time.Millisecond
 
 // StartRedisSentinel starts a primary, n replicas and three sentinels. The settings apply
-// to the servers. Of these, the sentinels use only those of TLS.
+// to the primary and the replicas. The sentinels use only the TLS settings and, to connect to
+// these servers, the password.
 func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (*RedisSentinel, error) {
 	return StartRedisSentinelWith(ctx, dir, n, "", settings...)
 }
@@ -251,7 +253,7 @@ func pairs(answer any) map[string]string {
 	return m
 }
 
-// Current returns the server that the sentinels agree on as the primary.
+// Current returns the server that at least two sentinels report as the primary.
 func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 	votes := map[string]int{}
 	for _, r := range s.Sentinels {
@@ -298,7 +300,7 @@ func (s *RedisSentinel) Calm(ctx context.Context) error {
 	})
 }
 
-// Failover makes the sentinels replace the living primary.
+// Failover makes the sentinels replace the primary, although it is alive.
 func (s *RedisSentinel) Failover(ctx context.Context) error {
 	return until(ctx, func() error { // a replica may not be ready to be promoted yet
 		_, err := s.Sentinels[0].Do(ctx, "SENTINEL", "FAILOVER", s.Name)
@@ -306,9 +308,9 @@ func (s *RedisSentinel) Failover(ctx context.Context) error {
 	})
 }
 
-// FailedOver waits until the sentinels have made another server the primary, and that
-// server accepts writes. It may take half a minute, because a sentinel that was delayed
-// itself does nothing for so long.
+// FailedOver waits until the sentinels have promoted another server than from, and that
+// server has the role of a primary. It returns that server. The wait may take half a minute:
+// a sentinel that was itself delayed does nothing for that time (TILT mode).
 func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {
 	var to *Redis
 	err := within(ctx, time.Minute, func() error {
@@ -329,7 +331,7 @@ func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, er
 	return to, err
 }
 
-// Kill kills all servers.
+// Kill kills all servers and sentinels.
 func (s *RedisSentinel) Kill() {
 	for _, r := range s.Sentinels {
 		r.Kill()

@@ -1,3 +1,3 @@
-// Package story tests the stories of check/lab/story on real servers, and keeps their
-// drawings in docs/lab.
+// Package story plays the stories of check/lab/story on real servers, and compares their
+// drawings with those in docs/lab.
 package story

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestPlain: holdfast shares locks with each client that stores a lock as one string per
-// name, in both directions.
+// TestPlain: holdfast and each client that stores a lock as one string per name exclude one
+// another. Each gets the lock after the other has released it.
 func TestPlain(t *testing.T) {
 	d := start(t, "single")
 	client := goredis.NewClient(&goredis.Options{Addr: d.address})
@@ -126,7 +126,7 @@ func TestPlainSum(t *testing.T) {
 }
 
 // TestPlainHolderDies: a process of holdfast holds a lock and is killed. Another client
-// gets the lock after the lease.
+// gets the lock after the lease has expired.
 func TestPlainHolderDies(t *testing.T) {
 	t.Parallel()
 	d := start(t, "single")
