@@ -34,7 +34,8 @@ func redisUserSettings() []string {
 }
 
 // revokeRights takes the documented rights away from the user, one after another, each for
-// a part of the fault's time. It takes rights that scripts need twice as often as others.
+// a part of the fault's time. It takes the rights that scripts need three times as often as
+// the others.
 func revokeRights(all []*servers.Redis) StoreFault {
 	var next atomic.Uint32
 	change := func(ctx context.Context, sign, right string) error {
@@ -79,9 +80,10 @@ func fillMemory(all []*servers.Redis) StoreFault {
 	}}
 }
 
-// evictKeys makes a server evict keys that was configured not to. It changes the policy
-// first. Then the store has redisNotice to find the change, before the server runs out of
-// memory. Grants from before that time may be evicted. After it the store must make none.
+// evictKeys makes servers evict keys, although their configuration forbade it. It first
+// changes the policy, and the store has redisNotice to notice the change. Then it lowers the
+// memory limit, so that the servers evict keys. Grants that were requested before that moment
+// may be evicted. From then on the store must make no grants.
 func evictKeys(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
 		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
@@ -93,7 +95,7 @@ func evictKeys(all []*servers.Redis) StoreFault {
 		}()
 		lasts(ctx, redisNotice)
 		for range 1 + f.For/(20*time.Millisecond) {
-			// The server evicts keys as soon as the limit is set.
+			// The server evicts keys as soon as it has this limit.
 			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
 				return err
 			}

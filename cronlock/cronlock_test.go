@@ -14,7 +14,7 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// logger keeps the errors.
+// logger is a cron.Logger that records the errors.
 type logger struct {
 	mu   sync.Mutex
 	errs []error
@@ -27,8 +27,8 @@ func (l *logger) Error(err error, _ string, _ ...any) {
 	l.errs = append(l.errs, err)
 }
 
-// TestOnceRunsAJobOnOneReplica: the clocks of the replicas differ by less than hold, and one of
-// them runs each job.
+// TestOnceRunsAJobOnOneReplica: the clocks of the replicas differ by less than the minimum hold, and
+// exactly one replica runs each job.
 func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := memstore.New(), &logger{}
@@ -78,7 +78,8 @@ func TestOnceLogsAnOutage(t *testing.T) {
 	})
 }
 
-// TestEveryTakesCronSchedule: Every takes a schedule of cron's parser, but no relative one.
+// TestEveryTakesCronSchedule: Every accepts a schedule of cron's parser, and refuses a relative
+// schedule.
 func TestEveryTakesCronSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker, err := holdfast.New(memstore.New())

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
-// overtaken updates a key while n other writes overtake it, one for each attempt.
+// overtaken updates a key. Another write overtakes each of the first n attempts.
 func overtaken(t *testing.T, ctx context.Context, values optimistic.Values, n int, count optimistic.Option) {
 	t.Helper()
 	another := func(_ context.Context, old []byte) ([]byte, error) { return append(old, 'a'), nil }

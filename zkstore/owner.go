@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// ownerData is the content of this client's nodes, for people to read. Curator's nodes contain
-// an address or other text.
+// ownerData is the content of the nodes of holdfast, for people and for Inspect. Curator's nodes
+// contain an address or other text.
 type ownerData struct {
 	ID       string `json:"id"`
 	Host     string `json:"host,omitempty"`
@@ -44,10 +44,11 @@ func clip(s string) string {
 	return s
 }
 
-// revoke is the text that Curator's Revoker writes into the node of a holder to request its end.
+// revoke is the text that Curator's Revoker writes into a holder's node. It requests that the holder
+// release the lock.
 const revoke = "__REVOKE__"
 
-// owner parses a node's data. Text of another program is shown as its host.
+// owner parses a node's data. It returns the text of another program as the host.
 func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
 	// For a node of another client library ttl stays 0, because its session timeout is unknown.
 	var d ownerData

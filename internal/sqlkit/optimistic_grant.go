@@ -10,7 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
-// Acquire returns a grant, a waiter's grant if there is a Waker, or an error.
+// Acquire requests a grant. If the lock is busy, r.Wait is set and the engine has a Waker, Acquire
+// tries again until it gets the grant or ctx ends.
 func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := o.enter(); err != nil {
 		return driver.Grant{}, err
@@ -64,7 +65,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	}
 }
 
-// ended returns ErrClosed if the engine was closed, unless the outcome is unknown.
+// ended returns ErrClosed instead of err if the engine was closed, unless the outcome is unknown.
 func (o *Optimistic) ended(err error) error {
 	if err != nil && o.ctx.Err() != nil && driver.CodeOf(err) != driver.CodeUnknown {
 		return ErrClosed
@@ -72,8 +73,8 @@ func (o *Optimistic) ended(err error) error {
 	return err
 }
 
-// withdrawn returns the error of an Acquire that has left nothing in the store. It is that
-// of ended, or has CodeWithdrawn if the caller has given up.
+// withdrawn returns the error with which Acquire fails. If the caller's context has ended, it
+// replaces CodeUnavailable by CodeWithdrawn. Otherwise it returns what ended returns.
 func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable && o.ctx.Err() == nil {
 		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
@@ -148,7 +149,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 			return nil, err
 		}
 		if !row.admits(r.Limit) {
-			if row.ahead && !corrected { // else the grant ahead of the clock would never expire
+			if row.ahead && !corrected { // without this write, the TTL would begin again at each read
 				corrected = true
 				return &row.content, nil
 			}
@@ -168,15 +169,15 @@ func micros(d time.Duration) int64 {
 	return int64((d + time.Microsecond - 1) / time.Microsecond)
 }
 
-// Undo removes the grant of a request, and ensures that none can still appear.
+// Undo removes the grant of a request, and ensures that a late write cannot add it again.
 func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
 	version, exists, first := int64(0), false, true
 	p := &op{name: o.key(r.Name), wake: true}
 	p.step = func(row *row) (*content, error) {
 		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
 		there := next.remove(func(h holder) bool { return h.ID == r.ID })
-		// The version was written after the first read, so that no write of the request can
-		// replace it.
+		// The row has another version than at the first read. A late write of the request names
+		// a version that the client read before Undo, so it has no effect.
 		if !there && !first && (row.version != version || row.exists != exists) {
 			return nil, nil
 		}
@@ -190,7 +191,7 @@ func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
 	return err
 }
 
-// change applies one op as a call.
+// change applies one op. The context of the op ends when the engine is closed.
 func (o *Optimistic) change(ctx context.Context, p *op) error {
 	ctx, end, err := o.call(ctx)
 	if err != nil {
@@ -207,10 +208,10 @@ func notHeld(name string, token uint64) error {
 	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }
 
-// Release ends a grant. With keep it leaves the grant standing for that time, without an
-// owner.
+// Release ends a grant. If keep is positive, the row keeps the grant for that time, marked as
+// released.
 func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	o.forget(g.ID) // from here on, its end is not reported as a loss
+	o.forget(g.ID) // from now on the client does not report the grant's end as a loss
 	found := false
 	p := &op{name: o.key(g.Name), wake: true}
 	p.step = func(row *row) (*content, error) {

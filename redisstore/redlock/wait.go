@@ -15,10 +15,11 @@ const (
 	// queueLife is how long a server keeps a queue that no waiter refreshes. It is
 	// several times the interval at which each waiter repeats its request.
 	queueLife = 5 * time.Second
-	// subscribeTimeout is how long a first waiter waits for subscriptions.
+	// subscribeTimeout is how long a waiter waits until its client has subscribed at a quorum
+	// of servers.
 	subscribeTimeout = 2 * time.Second
-	// gatherBound is how long a waiter that one server has notified waits for the
-	// messages of the others.
+	// gatherBound is how long a waiter that one server has notified waits for the messages of
+	// the other servers.
 	gatherBound = 2 * time.Millisecond
 	// pollFirst and pollMost limit the interval at which a waiter repeats its request
 	// while a client of another library holds the name. That client notifies no waiter.
@@ -28,7 +29,8 @@ const (
 // waiter receives the messages of the servers for one request.
 type waiter struct{ woken chan struct{} }
 
-// wait sends the request, and waits for messages while another request has the name.
+// wait sends the request, and repeats it until the request is granted, fails or is withdrawn. It
+// repeats the request after a message of the servers or a delay.
 func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	s := c.s
 	res, err := c.try(ctx, "")
@@ -75,7 +77,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		if err == nil && (res.placed >= s.quorum || polls > 0) {
 			c.r.From.Queued(res.holders)
 		}
-		// A lost message delays the waiter by this time.
+		// A lost message delays the waiter by at most this time.
 		delay := fallback.After(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
 		if failures > 0 {
 			delay = rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
@@ -100,7 +102,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	}
 }
 
-// gather waits until a quorum of servers has notified the waiter, or a short time.
+// gather waits until a quorum of servers has notified the waiter, or for gatherBound.
 func (c *candidate) gather(ctx context.Context, w *waiter) {
 	t := time.NewTimer(gatherBound)
 	defer t.Stop()
@@ -116,8 +118,9 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 }
 
 // leave removes the queue entry, and ends any vote for the request. If the lock is
-// free, the servers notify the next waiter, because this one may have received their
-// message in vain. leave reports whether a quorum of servers has confirmed that.
+// free, the servers notify the next waiter: their last message may have gone to this
+// waiter, which no longer uses it. leave reports whether a quorum of servers has
+// confirmed the removal.
 func (c *candidate) leave(ctx context.Context, entry string) bool {
 	return c.s.onAll(ctx, withdrawTimeout, func(n *node) (reply, error) {
 		key := c.s.prefix() + c.r.Name
@@ -126,8 +129,8 @@ func (c *candidate) leave(ctx context.Context, entry string) bool {
 }
 
 // onAll makes a call at every server. It returns nil when a quorum has confirmed the
-// call and the others have had a little more time. It returns an error if bound ends
-// before that, or if fewer servers have confirmed the call.
+// call and the others have had a little more time. It returns an error if that takes
+// longer than bound, or if all have answered and fewer than a quorum confirmed the call.
 func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node) (reply, error)) error {
 	type answer struct {
 		i   int

@@ -1,5 +1,5 @@
-// Package story replays on real servers how locks fail. Each story has two clients, one
-// server, and the interleaving that breaks the lock.
+// Package story shows on real servers how locks fail. Each story has two clients, one
+// server, and the order of steps that breaks the lock.
 //
 // The package plays each [Story] twice on the same server: with a wrong lock that many
 // programs use, and with holdfast. One goroutine executes the steps of both clients, so
@@ -12,5 +12,6 @@
 // not.
 //
 // The stories open the stores of holdfast by URL: import redisstore, filestore and the others.
-// Package lab contains the same mistakes as stores, and package check finds them.
+// Package lab implements such mistakes on a small server of its own, and package check finds
+// them there.
 package story

@@ -35,9 +35,9 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 	}
 }
 
-// TestTokenRisesAfterGrantWithoutCounter: while a hash slot moves, a request is granted without the
-// counter, and its answer is lost. The client repeats it after the move. The next token is larger even
-// if the server's clock was set back.
+// TestTokenRisesAfterGrantWithoutCounter: while a hash slot moves, the script grants a request without
+// the counter, and the answer is lost. The client repeats the request after the move. The next token is
+// larger, even if the server's clock was set back.
 func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)
@@ -60,7 +60,7 @@ func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	if err := r.SetClock(-long); err != nil {
 		t.Fatal(err)
 	}
-	do(t, r, "DEL", key) // a release deletes the key, too
+	do(t, r, "DEL", key) // as a release does
 	g := must(t, open(t, "redis://"+r.Address()), request("x", driver.Exclusive, long))
 	if first, err := strconv.ParseUint(token, 10, 64); err != nil || g.Token <= first {
 		t.Errorf("token %d after %s", g.Token, token)

@@ -35,9 +35,9 @@ func answers(t *testing.T, r *servers.Redis, args ...string) bool {
 	return err == nil
 }
 
-// TestPlainUsesConditionalCommands renews and releases locks of the layout plain. The server has the
-// commands that compare a string, or lacks them. The user has the right to these commands, or lacks it.
-// The server may also be full, and refuse SET.
+// TestPlainUsesConditionalCommands renews and releases locks of the layout plain. The store uses the
+// commands that compare a string, if the server has them and the user has the right to them. Otherwise
+// it uses scripts. The server may also have no free memory, and refuse SET.
 func TestPlainUsesConditionalCommands(t *testing.T) {
 	r := start(t)
 	deletes, sets := "", answers(t, r, "SET", "probe", "1", "IFEQ", "1")
@@ -99,7 +99,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 				for _, g := range []driver.Grant{one, two} {
 					code(t, of.s, of.s.Release(t.Context(), g, 0), driver.CodeNotHeld)
 				}
-				// Another client has replaced the grant, or an operator has removed it.
+				// Another client replaces the first grant, and an operator breaks the second.
 				one, two = must(t, of.s, request("one", driver.Exclusive, long)), must(t, of.s, request("two", driver.Exclusive, long))
 				do(t, r, "SET", "one", "another client's")
 				if err := other.Break(t.Context(), "two", two.Token); err != nil {
@@ -123,7 +123,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 			if a := of.s.Renew(t.Context(), []driver.Grant{one})[0]; a.Err != nil {
 				t.Error(a.Err)
 			}
-			renewed := executed(t, r, "set") - set // the script uses PEXPIRE
+			renewed := executed(t, r, "set") - set // a renewal by the script uses PEXPIRE instead
 			deleted := 0
 			if deletes != "" {
 				deleted = executed(t, r, deletes)
@@ -131,7 +131,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 			if err := of.s.Release(t.Context(), one, 0); err != nil {
 				t.Error(err)
 			}
-			// The user may SET, which every layout needs.
+			// Both users have the right to SET, which every layout needs.
 			if sets != (renewed == 1) {
 				t.Errorf("SET has renewed %d of 1; the server has it with IFEQ: %t", renewed, sets)
 			}

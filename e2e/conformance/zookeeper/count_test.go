@@ -15,8 +15,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestEntryCountsTheEndsBeforeIt: an entry becomes a grant when the last of three nodes before it
-// has gone, in whatever order they go, and not before. Its client does not read the queue again.
+// TestEntryCountsTheEndsBeforeIt: the three nodes before an entry are deleted, in several orders. The
+// entry becomes a grant after the last deletion, and not earlier. Its client does not read the queue
+// again.
 func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 	z := single(t)
 	_, a := locker(t, []string{z.Address()})
@@ -28,9 +29,9 @@ func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 	dir := "/faults/" + name
 	_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return tally{c, []byte(dir + "\x00"), &left, listed}, err // matches a read of the directory's children, and no read of one child
+		return tally{c, []byte(dir + "\x00"), &left, listed}, err // matches a read of the directory's children, but not a read of one child
 	}))
-	first, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute)) // makes the name's node
+	first, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute)) // creates the name's node
 	must(t, err)
 	must(t, a.Release(t.Context(), first, 0))
 	for i, order := range [][3]int{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}} {
@@ -111,8 +112,8 @@ func TestDeletedEntryIsNotGranted(t *testing.T) {
 }
 
 // TestReaderBesideAWriterPrecedesTheWaiter: the holder of Curator's write lock takes the read lock,
-// and then releases the write lock. The reader's node has the number of the writer's node. A waiter
-// that queued before the reader still waits for the reader.
+// and then releases the write lock. The reader's node has the same number as the writer's node. A
+// waiter that queued before the reader was created still waits for the reader.
 func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
@@ -149,8 +150,8 @@ func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
 	must(t, s.Release(t.Context(), waiter.woken(t), 0))
 }
 
-// lateWrite is a connection that delays the first write with a word, until the test lets it
-// through.
+// lateWrite is a connection that sends to reached before a write that contains word, and then delays
+// that write until through is closed.
 type lateWrite struct {
 	net.Conn
 	word    []byte
@@ -169,8 +170,9 @@ func (c lateWrite) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// beforeTheWatch begins a request for a lock, and returns when its client is about to set a watch of the
-// node first. The client waits there until through is closed. granted receives the request's error.
+// beforeTheWatch begins a request for a lock, and returns when the client is about to set a watch for
+// the node first. The client waits until the test closes through. Then granted receives the request's
+// error, or nil for a grant.
 func beforeTheWatch(t *testing.T, z *servers.ZooKeeper, name, first string) (h *holder, granted chan error, through chan struct{}) {
 	t.Helper()
 	reached := make(chan struct{}, 1)
@@ -195,9 +197,9 @@ func beforeTheWatch(t *testing.T, z *servers.ZooKeeper, name, first string) (h *
 	return h, granted, through
 }
 
-// TestEndRequestedBeforeTheWatch: the holder's node goes, and an operator requests the entry behind
-// it to end. The client of that entry has not set its watches yet. The new holder is notified,
-// although no watch reports the request.
+// TestEndRequestedBeforeTheWatch: the holder's node is deleted, and an operator writes __REVOKE__ into
+// the next entry's node. The client of that entry has not set its watches yet. The new holder is
+// notified, although no watch reports that write.
 func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	z := single(t)
 	_, a := locker(t, []string{z.Address()})
@@ -217,19 +219,19 @@ func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	h.notified(t)
 }
 
-// TestEntrySeesChangesBeforeTheWatches: a client has read the queue for an entry, and sends its
-// watches in one request. Nodes go or change before the server has that request. The entry still
-// receives each change.
+// TestEntrySeesChangesBeforeTheWatches: a client has read the queue for an entry, and sets its watches
+// in one request. Nodes are deleted or written before the server receives that request. The client
+// still notices each change.
 func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
 	for _, c := range []struct {
 		what    string
-		delete  []int // of the two nodes before the entry, and the entry's own
-		revoke  int   // the node that is requested to end, -1 for none
-		later   []int // the nodes that end when the watches are set
+		delete  []int // before the watches: 0 and 1 are the nodes before the entry, 2 is its own
+		revoke  int   // the node into which an operator writes __REVOKE__, -1 for none
+		later   []int // the nodes that are deleted after the watches were set
 		refused bool
-		ended   bool // the grant is notified
+		ended   bool // the new holder is notified
 	}{
 		{what: "both before it end", delete: []int{0, 1}, revoke: -1},
 		{what: "the holder ends", delete: []int{0}, revoke: -1, later: []int{1}},
@@ -286,7 +288,7 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 	}
 }
 
-// reportedHolders receives the holders that the store reports to a queued request.
+// reportedHolders is a requester that receives the holders that the store reports to it.
 type reportedHolders struct {
 	noRequester
 	holders chan []driver.Holder
@@ -301,9 +303,9 @@ func (h reportedHolders) Queued(all []driver.Holder) {
 	}
 }
 
-// TestLongerWaitReadsTheNodesBeforeIt: an entry with two nodes before it sets its watches in one
-// request. After a moment its client reads those nodes and reports the holder. The entry is refused
-// if the client may not read them, since a server reports no event of such a node.
+// TestLongerWaitReadsTheNodesBeforeIt: the client of an entry behind two nodes sets its watches in one
+// request. After a moment the client reads those nodes and reports the holder. The store refuses the
+// request if the client may not read one of them, because a server reports no event of such a node.
 func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
@@ -343,9 +345,10 @@ func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 	}
 }
 
-// TestEntryThatComesNearReadsTheNodesBeforeIt: an entry far behind has reported the holder. When it
-// comes near the head, its client sets the watches in one request. After a moment the client reads
-// the nodes before the entry. The entry is refused if the client may not read one of them.
+// TestEntryThatComesNearReadsTheNodesBeforeIt: the client of an entry far behind the head has reported
+// the holder. When the entry comes near the head, the client sets the watches in one request. After a
+// moment the client reads the nodes before the entry. The store refuses the request if the client may
+// not read one of them.
 func TestEntryThatComesNearReadsTheNodesBeforeIt(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
@@ -354,7 +357,8 @@ func TestEntryThatComesNearReadsTheNodesBeforeIt(t *testing.T) {
 	_, a := locker(t, []string{z.Address()})
 	_, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
 	must(t, err)
-	// wait returns the outcome of a request that has reported the holder, and so reads no more.
+	// wait begins a request, and returns a channel for its outcome after the store has reported the
+	// holder. The client does not read the holder again.
 	wait := func() chan error {
 		_, s := locker(t, []string{z.Address()})
 		reported := reportedHolders{holders: make(chan []driver.Holder, 1)}

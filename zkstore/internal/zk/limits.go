@@ -34,6 +34,7 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 	}
 }
 
+// limits is Limits for one server, without a retry.
 func limits(ctx context.Context, cfg Config, server string) (least, most time.Duration, err error) {
 	var id int64
 	passwd := make([]byte, 16)
@@ -81,11 +82,11 @@ func closeSession(nc net.Conn, r *bufio.Reader) (zxid int64, err error) {
 	return exchange(nc, r, opClose, "")
 }
 
-// exchange sends one request, with a path if it is not empty, and returns the number of the
-// server's last transaction at its answer.
+// exchange sends one request, which contains path if path is not empty. It returns the number of the
+// last transaction that the server has applied before its answer.
 func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, err error) {
 	var e encoder
-	e.int32(0) // its length, set below
+	e.int32(0) // the length of the request, set below
 	e.int32(1)
 	e.int32(op)
 	if path != "" {
@@ -110,8 +111,8 @@ func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, 
 
 // Accepts reports whether the servers accept a request of size bytes. A server ends the
 // connection of a request that is longer than its jute.maxbuffer, as soon as it has read
-// the length. Accepts sends the handshake of a session that never existed, padded to the
-// size, which a server that reads it refuses by an answer.
+// the length. Accepts sends the handshake of a session that never existed, padded to size
+// bytes. A server that accepts this size answers that the session has expired.
 func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 	at := rand.IntN(len(cfg.Servers))
 	for tries := 0; ; tries++ {
@@ -133,8 +134,8 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 // retryInterval is the delay after all servers have failed.
 const retryInterval = 50 * time.Millisecond
 
-// noSession is a session number that no server assigns. A session number begins with the number of
-// its server, followed by a time. These are not both 0.
+// noSession is a session number that no server assigns. The high bits of an assigned number are the
+// server's number and a time, and are never all 0.
 const noSession = 1
 
 // requestUnknownSession requests a session that never existed, in a request of at least size bytes.
@@ -155,8 +156,8 @@ func requestUnknownSession(ctx context.Context, cfg Config, server string, size 
 	return noWelcome(err)
 }
 
-// latest returns the number of a transaction that a majority has just committed: the end of a
-// session that it begins for this purpose.
+// latest begins a session and ends it. It returns the number of the transaction that ended the
+// session, which a majority has just committed.
 func latest(ctx context.Context, cfg Config, server string) (int64, error) {
 	nc, err := cfg.Dial(ctx, "tcp", server)
 	if err != nil {
@@ -173,8 +174,8 @@ func latest(ctx context.Context, cfg Config, server string) (int64, error) {
 	if id == 0 {
 		return 0, ErrExpired
 	}
-	// With local sessions the end is no transaction. The sync brings a server that is behind
-	// up to the leader.
+	// The end of a local session is not a transaction. So the sync first brings a server that is
+	// behind up to the leader's state.
 	if _, err := exchange(nc, r, opSync, "/"); err != nil {
 		return 0, err
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// refresh is the number of seconds after which the line on a terminal shows the holder anew. The
-// line's time advances every second.
+// refresh is the interval, in seconds, at which the line on a terminal gets the present holders from
+// the store. The time on the line advances every second.
 const refresh = 5
 
 // waiting reports the state of the wait: on a terminal the holders, and with --verbose every step.
@@ -58,7 +58,7 @@ func (w *waiting) probe() {
 	}()
 }
 
-// lastContact returns the error of the probe of an ended wait, or nil.
+// lastContact returns the error of the probe after the wait has ended, and nil without a probe.
 func (w *waiting) lastContact() error {
 	if w.probed == nil {
 		return nil
@@ -67,7 +67,7 @@ func (w *waiting) lastContact() error {
 	case err := <-w.probed:
 		return err
 	default:
-		return context.DeadlineExceeded // the store does not answer
+		return context.DeadlineExceeded // the store has not responded to the probe
 	}
 }
 
@@ -77,7 +77,7 @@ func newWaiting(r *runner) *waiting {
 	return w
 }
 
-// watch makes the line show the present holder, which may change during the wait.
+// watch sets the function that reads the present holders, for the line and for the probe.
 func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
 	if g.Visible == driver.VisibleNothing {
 		return
@@ -128,7 +128,7 @@ func (w *waiting) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// wait shows the line that is rewritten every second.
+// wait shows the line on a terminal. A goroutine then rewrites the line every second.
 func (w *waiting) wait(holders []holdfast.Holder) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
