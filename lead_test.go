@@ -102,9 +102,9 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 	})
 }
 
-// TestLeadReturnsTheEndOfItsContext: after the end of its context, Lead returns the context's
+// TestLeadReturnsErrorOfItsContext: after the end of its context, Lead returns the context's
 // error and the error of its function. The leadership may end before or after that context.
-func TestLeadReturnsTheEndOfItsContext(t *testing.T) {
+func TestLeadReturnsErrorOfItsContext(t *testing.T) {
 	for name, end := range map[string]func(memstore.Script, func()){
 		"lost before": func(s memstore.Script, cancel func()) { _ = s.Lose("leader", holdfast.CauseGone); cancel() },
 		"lost after":  func(s memstore.Script, cancel func()) { cancel(); _ = s.Lose("leader", holdfast.CauseGone) },

@@ -107,7 +107,7 @@ func over(ctx context.Context) bool {
 // calls End.
 func (c *crew) inject(ctx context.Context, f Fault) error {
 	m := c.members[f.Worker]
-	pause := func() { lasts(ctx, f.For) }
+	pause := func() { sleep(ctx, f.For) }
 	for i := range c.target.Faults {
 		sf := &c.target.Faults[i]
 		if sf.Kind != f.Kind {

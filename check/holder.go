@@ -36,7 +36,7 @@ type heldLock struct {
 // fits decides whether the holder suits the fault; nil accepts each.
 func (c *crew) pauseHolder(ctx context.Context, left time.Duration, fits func(name string) (bool, error)) (*pausedHolder, error) {
 	unfit := map[int64]bool{} // by the moment of the grant
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 10*time.Millisecond) {
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; sleep(ctx, 10*time.Millisecond) {
 		for _, m := range c.members {
 			if p, err := c.pauseIfHolder(ctx, m, left, unfit, fits); p != nil || err != nil {
 				return p, err
@@ -65,7 +65,7 @@ func (c *crew) pauseIfHolder(ctx context.Context, m *member, left time.Duration,
 		defer m.mu.Unlock()
 		return resume()
 	}}
-	lasts(ctx, 5*time.Millisecond) // the kernel stops the threads one after another
+	sleep(ctx, 5*time.Millisecond) // the kernel stops the threads one after another
 	held, err = longestHeld(path, left, unfit)
 	fit := held != nil && err == nil
 	if fit && fits != nil {

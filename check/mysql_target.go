@@ -275,7 +275,7 @@ func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 // awaitWaiter waits, for at most 2 s, until a client has waited for a row for 100 ms. When
 // this client gets the row, it uses another table.
 func (m *mysql) awaitWaiter(ctx context.Context) {
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; sleep(ctx, 20*time.Millisecond) {
 		waiting := 0
 		if err := m.query(ctx, m.primary, fmt.Sprintf("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '%s' AND time_ms > 100 AND info LIKE '%%FOR UPDATE'", clientUser), &waiting); err != nil || waiting > 0 {
 			return

@@ -59,7 +59,7 @@ func revokeRights(all []*servers.Redis) StoreFault {
 			if err := change(ctx, "-", right); err != nil {
 				return err
 			}
-			lasts(ctx, max(f.For/3, 150*time.Millisecond))
+			sleep(ctx, max(f.For/3, 150*time.Millisecond))
 			if err := change(context.WithoutCancel(ctx), "+", right); err != nil {
 				return err
 			}
@@ -93,7 +93,7 @@ func evictKeys(all []*servers.Redis) StoreFault {
 			ctx := context.WithoutCancel(ctx)
 			err = errors.Join(err, setBack(ctx, all, "maxmemory", "0"), setBack(ctx, all, "maxmemory-policy", "noeviction"))
 		}()
-		lasts(ctx, redisNotice)
+		sleep(ctx, redisNotice)
 		for range 1 + f.For/(20*time.Millisecond) {
 			// The server evicts keys as soon as it has this limit.
 			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
@@ -102,7 +102,7 @@ func evictKeys(all []*servers.Redis) StoreFault {
 			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "0"); err != nil && ctx.Err() == nil {
 				return err
 			}
-			lasts(ctx, 20*time.Millisecond)
+			sleep(ctx, 20*time.Millisecond)
 		}
 		return nil
 	}}
@@ -112,8 +112,8 @@ func evictKeys(all []*servers.Redis) StoreFault {
 // of a replica's clock.
 const redisNotice = 3 * time.Second
 
-// lasts waits for d or until ctx ends.
-func lasts(ctx context.Context, d time.Duration) {
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
 	_ = backoff.Sleep(ctx, d)
 }
 
@@ -133,7 +133,7 @@ func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) erro
 // setBack resets a setting of every running server. It tries again if a busy server does
 // not answer.
 func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (err error) {
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); lasts(ctx, 50*time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); sleep(ctx, 50*time.Millisecond) {
 		if err = eachRunning(ctx, all, "CONFIG", "SET", setting, value); err == nil || ctx.Err() != nil {
 			break
 		}

@@ -97,7 +97,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				return err
 			}
 			// A client that was stopped meanwhile also has time to compare the clocks.
-			lasts(ctx, redisNotice+2*Slack)
+			sleep(ctx, redisNotice+2*Slack)
 			if ctx.Err() != nil {
 				return ctx.Err() // no promotion before clients have compared the clocks
 			}
@@ -113,7 +113,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				return err
 			}
 			if held != nil {
-				lasts(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
+				sleep(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
 			}
 			return nil
 		}, End: func(ctx context.Context, f Fault) error {
@@ -126,11 +126,11 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			// For a while, clients still extend leases by the former difference of the
 			// clocks. After the clock is set back, such a lease would last for twice that
 			// difference.
-			lasts(ctx, redisNotice)
+			sleep(ctx, redisNotice)
 			err = errors.Join(err, primary.SetClock(0), replica.SetClock(0))
 			// The tokens are ahead of the clock now. Until the clock has caught up, a
 			// server that loses its data may grant smaller ones. No store excludes that.
-			lasts(ctx, lead(f))
+			sleep(ctx, lead(f))
 			return err
 		}})
 	}
@@ -359,7 +359,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 					}
 					return beginMove(ctx)
 				}
-				lasts(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
+				sleep(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
 				return nil
 			}, End: func(ctx context.Context, f Fault) error {
 				err := endMoves(ctx, f)

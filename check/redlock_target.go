@@ -88,7 +88,7 @@ func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 			return StoreFault{Kind: kind, Detail: which,
 				Begin: func(_ context.Context, f Fault) error { return one(f).SetClock(ahead) },
 				End: func(ctx context.Context, f Fault) error {
-					lasts(ctx, redlockMaxTTL)
+					sleep(ctx, redlockMaxTTL)
 					return one(f).SetClock(0)
 				}}
 		}

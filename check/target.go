@@ -58,7 +58,7 @@ func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 // fail during an election.
 func leftSoon(d time.Duration, find func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) ([]string, error) {
-		for end := time.Now().Add(d); ; lasts(ctx, 50*time.Millisecond) {
+		for end := time.Now().Add(d); ; sleep(ctx, 50*time.Millisecond) {
 			left, err := find(ctx)
 			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
 				return left, err

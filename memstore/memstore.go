@@ -320,7 +320,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", g.Name, g.Token)
 }
 
 // Break ends a grant and notifies its holder.
@@ -350,7 +350,7 @@ func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 		e.from.Lost(cause, nil)
 	}
 	if len(ended) == 0 {
-		return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
+		return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 }
 
 // handleOf returns the handle of a grant of this store.

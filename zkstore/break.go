@@ -29,7 +29,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 
 // holder returns the node of the grant with a token.
 func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
-	notHeld := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
+	notHeld := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))

@@ -61,7 +61,7 @@ func (ss *session) readFailed(err error) error {
 func errClosed() error { return driver.Errorf(driver.CodeClosed, "the zookeeper store is closed") }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", g.Name, g.Token)
 }
 
 func withdrawn(ctx context.Context) error {

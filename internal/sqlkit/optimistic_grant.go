@@ -205,7 +205,7 @@ func (o *Optimistic) change(ctx context.Context, p *op) error {
 }
 
 func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 }
 
 // Release ends a grant. If keep is positive, the row keeps the grant for that time, marked as

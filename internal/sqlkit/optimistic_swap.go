@@ -27,7 +27,7 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 		case outcome == PassGranted:
 			released(nil)
 			g, err = o.keep(r, g)
-			o.since(r.ID, heldSince)
+			o.setHeldSince(r.ID, heldSince)
 			return g, err
 		case outcome == PassReleased:
 			released(nil)
@@ -55,8 +55,8 @@ func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (heldSince
 	return k.heldSince, time.Since(k.heldSince) < driver.HandoffTime
 }
 
-// since sets the heldSince of a grant that has replaced another.
-func (o *Optimistic) since(id string, heldSince time.Time) {
+// setHeldSince sets the heldSince of a grant that has replaced another.
+func (o *Optimistic) setHeldSince(id string, heldSince time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if k := o.held[id]; k != nil {

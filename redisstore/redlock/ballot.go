@@ -163,7 +163,7 @@ func (b *ballot) voteArgs(token uint64, owner string) []string {
 	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
 		text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.cfg.MaxTTL), strconv.Itoa(len(s.nodes)))
 	if b.entry != "" && !b.granted {
-		args = append(args, b.entry, text(b.since), millis(queueLife))
+		args = append(args, b.entry, text(b.since), millis(queueTTL))
 	}
 	return args
 }

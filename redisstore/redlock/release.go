@@ -408,7 +408,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 	h := found[0]
 	if h.id == "" || h.holder.Token != token || h.holder.ID == "" {
-		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d stands", name, token)
+		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d exists", name, token)
 	}
 	key := s.prefix() + name
 	// The holder may have renewed the votes since then. It sends no renewal after its TTL.

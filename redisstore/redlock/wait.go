@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// queueLife is how long a server keeps a queue that no waiter refreshes. It is
+	// queueTTL is how long a server keeps a queue that no waiter refreshes. It is
 	// several times the interval at which each waiter repeats its request.
-	queueLife = 5 * time.Second
+	queueTTL = 5 * time.Second
 	// subscribeTimeout is how long a waiter waits until its client has subscribed at a quorum
 	// of servers.
 	subscribeTimeout = 2 * time.Second
-	// gatherBound is how long a waiter that one server has notified waits for the messages of
+	// gatherTimeout is how long a waiter that one server has notified waits for the messages of
 	// the other servers.
-	gatherBound = 2 * time.Millisecond
-	// pollFirst and pollMost limit the interval at which a waiter repeats its request
+	gatherTimeout = 2 * time.Millisecond
+	// pollFirst and pollMax limit the interval at which a waiter repeats its request
 	// while a client of another library holds the name. That client notifies no waiter.
-	pollFirst, pollMost = 20 * time.Millisecond, 100 * time.Millisecond
+	pollFirst, pollMax = 20 * time.Millisecond, 100 * time.Millisecond
 )
 
 // waiter receives the messages of the servers for one request.
@@ -85,7 +85,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 			delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
 		}
 		if res.foreign {
-			delay = min(delay, pollFirst+rand.N(pollMost-pollFirst))
+			delay = min(delay, pollFirst+rand.N(pollMax-pollFirst))
 		}
 		timer.Reset(delay)
 		select {
@@ -102,9 +102,9 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	}
 }
 
-// gather waits until a quorum of servers has notified the waiter, or for gatherBound.
+// gather waits until a quorum of servers has notified the waiter, or for gatherTimeout.
 func (c *candidate) gather(ctx context.Context, w *waiter) {
-	t := time.NewTimer(gatherBound)
+	t := time.NewTimer(gatherTimeout)
 	defer t.Stop()
 	for n := 1; n < c.s.quorum; n++ {
 		select {

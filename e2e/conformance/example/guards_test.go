@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestGuardsAreFound: the comment of package fence lists the guard of every store that has one.
+// TestDocsListEachGuard: the comment of package fence lists the guard of every store that has one.
 // The page of that store in docs has a section about the guard.
-func TestGuardsAreFound(t *testing.T) {
+func TestDocsListEachGuard(t *testing.T) {
 	read := func(path string) string {
 		text, err := os.ReadFile(filepath.Join("../../..", path))
 		if err != nil {

@@ -13,9 +13,9 @@ const (
 	measuredFile = "../../../docs/choosing.json"
 )
 
-// TestChoosingPage compares the tables of docs/choosing.md with what the stores declare, and
+// TestChoosingPageMatchesDeclarations compares the tables of docs/choosing.md with what the stores declare, and
 // with the numbers of one run of the tests in conformance/protect.
-func TestChoosingPage(t *testing.T) {
+func TestChoosingPageMatchesDeclarations(t *testing.T) {
 	raw, err := os.ReadFile(measuredFile)
 	if err != nil {
 		t.Fatal(err)

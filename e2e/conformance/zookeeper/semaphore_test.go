@@ -42,10 +42,10 @@ func TestDeletedLeaseOfWaiterFreesMutex(t *testing.T) {
 	select {
 	case err := <-done:
 		if err != nil && driver.CodeOf(err) != driver.CodeUnavailable {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the waiter ended with %v", err)
 		}
 	case <-time.After(testTimeout):
-		t.Fatal("it does not end")
+		t.Fatal("the waiter does not end")
 	}
 	nodes(t, raw, "/lease/"+name+"/locks", "the mutex is free", count(0))
 }

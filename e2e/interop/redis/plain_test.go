@@ -84,7 +84,7 @@ func TestPlain(t *testing.T) {
 			key := "plain-" + name[:7]
 			python.t, java.t = t, t
 			if !o.try(t, key) {
-				t.Fatal("it does not get a free lock")
+				t.Fatal("the other client does not get a free lock")
 			}
 			busy(t, l, key)
 			o.renew(t, key)
@@ -96,7 +96,7 @@ func TestPlain(t *testing.T) {
 			o.release(t, key)
 			k := w.granted()
 			if o.try(t, key) {
-				t.Error("it gets the lock that holdfast holds")
+				t.Error("the other client gets the lock that holdfast holds")
 			}
 			got := make(chan struct{})
 			go func() {
@@ -108,7 +108,7 @@ func TestPlain(t *testing.T) {
 			select {
 			case <-got:
 			case <-time.After(testTimeout):
-				t.Fatal("it does not get what holdfast has released")
+				t.Fatal("the other client does not get the lock that holdfast has released")
 			}
 			busy(t, l, key)
 			o.release(t, key)

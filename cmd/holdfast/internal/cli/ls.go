@@ -14,8 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
-const lsLong = `Ls lists every name that is held or waited for, in byte order, or those that
-begin with PREFIX: its holders, since when, why, and how many wait.
+const lsLong = `Ls lists the names that are held or waited for, in byte order. With PREFIX it lists
+only those that begin with it. It prints the holders of each name, since when and
+why they hold it, and how many clients wait.
 
 On a terminal it is a table that fits its width; columns without content are left
 out. Elsewhere each holder is one line, without a heading, of twelve fields with

@@ -15,10 +15,10 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestEntryCountsTheEndsBeforeIt: the three nodes before an entry are deleted, in several orders. The
+// TestEntryCountsDeletedPredecessors: the three nodes before an entry are deleted, in several orders. The
 // entry becomes a grant after the last deletion, and not earlier. Its client does not read the queue
 // again.
-func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
+func TestEntryCountsDeletedPredecessors(t *testing.T) {
 	z := single(t)
 	_, a := locker(t, []string{z.Address()})
 	raw := connect(t, z.Address())
@@ -47,7 +47,7 @@ func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 					q.granted <- g
 				}
 			}()
-			nodes(t, raw, dir, "it stands", count(len(before)))
+			nodes(t, raw, dir, "the entry exists", count(len(before)))
 		}
 		left.Store(2) // the read with the entry's create, and one more read
 		last := queued(t, s, name, driver.Exclusive)
@@ -197,10 +197,10 @@ func beforeTheWatch(t *testing.T, z *servers.ZooKeeper, name, first string) (h *
 	return h, granted, through
 }
 
-// TestEndRequestedBeforeTheWatch: the holder's node is deleted, and an operator writes __REVOKE__ into
+// TestRevokeBeforeWatchReachesHolder: the holder's node is deleted, and an operator writes __REVOKE__ into
 // the next entry's node. The client of that entry has not set its watches yet. The new holder is
 // notified, although no watch reports that write.
-func TestEndRequestedBeforeTheWatch(t *testing.T) {
+func TestRevokeBeforeWatchReachesHolder(t *testing.T) {
 	z := single(t)
 	_, a := locker(t, []string{z.Address()})
 	raw := connect(t, z.Address())
@@ -208,7 +208,7 @@ func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	dir := "/faults/" + name
 	_, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
 	must(t, err)
-	first := nodes(t, raw, dir, "it stands", count(1))[0]
+	first := nodes(t, raw, dir, "the entry exists", count(1))[0]
 	h, granted, through := beforeTheWatch(t, z, name, dir+"/"+first)
 	all := nodes(t, raw, dir, "both stand", count(2))
 	must(t, raw.Delete(dir+"/"+first, -1))
@@ -233,13 +233,13 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 		refused bool
 		ended   bool // the new holder is notified
 	}{
-		{what: "both before it end", delete: []int{0, 1}, revoke: -1},
+		{what: "both predecessors end", delete: []int{0, 1}, revoke: -1},
 		{what: "the holder ends", delete: []int{0}, revoke: -1, later: []int{1}},
 		{what: "its predecessor ends", delete: []int{1}, revoke: -1, later: []int{0}},
 		{what: "all end, also its own node", delete: []int{0, 1, 2}, revoke: -1, refused: true},
 		{what: "its own node ends", delete: []int{2}, revoke: -1, refused: true},
-		{what: "a node before it is written", revoke: 1, later: []int{1, 0}},
-		{what: "it is requested to end", delete: []int{0, 1}, revoke: 2, ended: true},
+		{what: "a predecessor is written", revoke: 1, later: []int{1, 0}},
+		{what: "an operator revokes the entry", delete: []int{0, 1}, revoke: 2, ended: true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			_, a := locker(t, []string{z.Address()})
@@ -266,14 +266,14 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 					t.Fatalf("granted beside another: %v", err)
 				case <-h.queued:
 				case <-time.After(testTimeout):
-					t.Fatal("it is not queued")
+					t.Fatal("the waiter has no queue entry")
 				}
 				must(t, raw.Delete(dir+"/"+all[i], -1))
 			}
 			select {
 			case err = <-granted:
 			case <-time.After(testTimeout):
-				t.Fatal("it was not woken")
+				t.Fatal("the store did not wake the waiter")
 			}
 			switch {
 			case c.refused && driver.CodeOf(err) != driver.CodeUnavailable:
@@ -345,11 +345,11 @@ func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 	}
 }
 
-// TestEntryThatComesNearReadsTheNodesBeforeIt: the client of an entry far behind the head has reported
+// TestNearEntryReadsItsPredecessors: the client of an entry far behind the head has reported
 // the holder. When the entry comes near the head, the client sets the watches in one request. After a
 // moment the client reads the nodes before the entry. The store refuses the request if the client may
 // not read one of them.
-func TestEntryThatComesNearReadsTheNodesBeforeIt(t *testing.T) {
+func TestNearEntryReadsItsPredecessors(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
 	name := newName()
