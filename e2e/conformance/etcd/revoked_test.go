@@ -348,7 +348,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 					holder, m := c.muted(t)
 					m.hide(sentinels)
 					l, o := locker(t, holder), locker(t, c.open(t))
-					k, err := l.Lock(t.Context(), "n", holdfast.TTL(ttl))
+					k, err := lockOnceLed(t, l, ttl) // the cluster may still be busy with the former round
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -363,10 +363,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 					}
 					waited := make(chan *holdfast.Lock, 1)
 					go func() {
-						k, err := o.Lock(t.Context(), "n", holdfast.TTL(ttl))
-						for errors.Is(err, holdfast.ErrUnavailable) && t.Context().Err() == nil { // until there is a leader
-							k, err = o.Lock(t.Context(), "n", holdfast.TTL(ttl))
-						}
+						k, err := lockOnceLed(t, o, ttl)
 						if err != nil {
 							t.Error(err)
 						}
@@ -430,4 +427,14 @@ func deleted(t *testing.T, client *clientv3.Client, key string) bool {
 	defer cancel()
 	now, err := client.Get(ctx, key, clientv3.WithCountOnly())
 	return err == nil && now.Count == 0
+}
+
+// lockOnceLed locks "n". It tries again while the cluster has no leader.
+func lockOnceLed(t *testing.T, l *holdfast.Locker, ttl time.Duration) (*holdfast.Lock, error) {
+	for {
+		k, err := l.Lock(t.Context(), "n", holdfast.TTL(ttl))
+		if !errors.Is(err, holdfast.ErrUnavailable) || t.Context().Err() != nil {
+			return k, err
+		}
+	}
 }
