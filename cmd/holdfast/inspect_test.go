@@ -312,7 +312,7 @@ func TestListNamesDefaultStore(t *testing.T) {
 	if !strings.Contains(r.stderr, "locks in "+w.home) || r.stdout != "" {
 		t.Errorf("%+v", r)
 	}
-	if r := w.run("ls", "--store", "memory://"); !strings.Contains(r.stderr, "no further than one process") {
+	if r := w.run("ls", "--store", "memory://"); !strings.Contains(r.stderr, "visible to one process only") {
 		t.Errorf("stderr: %q", r.stderr)
 	}
 }

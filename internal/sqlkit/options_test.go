@@ -54,7 +54,7 @@ func TestOptionsTakeURLParameters(t *testing.T) {
 		"db://u:SeCrEt@h/?max_idle=0":                              "0 idle connections: give 1 to 10000",
 		"db://u:SeCrEt@h/?max_idle=x":                              "give a number",
 		"db://u:SeCrEt@h/?tokens=none":                             "give clock or durable",
-		"db://u:SeCrEt@h/?recipe=optimistic&tokens=durable":        "durable already",
+		"db://u:SeCrEt@h/?recipe=optimistic&tokens=durable":        "always has them",
 		"db://u:SeCrEt@h/?table=t&column=c":                        "not other",
 		"db://u:SeCrEt@h/?recipe=pessimistic&table=t":              "both or none",
 		"db://u:SeCrEt@h/?recipe=pessimistic&column=c":             "both or none",
