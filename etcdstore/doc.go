@@ -109,7 +109,7 @@
 // entry must exceed the newest one that the stream had reported before the send. Otherwise the
 // client ends that stream, and the waiter counts nothing before it has read again. One case remains:
 // copy, restore and the events in between all fall between the send and the answer of one request,
-// and the client has not noticed the end of the stream.
+// or up to half a second before it, and the client has not noticed the end of the stream.
 //
 // An exclusive waiter further behind watches the last entry but one before it, so that it reads the
 // queue again before its turn. A waiter among several limits watches the deletions of the name's

@@ -54,18 +54,22 @@ type replicaClock struct {
 
 // keepClocks adds what an earlier probe has found. A replica that could not be compared now keeps
 // its difference, also if it is disconnected: it may come back with all leases and be promoted. That
-// ends with its primary's replication ID, which a promotion changes. missed means that a primary
-// did not answer.
+// ends with its primary's replication ID, which a promotion changes, if all replicas could be compared
+// after it. missed means that a primary did not answer.
 func (f *findings) keepClocks(before *findings, missed bool) {
 	missed = missed || f.unknown
 	for address, c := range before.clocks {
-		if _, compared := f.clocks[address]; !compared && (missed || slices.Contains(f.primaries, c.primary)) {
+		if _, compared := f.clocks[address]; !compared && (missed || f.uncompared || slices.Contains(f.primaries, c.primary)) {
 			f.clocks[address] = c
 			f.ahead = max(f.ahead, c.ahead)
 		}
 	}
 	if missed {
-		f.primaries = append(f.primaries, before.primaries...)
+		for _, id := range before.primaries {
+			if !slices.Contains(f.primaries, id) {
+				f.primaries = append(f.primaries, strings.Clone(id))
+			}
+		}
 	}
 }
 
@@ -165,7 +169,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		return err
 	})
 	if err != nil && before != nil && primaries > 0 && driver.CodeOf(s.explain(err)) != driver.CodeRefused {
-		err = nil
+		err, missed = nil, true
 	}
 	if err == nil && primaries == 0 {
 		err = driver.Errorf(driver.CodeUnavailable, "no server that accepts writes was found")
@@ -184,7 +188,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 			return nil, err
 		}
 		known := *before // so that held locks can be renewed and released
-		known.at, known.refused = f.at, err
+		known.at, known.refused, known.primaries = f.at, err, f.primaries
 		f = &known
 	}
 	s.probed.Store(f)
@@ -194,7 +198,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	return f, nil
 }
 
-// distrustLeads has the next look renew all grants: see lengthen. A promoted replica may lack the last
+// distrustLeads makes the next check of the grants renew all of them: see lengthen. A promoted replica may lack the last
 // lengthening of a lease, and its clock may be ahead.
 func (s *Store) distrustLeads() {
 	s.mu.Lock()
@@ -299,7 +303,7 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) (err
 		f.replicas = replicas
 	}
 	if id := has["master_replid"]; s.cfg.replicas > 0 && id != "" {
-		f.primaries = append(f.primaries, id)
+		f.primaries = append(f.primaries, strings.Clone(id))
 	}
 	if s.cfg.replicas > 0 && replicas > 0 {
 		return s.compareClocks(ctx, n, has, f)

@@ -76,7 +76,7 @@ if left then call('PEXPIRE', K, num(math.max(left, math.ceil((life - now) / 1000
 		"mysql-proof": mutation.With(`"ROLLBACK TO SAVEPOINT hf_lock"`, `"DO 1"`),
 		"mysql-due":   mutation.Is("a.Record = true\nrecord := !a.Recorded"),
 		"mysql-record": mutation.Is(`insert := brieflyMaria + fmt.Sprintf("INSERT INTO holdfast_session (held, conn, name, lockname, token, slot, taken, label) VALUES ('%s', %d, %s, %s, %d, %d, 0, '%s')"+
-" ON DUPLICATE KEY UPDATE taken = holdfast_session.taken", grantLock(a.ID), s.ID.Conn, lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelRoom))
+" ON DUPLICATE KEY UPDATE taken = holdfast_session.taken", grantLock(a.ID), s.ID.Conn, lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelBytes))
 if _, err := s.Run(ctx, insert); err != nil {`),
 	}, "exclusion"},
 	{"a demoted primary confirms and grants locks", []string{"mariadb-named", "mariadb-pessimistic"}, mutation.Plants{
