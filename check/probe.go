@@ -303,13 +303,22 @@ func (p *probe) gone(name, id, when string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	st, err := i.Inspect(ctx, name)
-	if err != nil {
-		return
+	what := ""
+	for again := range 2 {
+		st, err := i.Inspect(ctx, name)
+		if err != nil {
+			return
+		}
+		if what, _ = standing(st, func(o driver.Owner) bool { return o.ID == id }); what == "" {
+			return
+		}
+		// A leading ZooKeeper server may apply a write a little later than the follower that has
+		// confirmed it, and a sync of its own clients does not wait for that.
+		if again == 0 {
+			sleep(ctx, 100*time.Millisecond)
+		}
 	}
-	if what, _ := standing(st, func(o driver.Owner) bool { return o.ID == id }); what != "" {
-		p.log.Add(Event{K: kindLeft, Name: name, ID: id, Note: fmt.Sprintf("%s of %q, request %s, still stands %s", what, name, id, when)})
-	}
+	p.log.Add(Event{K: kindLeft, Name: name, ID: id, Note: fmt.Sprintf("%s of %q, request %s, still stands %s", what, name, id, when)})
 }
 
 // leftovers returns what this client's requests have left at the store.

@@ -41,7 +41,8 @@ func (ss *session) inspect(ctx context.Context, name string) (driver.State, erro
 	return st, nil
 }
 
-// nodes reads a directory as it is at the leader. A missing directory is empty.
+// nodes reads a directory as it is at the leader. A missing directory is empty. The leader itself may
+// apply a write some milliseconds after a follower has confirmed it.
 func (ss *session) nodes(ctx context.Context, dir string, read func(string) (node, bool)) ([]node, error) {
 	flush, base, list := zk.Sync(dir), zk.Get(ss.s.baseNode(), false), zk.Children(dir, false)
 	err := ss.zk.Do(ctx, flush, base, list)
