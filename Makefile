@@ -77,7 +77,7 @@ newer: servers
 # make verify: packages that are long as a whole, and stores run a second time, over
 # another client or on another kind of server.
 LONG        := /(torture|interop|bench|tools|versions)(/|$$)
-LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayout(RefusedCommandKeepsGrants|SentinelFailover)|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayoutRefusedCommandKeepsGrants|TestSentinelFailoverKeepsLayoutLocks|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # The packages that wait longest, first: with them side by side the rest fits beside.
@@ -151,7 +151,7 @@ mistakes: servers
 
 versions: newer
 	$(SAY) 'versions: the stores on newer servers, and the layouts of other Redis clients'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -p 2 -parallel 6 -timeout 20m -run '$(LAYOUTS)|^Test(TestedVersions|Suite|Check)$$' ./conformance/versions ./conformance/redis
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -p 2 -parallel 6 -timeout 20m -run '$(LAYOUTS)|^Test(InstalledVersionsAreListed|StoresPassOnNewerServers|CheckPassesOnNewerServers)$$' ./conformance/versions ./conformance/redis
 
 # The packages that everything stands on, under the race detector as well.
 COVERED     := holdfast-go/holdfast(/driver(/.*)?|/memstore)?$$
