@@ -37,14 +37,14 @@ func TestMain(m *testing.M) {
 
 // These patterns select the tests that run on newer servers.
 const (
-	contract  = "^TestConformance$"
-	databases = "^Test(Conformance|DurableTokens|OddRows|Settings|RenewalOf.*)$"
+	contract  = "^Test(Conformance)$"
+	databases = "^Test(Conformance|DurableTokensRise|OddNamesMatchOtherPrograms|SettingsMakeNoDifference|ManyNamesAreRenewed|OneWriteRenewsManyPermits)$"
 	// failures selects tests of faults and of refused servers. Without this selection they would run
 	// only on MariaDB, the server that the package uses by default.
-	failures = "^Test(Dead|Ping|Swap|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Insert|" +
-		"Uncommitted|CrashFrees|Deleted|Clock|HeldLock|GetLock|Name|Long|Statement|Group|Commits|ReadWrite|Locks|Rights|Unsafe)"
+	failures = "^Test(Dead|Ping|Swap|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|UnansweredRelease|Silent|Interrupted|Cancelled|ConcurrentInserts|" +
+		"Uncommitted|CrashFrees|Deleted|Clock|HeldLock|GetLock|Name|Long|Statement|Group|Commits|ReadWrite|Locks|DocumentedRights|LeasesExpire|Unsafe)"
 	// fewFailures selects tests that start no further server.
-	fewFailures = "^Test(Durable|Odd|Settings|Renewal|Dead|Ping|Swap|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Deleted|GetLock|Name|Long|Rights)"
+	fewFailures = "^Test(Durable|Odd|Settings|ManyNames|OneWrite|Dead|Ping|Swap|Evict|Session|Unrecorded|Kill|Late|UnansweredRelease|Silent|Interrupted|Cancelled|Deleted|GetLock|Name|Long|DocumentedRights)"
 	// replicated includes the suites of layouts. Of these only plain runs, which uses
 	// commands of newer servers.
 	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late).*)$"
@@ -98,6 +98,38 @@ func directory(t *testing.T, name string) (dir string) {
 }
 
 var number = regexp.MustCompile(`\b(\d+)\.(\d+)`)
+
+// TestSelectionsMatchTests requires that each part of a selection matches a test of its suite. Otherwise a
+// renamed test would no longer run on newer servers.
+func TestSelectionsMatchTests(t *testing.T) {
+	for _, s := range newer {
+		files, err := filepath.Glob("../" + s.suite + "/*_test.go")
+		if err != nil || len(files) == 0 {
+			t.Fatal(files, err)
+		}
+		var text []byte
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = append(text, b...)
+		}
+		for _, selection := range []string{s.tests, s.more} {
+			parts, end := strings.CutSuffix(strings.TrimPrefix(selection, "^Test("), ")$")
+			parts = strings.TrimSuffix(parts, ")")
+			for _, part := range regexp.MustCompile(`[^|(]+(\([^)]*\)[^|]*)?`).FindAllString(parts, -1) {
+				pattern := `(?m)^func Test` + part
+				if end {
+					pattern += `\(`
+				}
+				if !regexp.MustCompile(pattern).Match(text) {
+					t.Errorf("%s: no test of %s matches %q", s.name, s.suite, part)
+				}
+			}
+		}
+	}
+}
 
 // TestInstalledVersionsAreListed requires that the version of each server is in servers.Tested, the
 // list of the documentation.
