@@ -10,7 +10,8 @@ import (
 )
 
 // Conn is a network connection that reports its end at once, and not only at the next Read.
-// Between Watch and the next Read, a goroutine reads ahead to notice the end.
+// Between Watch and the next Read, a goroutine reads ahead to notice the end. There is one
+// Read at a time.
 type Conn struct {
 	net.Conn
 	gone chan struct{}
@@ -19,6 +20,7 @@ type Conn struct {
 	mu        sync.Mutex
 	reading   bool // a caller reads from the network
 	watching  bool // the goroutine reads from the network
+	requested bool // Watch was called during the present Read
 	stop      bool // a Read has requested that the goroutine stop
 	permanent bool // the goroutine cannot be stopped, and reads for all callers
 	changed   sync.Cond
@@ -62,14 +64,23 @@ func isDeadline(err error) bool {
 // ends a client's wait in the queue of such a server.
 var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Watch starts a goroutine that reads ahead until the next Read. While a caller reads,
-// Watch does nothing: that caller sees the end of the connection itself. A goroutine that
-// reads ahead all the time would pass every answer to another goroutine. That costs more
-// than many statements do.
+// Watch starts a goroutine that reads ahead until the next Read. While a caller reads, the
+// goroutine starts only after that Read. The end of a connection can take two Reads: the
+// first returns the server's last message. And nothing may follow the first one: pgx keeps a
+// Read running after a statement whose write took long. A goroutine that reads ahead all the
+// time would pass every answer to another goroutine. That costs more than many statements do.
 func (c *Conn) Watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.watching || c.reading || c.err != nil {
+	if c.reading {
+		c.requested = true
+		return
+	}
+	c.watchLocked()
+}
+
+func (c *Conn) watchLocked() {
+	if c.watching || c.err != nil {
 		return
 	}
 	c.watching = true
@@ -147,6 +158,10 @@ func (c *Conn) Read(p []byte) (int, error) {
 			c.err = err
 		}
 		c.end()
+	}
+	if c.requested {
+		c.requested = false
+		c.watchLocked()
 	}
 	return n, err
 }

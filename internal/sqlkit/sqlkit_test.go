@@ -133,6 +133,37 @@ func TestWatchKeepsFragileConn(t *testing.T) {
 	}
 }
 
+// TestWatchDuringReadNoticesTheEnd: Watch is called while a caller reads, and that Read returns the last data.
+// No other Read follows, and the end of the connection is reported.
+func TestWatchDuringReadNoticesTheEnd(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	c, other := pipe(t)
+	defer c.Close()
+	done := make(chan error)
+	go func() {
+		_, err := c.Read(make([]byte, 16))
+		done <- err
+	}()
+	for reading := false; !reading; {
+		c.mu.Lock()
+		reading = c.reading
+		c.mu.Unlock()
+	}
+	c.Watch()
+	if _, err := io.WriteString(other, "last data"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	other.Close()
+	select {
+	case <-c.Gone():
+	case <-time.After(20 * time.Second):
+		t.Error("the end of the connection was not reported")
+	}
+}
+
 // TestConnReportsItsEnd: a watched connection reports its end, and loses no data before it.
 // Deadlines limit the reader and not the watching goroutine.
 func TestConnReportsItsEnd(t *testing.T) {
