@@ -288,7 +288,7 @@ func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, a
 	}
 	var sights []sqlkit.Sight
 	for _, f := range list {
-		if !f.ours && f.blocked && !all && f.mark == gate(key) {
+		if !f.ours && !all && (f.mark == gate(key) && f.blocked || f.mark == sign(key) && f.Hidden) {
 			f.Key, f.ours = key, true // the server does not show its statement
 		}
 		switch {

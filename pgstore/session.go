@@ -233,6 +233,7 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 			f.Note = fmt.Sprintf("not of holdfast, or not visible to this user: backend %d", row.Int(0))
 			f.Owner.Host = row.Text(8)
 			f.Limit = driver.Exclusive
+			f.Hidden = row.Null(7) || row.Text(7) == "disabled" // another user's, or track_activities is off
 		}
 		f.Left = label.TTL
 		if strings.HasPrefix(row.Text(7), "idle") {

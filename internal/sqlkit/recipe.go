@@ -151,4 +151,6 @@ type Sight struct {
 	Left time.Duration
 	// Note is text for people. A lock of another program has one.
 	Note string
+	// Hidden reports that the server does not show this user whose lock it is.
+	Hidden bool
 }

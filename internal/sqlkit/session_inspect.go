@@ -136,8 +136,8 @@ func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.Sta
 }
 
 // Break ends the session of the holder that has the token, and waits until the server has ended
-// it. If it finds no such holder, and sessions could not record what they hold, it returns
-// an error other than CodeNotHeld.
+// it. If it finds no such holder, and there may be one that it cannot see, it returns an error
+// other than CodeNotHeld.
 func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 	ctx, end, err := e.call(ctx)
 	if err != nil {
@@ -155,6 +155,9 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 			}
 			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token > 0 && has(s.Token, s.Tokens, token) })
 			if found = i >= 0; !found {
+				if first && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Hidden }) {
+					return driver.Errorf(driver.CodeRefused, "the server does not show this user who holds %q", name)
+				}
 				return missing
 			}
 			return e.recipe.Evict(ctx, side, sights[i])

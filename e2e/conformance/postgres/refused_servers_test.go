@@ -259,6 +259,47 @@ func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
 	}
 }
 
+// TestBreakOfHiddenHolderIsRefused: a user without pg_read_all_stats sees that another user's session holds a
+// lock, and not which grant it is. So a break does not report that the grant is not held.
+func TestBreakOfHiddenHolderIsRefused(t *testing.T) {
+	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
+		as := func(user string) sqltest.Store {
+			user += "_" + strings.TrimPrefix(params, "recipe=") // users are the server's, and not the database's
+			postgres.Exec(t, database, "CREATE USER "+user)
+			postgres.Exec(t, database, "GRANT ALL ON ALL TABLES IN SCHEMA public TO "+user)
+			url := postgres.URL(postgres.Server(t).Address, database, params)
+			s, err := postgres.Open(t.Context(), strings.Replace(url, "postgres@", user+"@", 1), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { sqltest.Close(t, s) })
+			return s
+		}
+		s, other := as("holder"), as("other")
+		g, a := sqltest.Must(t, s, "hidden", driver.Exclusive, time.Minute)
+		if _, err := s.Inspect(t.Context(), "hidden"); err != nil { // waits until the grant is recorded
+			t.Fatal(err)
+		}
+		st, err := other.Inspect(t.Context(), "hidden")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != 0 || st.Holders[0].Note == "" {
+			t.Errorf("%+v, %v; want a holder without a token", st, err)
+		}
+		if err := other.Break(t.Context(), "hidden", g.Token); other.Classify(err) != driver.CodeRefused {
+			t.Errorf("Break: %v; want refused", err)
+		}
+		a.Keeps(t)
+		postgres.Exec(t, database, "GRANT pg_read_all_stats, pg_signal_backend TO other_"+strings.TrimPrefix(params, "recipe="))
+		if err := other.Break(t.Context(), "hidden", g.Token-1); other.Classify(err) != driver.CodeNotHeld {
+			t.Errorf("Break of another token: %v; want not held", err)
+		}
+		a.Keeps(t)
+		if err := other.Break(t.Context(), "hidden", g.Token); err != nil {
+			t.Errorf("Break with the rights: %v", err)
+		}
+		a.AwaitLoss(t)
+	})
+}
+
 // TestReleasedSessionHasNoGrantName: after a release the session no longer shows the grant.
 // Otherwise a break of that grant would end a later grant of the session.
 func TestReleasedSessionHasNoGrantName(t *testing.T) {
