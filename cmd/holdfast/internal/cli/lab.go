@@ -181,7 +181,7 @@ func listLab(out io.Writer) error {
 
 // printExperiment prints the result of an experiment, and reports whether it is the expected
 // one.
-func printExperiment(out io.Writer, r *lab.Result) bool {
+func printExperiment(out io.Writer, r *lab.Verdict) bool {
 	m := &r.Mistake
 	fmt.Fprintf(out, "%s: %s\n", m.Name, m.Title)
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
