@@ -26,12 +26,12 @@ func fill(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// makeSpace removes what fill has written.
+// makeSpace removes what fill has written, and ends the server's alarm.
 func (c *cluster) makeSpace(t *testing.T, client *clientv3.Client) {
 	t.Helper()
-	gone, err := client.Delete(t.Context(), "fill")
+	deleted, err := client.Delete(t.Context(), "fill")
 	if err == nil {
-		_, err = client.Compact(t.Context(), gone.Header.Revision, clientv3.WithCompactPhysical())
+		_, err = client.Compact(t.Context(), deleted.Header.Revision, clientv3.WithCompactPhysical())
 	}
 	if err == nil {
 		_, err = client.Defragment(t.Context(), c.members[0].Client)
@@ -99,6 +99,7 @@ func TestUndoWithoutSpaceRemovesEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Args: []string{"--quota-backend-bytes", "65536"}})
 	s, l := c.late(t)
 	client, other := c.direct(t), c.open(t)
+	// The first request is delayed. The answer of the second is lost.
 	first, r := request("first", "n", 1, time.Minute), request("r", "n", 1, time.Minute)
 	l.mu.Lock()
 	l.hold = puts
