@@ -23,8 +23,8 @@ func (s *Store) Classify(err error) driver.Code {
 
 // refused returns the code of an error after which it is certain that nothing was applied. For any
 // other error it returns CodeUnknown. The exception is CodeRefused of a server without space: it
-// still applies the request that exceeds the space. A caller that has to undo that request compares
-// the error with rpctypes.ErrNoSpace.
+// still applies the request that exceeds the space. A caller that undoes that request compares the
+// error with rpctypes.ErrNoSpace. Other callers use writeError.
 func refused(err error) driver.Code {
 	var own *driver.Error
 	if errors.As(err, &own) {
@@ -76,6 +76,17 @@ func unknown(ctx context.Context, err error) error {
 		err = errors.Join(context.Cause(ctx), err)
 	}
 	return &driver.Error{Code: code, Err: err}
+}
+
+// writeError returns the error of a transaction that writes and is not undone. Unlike unknown, it
+// returns CodeUnknown for a server without space, which may have applied the transaction.
+func writeError(ctx context.Context, err error) error {
+	noSpace := errors.Is(err, rpctypes.ErrNoSpace)
+	err = unknown(ctx, err)
+	if noSpace {
+		err = &driver.Error{Code: driver.CodeUnknown, Err: err}
+	}
+	return err
 }
 
 // awaitDeadline waits for the end of a context whose deadline has passed at the server. The server
