@@ -47,12 +47,7 @@ func newCheck(p *console.Printer) *cobra.Command {
 			}
 			return nil
 		}},
-		dir: text{check: func(s string) error {
-			if s == "" {
-				return errors.New("give a directory")
-			}
-			return nil
-		}},
+		dir:      text{check: checkDirectory},
 		seed:     number{n: 1, least: 1, most: math.MaxInt},
 		workers:  number{n: 4, least: 1, most: 64},
 		names:    number{n: 3, least: 1, most: 1000},
@@ -106,6 +101,13 @@ Exit status:
 	flags.Var(&f.round, "round", "judge after this time and start again, 1s to 10m (default 30s)")
 	flags.Var(&f.dir, "dir", "the `DIRECTORY` for history and page (default a temporary one, kept if a rule is broken)")
 	return cmd
+}
+
+func checkDirectory(s string) error {
+	if s == "" {
+		return errors.New("give a directory")
+	}
+	return nil
 }
 
 // flagOf maps each field of a check's configuration to its flag.

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -24,16 +25,20 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
+// labFlags contains the values of lab's flags.
+type labFlags struct {
+	all   bool
+	seed  number
+	limit duration
+	dir   text
+}
+
 func newLab(p *console.Printer) *cobra.Command {
-	seed := number{n: 1, least: 1, most: math.MaxInt}
-	limit := duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"}
-	dir := text{check: func(s string) error {
-		if s == "" {
-			return errors.New("give a directory")
-		}
-		return nil
-	}}
-	all := false
+	f := &labFlags{
+		seed:  number{n: 1, least: 1, most: math.MaxInt},
+		limit: duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"},
+		dir:   text{check: checkDirectory},
+	}
 	cmd := &cobra.Command{
 		Use:   "lab [NAME...] [flags]",
 		Short: "Show how locks go wrong, on real servers and in a check",
@@ -64,22 +69,12 @@ Exit status:
   holdfast lab --all`,
 		ValidArgs: slices.Concat(storyNames(), labNames()),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			out := cmd.OutOrStdout()
-			switch {
-			case all && len(args) > 0:
-				return errors.New("--all and names exclude each other: give one")
-			case all:
-				args = slices.Concat(storyNames(), labNames())
-			case len(args) == 0:
-				return listLab(out)
+			names, err := f.names(args)
+			if err != nil {
+				return err
 			}
-			for _, name := range args {
-				if _, ok := story.Find(name); ok {
-					continue
-				}
-				if _, err := lab.Find(name); err != nil {
-					return fmt.Errorf("%w; or give a story: %s", err, strings.Join(storyNames(), ", "))
-				}
+			if len(names) == 0 {
+				return listLab(cmd.OutOrStdout())
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
@@ -88,60 +83,112 @@ Exit status:
 				return err
 			}
 			defer set.Close()
-			var drawn []*story.Result
-			wrong, missing := false, false
-			for i, name := range args {
-				if i > 0 {
-					fmt.Fprintln(out)
-				}
-				if y, ok := story.Find(name); ok {
-					p.Status("%s: on %s", name, y.Server)
-					r, err := story.Play(ctx, y, set)
-					p.Done()
-					if errors.Is(err, servers.ErrNotInstalled) && ctx.Err() == nil {
-						p.Line("%v", err)
-						missing = true
-						continue
-					}
-					if err != nil {
-						return notDone(ctx, p, err)
-					}
-					if err := r.Text(out, view.ASCII()); err != nil {
-						return err
-					}
-					drawn, wrong = append(drawn, r), wrong || !r.OK()
-					continue
-				}
-				o := lab.Options{Seed: uint64(seed.n), Duration: limit.d, Dir: dir.s, Progress: func(g check.Progress) {
-					p.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
-				}}
-				r, err := lab.Run(ctx, name, o)
-				if err != nil {
-					return notDone(ctx, p, err)
-				}
-				wrong = !printExperiment(out, r) || wrong
-			}
-			if dir.s != "" && len(drawn) > 0 {
-				if err := story.Write(dir.s, drawn); err != nil {
-					return err
-				}
-				fmt.Fprintf(out, "drawings: %s\n", filepath.Join(dir.s, "index.html"))
-			}
-			switch {
-			case missing:
-				return exited(exit.Unavailable)
-			case wrong:
-				return broken
-			}
-			return nil
+			r := &labRun{labFlags: f, printer: p, out: cmd.OutOrStdout(), set: set}
+			return r.run(ctx, names)
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&all, "all", false, "run all stories and mistakes, one after the other")
-	flags.Var(&seed, "seed", "decides the schedule of work and faults")
-	flags.Var(&limit, "duration", "give up if a mistake is not proved after this time, 4s to 1h")
-	flags.Var(&dir, "dir", "the `DIRECTORY` for drawings, histories and pages (default a temporary one for each mistake)")
+	flags.BoolVar(&f.all, "all", false, "run all stories and mistakes, one after the other")
+	flags.Var(&f.seed, "seed", "decides the schedule of work and faults")
+	flags.Var(&f.limit, "duration", "give up if a mistake is not proved after this time, 4s to 1h")
+	flags.Var(&f.dir, "dir", "the `DIRECTORY` for drawings, histories and pages (default a temporary one for each mistake)")
 	return cmd
+}
+
+// names returns the names of the stories and mistakes to run. It refuses an unknown name.
+func (f *labFlags) names(args []string) ([]string, error) {
+	if f.all {
+		if len(args) > 0 {
+			return nil, errors.New("--all and names exclude each other: give one")
+		}
+		return slices.Concat(storyNames(), labNames()), nil
+	}
+	for _, name := range args {
+		if _, ok := story.Find(name); ok {
+			continue
+		}
+		if _, err := lab.Find(name); err != nil {
+			return nil, fmt.Errorf("%w; or give a story: %s", err, strings.Join(storyNames(), ", "))
+		}
+	}
+	return args, nil
+}
+
+// labRun is one run of lab, with the results so far.
+type labRun struct {
+	*labFlags
+	printer *console.Printer
+	out     io.Writer
+	set     *story.Set
+
+	played     []*story.Result
+	unexpected bool // a result was not the expected one
+	missing    bool // the server of a story is not installed
+}
+
+// run runs the stories and mistakes one after the other, and writes the drawings of the stories.
+func (r *labRun) run(ctx context.Context, names []string) error {
+	for i, name := range names {
+		if i > 0 {
+			fmt.Fprintln(r.out)
+		}
+		run := r.mistake
+		if _, ok := story.Find(name); ok {
+			run = r.story
+		}
+		if err := run(ctx, name); err != nil {
+			return err
+		}
+	}
+	if r.dir.s != "" && len(r.played) > 0 {
+		if err := story.Write(r.dir.s, r.played); err != nil {
+			return err
+		}
+		fmt.Fprintf(r.out, "drawings: %s\n", filepath.Join(r.dir.s, "index.html"))
+	}
+	switch {
+	case r.missing:
+		return exited(exit.Unavailable)
+	case r.unexpected:
+		return broken
+	}
+	return nil
+}
+
+// story plays a story and prints its result. If the server is not installed, it continues without
+// an error.
+func (r *labRun) story(ctx context.Context, name string) error {
+	y, _ := story.Find(name)
+	r.printer.Status("%s: on %s", name, y.Server)
+	result, err := story.Play(ctx, y, r.set)
+	r.printer.Done()
+	if errors.Is(err, servers.ErrNotInstalled) && ctx.Err() == nil {
+		r.printer.Line("%v", err)
+		r.missing = true
+		return nil
+	}
+	if err != nil {
+		return notDone(ctx, r.printer, err)
+	}
+	if err := result.Text(r.out, view.ASCII()); err != nil {
+		return err
+	}
+	r.played = append(r.played, result)
+	r.unexpected = r.unexpected || !result.OK()
+	return nil
+}
+
+// mistake checks a lock with a mistake, or the lock without one, and prints the verdict.
+func (r *labRun) mistake(ctx context.Context, name string) error {
+	o := lab.Options{Seed: uint64(r.seed.n), Duration: r.limit.d, Dir: r.dir.s, Progress: func(g check.Progress) {
+		r.printer.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
+	}}
+	v, err := lab.Run(ctx, name, o)
+	if err != nil {
+		return notDone(ctx, r.printer, err)
+	}
+	r.unexpected = !printExperiment(r.out, v) || r.unexpected
+	return nil
 }
 
 // labNames returns the names of the mistakes, and of the lock without a mistake.
