@@ -102,60 +102,21 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	members := make([]*Etcd, c.Members)
 	var cluster []string
 	for i := range members {
-		host := "127.0.0.1"
-		if i < len(c.Hosts) {
-			host = c.Hosts[i]
-		}
-		client, err := FreePort()
+		m, err := newEtcd(c, i)
 		if err != nil {
 			return nil, err
-		}
-		peer, err := FreePort()
-		if err != nil {
-			return nil, err
-		}
-		m := &Etcd{Client: fmt.Sprintf("%s:%d", host, client), Peer: fmt.Sprintf("%s:%d", host, peer), scheme: "http"}
-		if c.TLS != nil {
-			m.scheme = "https"
-			if m.tls, err = c.TLS.config(); err != nil {
-				return nil, err
-			}
-		}
-		if c.Disks {
-			if m.Disk, err = NewDisk(); err != nil {
-				return nil, err
-			}
 		}
 		members[i] = m
-		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, members[i].Peer))
+		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, m.Peer))
 	}
 	// A member serves only with a quorum, so all are started together.
 	errs := make(chan error, len(members))
 	for i, m := range members {
-		command := []string{c.Program,
-			"--name", fmt.Sprintf("m%d", i), "--data-dir", "data",
-			"--listen-client-urls", m.scheme + "://" + m.Client, "--advertise-client-urls", m.scheme + "://" + m.Client,
-			"--listen-peer-urls", "http://" + m.Peer, "--initial-advertise-peer-urls", "http://" + m.Peer,
-			"--initial-cluster", strings.Join(cluster, ","), "--initial-cluster-token", c.Dir,
-			"--heartbeat-interval", fmt.Sprint(c.Heartbeat.Milliseconds()),
-			"--election-timeout", fmt.Sprint(10 * c.Heartbeat.Milliseconds()),
-			"--logger", "zap", "--log-level", "warn",
-		}
-		if c.TLS != nil {
-			command = append(command, "--cert-file", c.TLS.Cert, "--key-file", c.TLS.Key, "--trusted-ca-file", c.TLS.CA, "--client-cert-auth")
-		}
-		if m.Disk != nil {
-			command = m.Disk.Command(command)
-		} else if c.NoSync {
-			command = append(command, "--unsafe-no-fsync")
-		}
-		if c.Enter != nil {
-			command = append(c.Enter(i), command...)
-		}
+		command := m.command(c, i, cluster)
 		go func() {
 			var err error
 			m.Server, err = Start(ctx, Config{
-				Name: fmt.Sprintf("etcd m%d", i), Command: append(command, c.Args...),
+				Name: fmt.Sprintf("etcd m%d", i), Command: command,
 				Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", i)), Ready: m.healthy,
 			})
 			errs <- err
@@ -172,6 +133,60 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		return nil, err
 	}
 	return members, nil
+}
+
+// newEtcd returns member i with free ports and, if the configuration has Disks, with its disk. The
+// member is not started.
+func newEtcd(c EtcdConfig, i int) (*Etcd, error) {
+	host := "127.0.0.1"
+	if i < len(c.Hosts) {
+		host = c.Hosts[i]
+	}
+	client, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	m := &Etcd{Client: fmt.Sprintf("%s:%d", host, client), Peer: fmt.Sprintf("%s:%d", host, peer), scheme: "http"}
+	if c.TLS != nil {
+		m.scheme = "https"
+		if m.tls, err = c.TLS.config(); err != nil {
+			return nil, err
+		}
+	}
+	if c.Disks {
+		m.Disk, err = NewDisk()
+	}
+	return m, err
+}
+
+// command returns the command line of member i. The cluster lists all members, as NAME=URL.
+func (m *Etcd) command(c EtcdConfig, i int, cluster []string) []string {
+	client, peer := m.scheme+"://"+m.Client, "http://"+m.Peer
+	command := []string{c.Program,
+		"--name", fmt.Sprintf("m%d", i), "--data-dir", "data",
+		"--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+		"--initial-cluster", strings.Join(cluster, ","), "--initial-cluster-token", c.Dir,
+		"--heartbeat-interval", fmt.Sprint(c.Heartbeat.Milliseconds()),
+		"--election-timeout", fmt.Sprint(10 * c.Heartbeat.Milliseconds()),
+		"--logger", "zap", "--log-level", "warn",
+	}
+	if c.TLS != nil {
+		command = append(command, "--cert-file", c.TLS.Cert, "--key-file", c.TLS.Key, "--trusted-ca-file", c.TLS.CA, "--client-cert-auth")
+	}
+	if m.Disk != nil {
+		command = m.Disk.Command(command)
+	} else if c.NoSync {
+		command = append(command, "--unsafe-no-fsync")
+	}
+	if c.Enter != nil {
+		command = append(c.Enter(i), command...)
+	}
+	return append(command, c.Args...)
 }
 
 // End kills the member, if it runs, and ends its disk.
