@@ -19,8 +19,10 @@ type RedisCluster struct {
 	buses map[*Redis]int    // the ports of the cluster bus
 }
 
-// slots is the number of slots of a cluster.
-const slots = 16384
+const (
+	slots     = 16384 // the number of slots of a cluster
+	primaries = 3     // the first Nodes are the primaries of the start
+)
 
 // RedisNodeTimeout is the silence after which the nodes of a cluster consider a node dead,
 // unless SetNodeTimeout changes it.
@@ -29,7 +31,6 @@ const RedisNodeTimeout = time.Second
 // StartRedisCluster starts three primaries and, if replicas is set, a replica for each. It waits
 // until they serve as one cluster.
 func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings ...string) (_ *RedisCluster, err error) {
-	const primaries = 3
 	c := &RedisCluster{ids: map[*Redis]string{}, buses: map[*Redis]int{}}
 	defer func() {
 		if err != nil {
@@ -49,17 +50,24 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 			return nil, err
 		}
 	}
-	for i, r := range c.Nodes {
-		if i < primaries {
-			from, to := i*slots/primaries, (i+1)*slots/primaries-1
-			if _, err := r.Do(ctx, "CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(from), strconv.Itoa(to)); err != nil {
-				return nil, err
-			}
+	for i, r := range c.Nodes[:primaries] {
+		from, to := i*slots/primaries, (i+1)*slots/primaries-1
+		if _, err := r.Do(ctx, "CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(from), strconv.Itoa(to)); err != nil {
+			return nil, err
 		}
 	}
 	if err := c.meet(ctx, c.Nodes[1:]...); err != nil {
 		return nil, err
 	}
+	if err := c.replicate(ctx); err != nil {
+		return nil, err
+	}
+	return c, c.Whole(ctx)
+}
+
+// replicate makes each node after the primaries a replica of one primary, and waits until the two
+// have a link.
+func (c *RedisCluster) replicate(ctx context.Context) error {
 	for i, r := range c.Nodes[primaries:] {
 		// A node can become a replica only after gossip has brought it the primary's ID.
 		err := until(ctx, func() error {
@@ -67,29 +75,31 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for i, r := range c.Nodes[primaries:] {
-		err := until(ctx, func() error {
-			info, err := r.Info(ctx, "replication")
-			if err == nil && info["master_link_status"] != "up" {
-				err = fmt.Errorf("the replica on port %d has no link to its primary yet", r.Port)
-			}
-			if err != nil {
-				return err
-			}
-			answer, err := c.Nodes[i].Do(ctx, "CLUSTER", "REPLICAS", c.ids[c.Nodes[i]])
-			if all, _ := answer.([]any); err == nil && len(all) == 0 {
-				err = errors.New("the primary does not list its replica yet")
-			}
+		if err := until(ctx, func() error { return c.linked(ctx, r, c.Nodes[i]) }); err != nil {
 			return err
-		})
-		if err != nil {
-			return nil, err
 		}
 	}
-	return c, c.Whole(ctx)
+	return nil
+}
+
+// linked returns nil if a replica has a link to its primary, and the primary lists the replica.
+func (c *RedisCluster) linked(ctx context.Context, replica, primary *Redis) error {
+	info, err := replica.Info(ctx, "replication")
+	if err != nil {
+		return err
+	}
+	if info["master_link_status"] != "up" {
+		return fmt.Errorf("the replica on port %d has no link to its primary yet", replica.Port)
+	}
+	answer, err := primary.Do(ctx, "CLUSTER", "REPLICAS", c.ids[primary])
+	if all, _ := answer.([]any); err == nil && len(all) == 0 {
+		err = errors.New("the primary does not list its replica yet")
+	}
+	return err
 }
 
 // startNode starts a node that belongs to no cluster yet.
@@ -192,27 +202,34 @@ func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
 			last = err
 			continue
 		}
-		ranges, _ := answer.([]any)
-		for _, x := range ranges {
-			part, _ := x.([]any)
-			if len(part) < 3 {
-				continue
-			}
-			from, _ := part[0].(int64)
-			to, _ := part[1].(int64)
-			node, _ := part[2].([]any)
-			if int64(slot) < from || int64(slot) > to || len(node) < 2 {
-				continue
-			}
-			port, _ := node[1].(int64)
-			for _, r := range c.Nodes {
-				if int64(r.Port) == port && r.PID() != 0 {
-					return r, nil
-				}
+		port := primaryOf(answer, int64(slot))
+		for _, r := range c.Nodes {
+			if int64(r.Port) == port && r.PID() != 0 {
+				return r, nil
 			}
 		}
 	}
 	return nil, errors.Join(fmt.Errorf("servers: no node serves slot %d", slot), last)
+}
+
+// primaryOf returns the port of a slot's primary from the answer of CLUSTER SLOTS, and 0 if no range
+// has the slot. A range is a list: the first slot, the last slot, the primary, the replicas.
+func primaryOf(answer any, slot int64) (port int64) {
+	ranges, _ := answer.([]any)
+	for _, x := range ranges {
+		part, _ := x.([]any)
+		if len(part) < 3 {
+			continue
+		}
+		from, _ := part[0].(int64)
+		to, _ := part[1].(int64)
+		primary, _ := part[2].([]any) // its address, its port, its ID
+		if from <= slot && slot <= to && len(primary) >= 2 {
+			port, _ = primary[1].(int64)
+			return port
+		}
+	}
+	return 0
 }
 
 // BeginMove begins to move a slot. The keys of the slot stay at from.
