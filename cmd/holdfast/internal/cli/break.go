@@ -129,15 +129,15 @@ func (b *breaker) run(ctx context.Context) error {
 		}
 	}
 	holder := "its holder"
-	h, stands := byToken(st, b.token.n)
-	if stands {
+	h, found := byToken(st, b.token.n)
+	switch {
+	case found:
 		holder = view.Process(h.Owner)
 		if g.Break == driver.BreakNotify {
 			b.printer.Line("%s is notified, and has %s to end (--wait)", holder, short(b.wait.d))
 		}
-	}
-	if !stands && g.Visible != driver.VisibleNothing {
-		return b.stale(ctx)
+	case g.Visible != driver.VisibleNothing:
+		return b.notGranted(ctx)
 	}
 	err = b.take(ctx, holder)
 	if err == nil {
@@ -155,15 +155,15 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, holdfast.ErrNotHeld):
-		return b.stale(ctx)
+		return b.notGranted(ctx)
 	case ctx.Err() != nil:
 		b.printer.Line("the wait is over; %s may have been notified already, and may still end", holder)
 		return err
 	case waiting.Err() == nil:
 		return err
 	}
-	st, again := b.locker.Inspect(ctx, b.name)
-	if again != nil {
+	st, inspectErr := b.locker.Inspect(ctx, b.name)
+	if inspectErr != nil {
 		return err
 	}
 	h, ok := byToken(st, b.token.n)
@@ -178,8 +178,8 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	return exited(exit.Busy)
 }
 
-// stale prints that no grant has the token, and prints the present holders.
-func (b *breaker) stale(ctx context.Context) error {
+// notGranted prints that no grant has the token, and prints the present holders.
+func (b *breaker) notGranted(ctx context.Context) error {
 	now := ""
 	if st, err := b.locker.Inspect(ctx, b.name); err == nil {
 		var held []string
@@ -228,6 +228,19 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 	if _, err := tty.WriteString(question); err != nil {
 		return 0, err
 	}
+	answer, err := readAnswer(ctx, tty)
+	if err != nil {
+		return 0, err
+	}
+	if token, ok := chosen(st.Holders, answer); ok {
+		return token, nil
+	}
+	b.printer.Line("not broken: the answer was %q", answer)
+	return 0, exited(exit.Busy)
+}
+
+// readAnswer reads one line of the terminal, until ctx ends.
+func readAnswer(ctx context.Context, tty *os.File) (string, error) {
 	answers := make(chan string, 1)
 	go func() {
 		// Not every terminal supports a read deadline. So the goroutine ends after one line,
@@ -235,23 +248,25 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 		s, _ := bufio.NewReader(tty).ReadString('\n')
 		answers <- strings.TrimSpace(s)
 	}()
-	var answer string
 	select {
-	case answer = <-answers:
+	case answer := <-answers:
+		return answer, nil
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return "", ctx.Err()
 	}
-	if len(st.Holders) == 1 {
-		switch strings.ToLower(answer) {
-		case "y", "yes":
-			return st.Holders[0].Token, nil
+}
+
+// chosen returns the token of the holder that the answer selects: "y" selects the only holder, and a token
+// selects one of several holders.
+func chosen(holders []holdfast.Holder, answer string) (token uint64, ok bool) {
+	if len(holders) == 1 {
+		answer = strings.ToLower(answer)
+		return holders[0].Token, answer == "y" || answer == "yes"
+	}
+	for _, h := range holders {
+		if answer == strconv.FormatUint(h.Token, 10) {
+			return h.Token, true
 		}
 	}
-	for _, h := range st.Holders {
-		if len(st.Holders) > 1 && answer == strconv.FormatUint(h.Token, 10) {
-			return h.Token, nil
-		}
-	}
-	b.printer.Line("not broken: the answer was %q", answer)
-	return 0, exited(exit.Busy)
+	return 0, false
 }
