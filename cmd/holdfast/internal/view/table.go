@@ -85,7 +85,23 @@ func layOut(rows [][]string, width int) []string {
 			}
 		}
 	}
-	widths := make([]int, len(columns)) // 0: not shown
+	widths := fullWidths(rows)
+	dropColumns(widths, width)
+	cutColumns(widths, width)
+	heads := make([]string, len(columns))
+	for c, col := range columns {
+		heads[c] = col.head
+	}
+	lines := []string{join(heads, widths, width)}
+	for _, r := range rows {
+		lines = append(lines, join(r, widths, width))
+	}
+	return lines
+}
+
+// fullWidths returns the width of each column that cuts no cell, and 0 for a column that is not shown.
+func fullWidths(rows [][]string) []int {
+	widths := make([]int, len(columns))
 	for c, col := range columns {
 		shown := col.always
 		widths[c] = len(col.head)
@@ -97,13 +113,23 @@ func layOut(rows [][]string, width int) []string {
 			widths[c] = 0
 		}
 	}
+	return widths
+}
+
+// dropColumns sets the width of columns to 0, in the order of leaveOut, until the other columns can be cut
+// to a line of the given width.
+func dropColumns(widths []int, width int) {
 	for _, head := range leaveOut {
 		if total(widths, true) <= width {
 			break
 		}
 		widths[slices.IndexFunc(columns, func(c column) bool { return c.head == head })] = 0
 	}
-	// The widest column is cut first, so that one long name does not shorten the other columns.
+}
+
+// cutColumns makes columns narrower until a line has at most the given width. The widest column is cut
+// first, so that one long name does not shorten the other columns.
+func cutColumns(widths []int, width int) {
 	for total(widths, false) > width {
 		widest := -1
 		for c, col := range columns {
@@ -116,15 +142,6 @@ func layOut(rows [][]string, width int) []string {
 		}
 		widths[widest]--
 	}
-	heads := make([]string, len(columns))
-	for c, col := range columns {
-		heads[c] = col.head
-	}
-	lines := []string{join(heads, widths, width)}
-	for _, r := range rows {
-		lines = append(lines, join(r, widths, width))
-	}
-	return lines
 }
 
 // total returns the width of a line with columns of these widths. With least it returns the smallest
