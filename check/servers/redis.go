@@ -184,6 +184,12 @@ func redisRequest(args []string) []byte {
 	return b
 }
 
+// redisError is an error that the server has answered.
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+
+// redisAnswer reads one answer. An error inside an array is one of the array's values, as a string.
 func redisAnswer(in *bufio.Reader) (any, error) {
 	line, err := in.ReadString('\n')
 	if err != nil {
@@ -198,7 +204,7 @@ func redisAnswer(in *bufio.Reader) (any, error) {
 	case '+':
 		return rest, nil
 	case '-':
-		return nil, errors.New(rest)
+		return nil, redisError(rest)
 	}
 	n, err := strconv.ParseInt(rest, 10, 64)
 	if err != nil {
@@ -218,13 +224,11 @@ func redisAnswer(in *bufio.Reader) (any, error) {
 	case kind == '*':
 		all := make([]any, n)
 		for i := range all {
-			// An error inside an array is one of the array's values.
-			if all[i], err = redisAnswer(in); err != nil && all[i] == nil {
-				var ne net.Error
-				if errors.As(err, &ne) || errors.Is(err, io.EOF) {
-					return nil, err
-				}
-				all[i] = err.Error()
+			all[i], err = redisAnswer(in)
+			if answered, ok := errors.AsType[redisError](err); ok {
+				all[i] = string(answered)
+			} else if err != nil {
+				return nil, err
 			}
 		}
 		return all, nil
