@@ -52,64 +52,80 @@ func (u *Run) drawing(server, title string) string {
 // pillWidth returns the width of the box around an answer.
 func pillWidth(answer string) int { return 2*int(float64(len(answer))*letter/2) + 14 }
 
+// drawer writes the elements of a drawing.
+type drawer struct{ strings.Builder }
+
+// text writes a text at a position. The anchor is the end of the text that has the position: "start",
+// "middle" or "end".
+func (d *drawer) text(x, y int, anchor, style, s string) {
+	fmt.Fprintf(d, `<text x="%d" y="%d" text-anchor="%s" %s>%s</text>`+"\n", x, y, anchor, style, html.EscapeString(s))
+}
+
 // panel returns one half of a drawing: the steps of one run, from top to bottom.
 func (u *Run) panel(server, title string) string {
-	var b strings.Builder
-	text := func(x, y int, anchor, style, s string) {
-		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="%s" %s>%s</text>`+"\n", x, y, anchor, style, html.EscapeString(s))
-	}
+	var d drawer
 	ink := "#1a7f37"
 	if u.Violated {
 		ink = "#cf222e"
 	}
-	b.WriteString(`<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11.5" fill="#1b1f24">` + "\n")
+	d.WriteString(`<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11.5" fill="#1b1f24">` + "\n")
 	bold := `font-family="system-ui, sans-serif" font-size="13" font-weight="bold"`
-	text(panelWidth/2, 16, "middle", bold+` fill="`+ink+`"`, title)
+	d.text(panelWidth/2, 16, "middle", bold+` fill="`+ink+`"`, title)
 	bottom := u.height() - 22
 	for a, name := range [...]string{"client A", server, "client B"} {
 		anchor := [...]string{"start", "middle", "end"}[a]
 		x := [...]int{4, panelWidth / 2, panelWidth - 4}[a]
-		text(x, 38, anchor, bold, name)
-		fmt.Fprintf(&b, `<path d="M%d 44V%d" stroke="#8c959f"/>`+"\n", Actor(a).x(), bottom)
+		d.text(x, 38, anchor, bold, name)
+		fmt.Fprintf(&d, `<path d="M%d 44V%d" stroke="#8c959f"/>`+"\n", Actor(a).x(), bottom)
 	}
 	for i := range u.Steps {
 		t := &u.Steps[i]
 		y := panelTop + i*rowHeight + 12
-		for _, a := range []Actor{A, B} {
-			if t.Holds[a] {
-				colour := "#0969da"
-				if t.Holds[a.other()] && !u.Apart {
-					colour = "#cf222e"
-				}
-				fmt.Fprintf(&b, `<path d="M%d %dv%d" stroke="%s" stroke-width="7"/>`+"\n", a.x(), y, rowHeight, colour)
+		u.drawHolders(&d, t, y)
+		t.draw(&d, y)
+	}
+	d.text(panelWidth/2, bottom+14, "middle", `font-family="system-ui, sans-serif" font-size="11.5" fill="`+ink+`"`, u.Outcome)
+	d.WriteString("</g>\n")
+	return d.String()
+}
+
+// drawHolders draws a bar for each client that relies on the lock after a step. The bars of two such clients
+// are red, unless each has a lock of its own.
+func (u *Run) drawHolders(d *drawer, t *Step, y int) {
+	for _, a := range []Actor{A, B} {
+		if t.Holds[a] {
+			colour := "#0969da"
+			if t.Holds[a.other()] && !u.Apart {
+				colour = "#cf222e"
 			}
-		}
-		pill := t.Answer
-		switch in := 12 * int(Server-t.Actor); {
-		case t.Actor == Server:
-			pill = t.Text
-		default:
-			anchor := map[Actor]string{A: "start", B: "end"}[t.Actor]
-			if t.Answer == "" {
-				text(t.Actor.x()+in, y+3, anchor, `font-style="italic" fill="#57606a" `+halo, t.Text)
-				break
-			}
-			text(t.Actor.x()+in, y-13, anchor, halo, t.Text)
-			side := int(t.Actor - Server) // -1 on the left, 1 on the right
-			tip := Server.x() + side*pillWidth(pill)/2
-			fmt.Fprintf(&b, `<path d="M%d %dH%d" stroke="#1b1f24"/><path d="M%[3]d %[2]dl%[4]d -4v8z"/>`+"\n", t.Actor.x(), y, tip, 8*side)
-		}
-		if pill != "" {
-			fill := "#ddf4ff"
-			if t.Actor == Server {
-				fill = "#fff8c5"
-			}
-			width := pillWidth(pill)
-			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%d" height="18" rx="9" fill="%s" stroke="#8c959f"/>`+"\n", (panelWidth-width)/2, y-9, width, fill)
-			text(panelWidth/2, y+4, "middle", "", pill)
+			fmt.Fprintf(d, `<path d="M%d %dv%d" stroke="%s" stroke-width="7"/>`+"\n", a.x(), y, rowHeight, colour)
 		}
 	}
-	text(panelWidth/2, bottom+14, "middle", `font-family="system-ui, sans-serif" font-size="11.5" fill="`+ink+`"`, u.Outcome)
-	b.WriteString("</g>\n")
-	return b.String()
+}
+
+// draw draws a step: an action of the server, an action of a client, or a client's request with an arrow to
+// the server's answer.
+func (t *Step) draw(d *drawer, y int) {
+	if t.Actor == Server {
+		d.pill(y, "#fff8c5", t.Text)
+		return
+	}
+	anchor := map[Actor]string{A: "start", B: "end"}[t.Actor]
+	side := int(t.Actor - Server) // -1 on the left, 1 on the right
+	x := t.Actor.x() - 12*side
+	if t.Answer == "" {
+		d.text(x, y+3, anchor, `font-style="italic" fill="#57606a" `+halo, t.Text)
+		return
+	}
+	d.text(x, y-13, anchor, halo, t.Text)
+	tip := Server.x() + side*pillWidth(t.Answer)/2
+	fmt.Fprintf(d, `<path d="M%d %dH%d" stroke="#1b1f24"/><path d="M%[3]d %[2]dl%[4]d -4v8z"/>`+"\n", t.Actor.x(), y, tip, 8*side)
+	d.pill(y, "#ddf4ff", t.Answer)
+}
+
+// pill draws a box with a text on the lifeline of the server.
+func (d *drawer) pill(y int, fill, s string) {
+	width := pillWidth(s)
+	fmt.Fprintf(d, `<rect x="%d" y="%d" width="%d" height="18" rx="9" fill="%s" stroke="#8c959f"/>`+"\n", (panelWidth-width)/2, y-9, width, fill)
+	d.text(panelWidth/2, y+4, "middle", "", s)
 }
