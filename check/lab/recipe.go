@@ -131,53 +131,59 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if c.closed.Load() {
 		return driver.Grant{}, errClosed
 	}
-	life := r.TTL
+	leaseTTL := r.TTL
 	if c.session() {
-		life = driver.Forever
+		leaseTTL = driver.Forever
 	}
 	keys := []string{r.Name}
 	if c.keys != nil {
 		keys = c.keys(c, r.Name)
 	}
-	var sent driver.Instant
 	var v value
+	var sent driver.Instant
 	for i, key := range keys {
-		for ok := false; !ok; {
-			sent = driver.Now()
-			v = value{owner: r.From.Owner(), limit: r.Limit, made: time.Now(), expires: c.expiry(life), client: c}
-			if c.clockToken {
-				v.token = uint64(time.Now().Add(c.skew).UnixMilli())
+		var err error
+		if v, sent, err = c.acquireKey(ctx, r, key, leaseTTL); err != nil {
+			for _, taken := range keys[:i] {
+				c.s.remove(taken, owned(r.ID))
 			}
-			if c.oneToken {
-				v.token = 1
-			}
-			v, ok = c.take(key, v)
-			c.arrive()
-			if c.validityFromAnswer {
-				sent = driver.Now()
-			}
-			if ok {
-				break
-			}
-			var err error
-			switch {
-			case !r.Wait:
-				err = &driver.BusyError{Holders: c.s.state(key).Holders}
-			default:
-				err = c.listen(ctx, r, key)
-			}
-			if err == nil && c.closed.Load() {
-				err = errClosed
-			}
-			if err != nil {
-				for _, taken := range keys[:i] {
-					c.s.remove(taken, owned(r.ID))
-				}
-				return driver.Grant{}, err
-			}
+			return driver.Grant{}, err
 		}
 	}
-	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: v.token, SentAt: sent, TTL: life, Slot: driver.NoSlot}, nil
+	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: v.token, SentAt: sent, TTL: leaseTTL, Slot: driver.NoSlot}, nil
+}
+
+// acquireKey takes one key, or waits for it. It returns the value that it has written, and the time from
+// which the validity counts.
+func (c *client) acquireKey(ctx context.Context, r driver.Request, key string, leaseTTL time.Duration) (value, driver.Instant, error) {
+	for {
+		sent := driver.Now()
+		v := value{owner: r.From.Owner(), limit: r.Limit, made: time.Now(), expires: c.expiry(leaseTTL), client: c}
+		if c.clockToken {
+			v.token = uint64(time.Now().Add(c.skew).UnixMilli())
+		}
+		if c.oneToken {
+			v.token = 1
+		}
+		v, ok := c.take(key, v)
+		c.arrive()
+		if c.validityFromAnswer {
+			sent = driver.Now()
+		}
+		if ok {
+			return v, sent, nil
+		}
+		if !r.Wait {
+			return v, sent, &driver.BusyError{Holders: c.s.state(key).Holders}
+		}
+		err := c.listen(ctx, r, key)
+		if err == nil && c.closed.Load() {
+			err = errClosed
+		}
+		if err != nil {
+			return v, sent, err
+		}
+	}
 }
 
 // session reports whether a lock lasts as long as its client's session.
