@@ -67,6 +67,7 @@ func (f *Follower) Next(states []driver.State, now time.Time) []Event {
 	return events
 }
 
+// compare returns the differences between two states of one name.
 func (f *Follower) compare(name string, before, after driver.State, now time.Time) []Event {
 	var events []Event
 	at := view.Time(now)
@@ -74,42 +75,42 @@ func (f *Follower) compare(name string, before, after driver.State, now time.Tim
 		s := view.ShapeOfHolder(h, now)
 		events = append(events, Event{Time: at, Name: name, Event: what, Holder: &s})
 	}
-	waiter := func(what string, place int, w driver.Waiter) {
-		s := view.ShapeOfWaiter(w, place, now)
+	waiter := func(what string, position int, w driver.Waiter) {
+		s := view.ShapeOfWaiter(w, position, now)
 		events = append(events, Event{Time: at, Name: name, Event: what, Waiter: &s})
 	}
 	if !f.begun && len(after.Holders)+len(after.Waiters) == 0 {
 		return []Event{{Time: at, Name: name, Event: Free}}
 	}
-	held, holds := grants(before.Holders), grants(after.Holders)
-	waited, waits := places(before.Waiters), places(after.Waiters)
+	grantsBefore, grantsAfter := grants(before.Holders), grants(after.Holders)
+	waitersBefore, waitersAfter := waiterIDs(before.Waiters), waiterIDs(after.Waiters)
 	for _, h := range before.Holders {
-		if _, still := holds[grant{h.ID, h.Token}]; !still {
+		if _, ok := grantsAfter[grant{h.ID, h.Token}]; !ok {
 			holder(Released, h)
 		}
 	}
-	granted := map[string]bool{}
+	holderIDs := map[string]bool{}
 	for _, h := range after.Holders {
-		granted[h.ID] = true
+		holderIDs[h.ID] = true
 	}
 	for i, w := range before.Waiters {
-		if !waits[w.ID] && !granted[w.ID] {
+		if !waitersAfter[w.ID] && !holderIDs[w.ID] {
 			waiter(Left, i+1, w)
 		}
 	}
 	for _, h := range after.Holders {
-		was, there := held[grant{h.ID, h.Token}]
+		earlier, ok := grantsBefore[grant{h.ID, h.Token}]
 		switch {
 		case !f.begun:
 			holder(Held, h)
-		case !there:
+		case !ok:
 			holder(Granted, h)
-		case was.Note != h.Note:
+		case earlier.Note != h.Note:
 			holder(Noted, h)
 		}
 	}
 	for i, w := range after.Waiters {
-		if !waited[w.ID] {
+		if !waitersBefore[w.ID] {
 			waiter(Waiting, i+1, w)
 		}
 	}
@@ -124,7 +125,7 @@ func grants(holders []driver.Holder) map[grant]driver.Holder {
 	return m
 }
 
-func places(waiters []driver.Waiter) map[string]bool {
+func waiterIDs(waiters []driver.Waiter) map[string]bool {
 	m := make(map[string]bool, len(waiters))
 	for _, w := range waiters {
 		m[w.ID] = true
@@ -144,11 +145,11 @@ func (e Event) Line(w io.Writer) error {
 	case e.Waiter != nil:
 		o, number = e.Waiter.Owner, fmt.Sprint(e.Waiter.Position)
 	}
-	place := ""
+	address := ""
 	if o.Host != "" || o.PID != 0 {
-		place = fmt.Sprintf("%s:%d", o.Host, o.PID)
+		address = fmt.Sprintf("%s:%d", o.Host, o.PID)
 	}
-	for _, s := range []string{o.Mode, number, place, o.Instance, o.Reason, note} {
+	for _, s := range []string{o.Mode, number, address, o.Instance, o.Reason, note} {
 		fields = append(fields, view.Text(s))
 	}
 	_, err := fmt.Fprintln(w, strings.Join(fields, "\t"))
