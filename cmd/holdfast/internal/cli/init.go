@@ -18,7 +18,8 @@ import (
 // initializer is a store that needs tables before its first use.
 type initializer interface{ Init(context.Context) error }
 
-const initWithin = time.Minute
+// initTimeout limits the creation of the tables.
+const initTimeout = time.Minute
 
 func newInit(p *console.Printer) *cobra.Command {
 	var store storeFlags
@@ -61,13 +62,13 @@ Exit status:
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			ctx, cancel := context.WithTimeout(ctx, initWithin)
+			ctx, cancel := context.WithTimeout(ctx, initTimeout)
 			defer cancel()
-			done, err := initialise(ctx, raw)
+			created, err := initialise(ctx, raw)
 			if err != nil {
 				return outcome(ctx, p, err)
 			}
-			if done {
+			if created {
 				p.Line("the tables are there")
 			} else {
 				p.Line("this store needs no tables")
@@ -97,7 +98,7 @@ func initialise(ctx context.Context, raw string) (bool, error) {
 		return false, nil
 	}
 	if err := i.Init(ctx); err != nil {
-		return false, storeError(fmt.Errorf("%w", err))
+		return false, storeError(err)
 	}
 	return true, nil
 }

@@ -45,9 +45,6 @@ const (
   HOLDFAST_STORE_FILE  a file that holds it`
 )
 
-// outputFailed is the exit status if the output could not be written, for example on a full disk.
-const outputFailed = 1
-
 // errPipe ends a subcommand whose output has no reader any more.
 var errPipe = errors.New("the reader of the output has gone")
 
@@ -151,7 +148,7 @@ func outcome(ctx context.Context, p *console.Printer, err error) error {
 		return exited(exit.Unavailable)
 	}
 	p.Line("%v", err)
-	return exited(outputFailed)
+	return exited(exit.Output)
 }
 
 // list returns the states of all names that begin with prefix.

@@ -42,7 +42,7 @@ func Main(args []string) int {
 	}
 	p.Line("%v", err)
 	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Op == "write" {
-		return outputFailed
+		return exit.Output
 	}
 	// Cobra and this package return the other errors. They report bad usage.
 	status := exit.Usage

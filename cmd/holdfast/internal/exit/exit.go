@@ -12,7 +12,7 @@ import (
 // The exit statuses.
 const (
 	OK            = 0
-	Output        = 1  // the output could not be written
+	Output        = 1  // the output could not be written, for example on a full disk
 	Usage         = 64 // EX_USAGE: bad usage
 	Unavailable   = 69 // EX_UNAVAILABLE: the store cannot be reached
 	Lost          = 74 // EX_IOERR: the lock was lost while the command ran
