@@ -22,12 +22,12 @@ type front struct {
 	link     *link
 	guardian *proc.Guardian
 
-	command int // the command's number, once it was started
-	done    bool
-	left    bool // the guardian continues without this process
-	token   int64
-	slot    int64
-	status  int
+	command  int  // the command's number, once it was started
+	done     bool // status is the exit status
+	detached bool // the guardian continues without this process
+	token    int64
+	slot     int64
+	status   int
 
 	validity  *time.Timer
 	until     int64 // when the front kills the command, by proc.Boottime; 0 is never
@@ -50,7 +50,7 @@ func Run(o Options, p *console.Printer) int {
 	orders := toOrders(o)
 	orders.Front, orders.FrontGroup = os.Getpid(), proc.ProcessGroup()
 	// An error here means that the guardian has died. The link then ends, and serve returns.
-	_ = orders.give(conn)
+	_ = orders.write(conn)
 	f.guardian, f.link = g, newLink(conn)
 	go f.link.read()
 	f.serve()
@@ -65,7 +65,7 @@ func Run(o Options, p *console.Printer) int {
 // the front has read its last message, or when the guardian continues without the front.
 func (f *front) serve() {
 	in := f.link.in
-	for in != nil && !f.left {
+	for in != nil && !f.detached {
 		select {
 		case sig := <-f.sigs.ch:
 			f.signal(sig)
@@ -74,12 +74,12 @@ func (f *front) serve() {
 				in = nil
 				break
 			}
-			f.hear(m)
+			f.handle(m)
 		case <-f.validity.C:
 			f.checkGuardian()
 		}
 	}
-	if !f.left {
+	if !f.detached {
 		<-f.guardian.Ended()
 	}
 }
@@ -95,7 +95,7 @@ func (f *front) signal(sig os.Signal) {
 	}
 }
 
-func (f *front) hear(m message) {
+func (f *front) handle(m message) {
 	switch m.kind {
 	case msgSuspend:
 		f.suspend(syscall.Signal(m.value))
@@ -109,9 +109,9 @@ func (f *front) hear(m message) {
 	case msgSlot:
 		f.slot = m.value
 	case msgHeld:
-		f.held()
+		f.sectionHeld()
 	case msgLeave:
-		f.done, f.left, f.status = true, true, int(m.value)
+		f.done, f.detached, f.status = true, true, int(m.value)
 	case msgDone:
 		f.done, f.status = true, int(m.value)
 		if f.killed {
@@ -120,9 +120,9 @@ func (f *front) hear(m message) {
 	}
 }
 
-// held prints the lock of a section as shell code, and lets the front end.
-func (f *front) held() {
-	f.done, f.left, f.status = true, true, exit.OK
+// sectionHeld prints the lock of a section as shell code, and lets the front end.
+func (f *front) sectionHeld() {
+	f.done, f.detached, f.status = true, true, exit.OK
 	vars := []string{
 		EnvName + "=" + quoted(f.Name), EnvToken + "=" + strconv.FormatInt(f.token, 10),
 		EnvHeld + "=" + f.heldBy(), EnvGuardian + "=" + strconv.Itoa(f.guardian.PID),
@@ -156,11 +156,11 @@ func (f *front) continued() {
 // time is left. It sends this limit to the front in advance. If the guardian is stopped, it does
 // not end the command by the limit. Then the front kills the command.
 
-// lead is the time before the limit at which the front requests a later limit from the guardian. If
-// the front itself was stopped beyond the limit, it waits as long as late for the answer.
+// requestLead is the time before the limit at which the front requests a later limit from the guardian. If
+// the front itself was stopped beyond the limit, it waits answerTimeout for the answer.
 const (
-	lead = 250 * time.Millisecond
-	late = time.Second
+	requestLead   = 250 * time.Millisecond
+	answerTimeout = time.Second
 )
 
 // setLimit sets the time until which the command may run; 0 is no limit.
@@ -169,7 +169,7 @@ func (f *front) setLimit(until int64) {
 	f.validity.Stop()
 	if until != 0 && !f.killed {
 		left := max(time.Duration(until-proc.Boottime()), 0)
-		f.validity.Reset(left - min(lead, left/4))
+		f.validity.Reset(left - min(requestLead, left/4))
 	}
 }
 
@@ -182,7 +182,7 @@ func (f *front) checkGuardian() {
 		f.requested = true
 		f.link.send(msgRequestLimit, 0)
 		if left <= 0 {
-			left = late // a later limit may be on its way
+			left = answerTimeout // a later limit may be on its way
 		}
 		f.validity.Reset(left)
 	case left > 0: // the timer was early

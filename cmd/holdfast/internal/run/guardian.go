@@ -22,8 +22,8 @@ var (
 	errFrontStopped = errors.New("holdfast run is stopped")
 )
 
-// fore is the guardian's view of the front.
-type fore struct {
+// remoteFront is the front as the guardian knows it: the link to it, and its state.
+type remoteFront struct {
 	pid   int
 	group int
 	link  *link
@@ -51,12 +51,12 @@ func Guard(words []string, p *console.Printer) int {
 		return exit.Usage
 	}
 	sigs := listen()
-	w, err := take(conn)
+	w, err := readOrders(conn)
 	if err != nil {
 		return exit.Lost // the front has died already
 	}
 	p.Hide(redact.Secrets(string(w.Store)))
-	f := &fore{pid: w.Front, group: w.FrontGroup, link: newLink(conn), gone: make(chan struct{})}
+	f := &remoteFront{pid: w.Front, group: w.FrontGroup, link: newLink(conn), gone: make(chan struct{})}
 	go f.link.read()
 	go f.listen(sigs)
 	r := &runner{Options: w.options(), printer: p, sigs: sigs, front: f}
@@ -76,12 +76,12 @@ func Guard(words []string, p *console.Printer) int {
 }
 
 // listen handles the front's messages.
-func (f *fore) listen(sigs *signals) {
+func (f *remoteFront) listen(sigs *signals) {
 	defer close(f.gone)
 	for m := range f.link.in {
 		switch m.kind {
 		case msgSignal:
-			sigs.got(syscall.Signal(m.value))
+			sigs.add(syscall.Signal(m.value))
 		case msgContinue:
 			f.mu.Lock()
 			if f.continued != nil {
@@ -89,7 +89,7 @@ func (f *fore) listen(sigs *signals) {
 				f.continued = nil
 			}
 			f.mu.Unlock()
-			sigs.got(sigCont)
+			sigs.add(sigCont)
 		case msgConfirm:
 			f.unread.Store(false)
 		case msgRequestLimit:
@@ -101,14 +101,14 @@ func (f *fore) listen(sigs *signals) {
 }
 
 // answerRequest sends the front the end of the lock's validity.
-func (f *fore) answerRequest() {
+func (f *remoteFront) answerRequest() {
 	if onRequest := f.onRequest.Load(); onRequest != nil {
 		(*onRequest)()
 	}
 }
 
 // dead reports whether the front has died.
-func (f *fore) dead() bool {
+func (f *remoteFront) dead() bool {
 	select {
 	case <-f.gone:
 		return true
@@ -118,12 +118,12 @@ func (f *fore) dead() bool {
 }
 
 // suspend makes the front stop itself, as a shell expects of a job.
-func (f *fore) suspend(sig syscall.Signal) { f.link.send(msgSuspend, int64(sig)) }
+func (f *remoteFront) suspend(sig syscall.Signal) { f.link.send(msgSuspend, int64(sig)) }
 
 // suspendWaiting stops the front while the guardian waits for the lock and no command runs. The
 // guardian itself does not stop, because a request to the store may be unfinished. It withdraws its
 // queue entry, so that no other client waits for a stopped job.
-func (f *fore) suspendWaiting(sig syscall.Signal) {
+func (f *remoteFront) suspendWaiting(sig syscall.Signal) {
 	f.mu.Lock()
 	if f.continued == nil {
 		f.continued = make(chan struct{})
@@ -137,7 +137,7 @@ func (f *fore) suspendWaiting(sig syscall.Signal) {
 
 // whileWaiting sets the function that withdraws the queue entry when the front is stopped; nil
 // removes it. whileWaiting reports whether the front is already stopped.
-func (f *fore) whileWaiting(leave func()) (stopped bool) {
+func (f *remoteFront) whileWaiting(leave func()) (stopped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.leave = leave
@@ -145,14 +145,14 @@ func (f *fore) whileWaiting(leave func()) (stopped bool) {
 }
 
 // stopped reports whether the front was stopped and has not been continued.
-func (f *fore) stopped() bool {
+func (f *remoteFront) stopped() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.continued != nil
 }
 
 // await returns when a stopped front is continued or has died, or when ctx ends.
-func (f *fore) await(ctx context.Context) {
+func (f *remoteFront) await(ctx context.Context) {
 	f.mu.Lock()
 	continued := f.continued
 	f.mu.Unlock()
@@ -168,7 +168,7 @@ func (f *fore) await(ctx context.Context) {
 
 // setValidity sends the front the time until which the command may run. It sends nothing while the
 // front has not confirmed the last limit, because then the front is probably stopped.
-func (f *fore) setValidity(left time.Duration) {
+func (f *remoteFront) setValidity(left time.Duration) {
 	if left == driver.Forever {
 		return
 	}
@@ -183,12 +183,12 @@ func (f *fore) setValidity(left time.Duration) {
 }
 
 // limit sends the limit, even if the front has not confirmed the last one.
-func (f *fore) limit(left time.Duration) { f.sendLimit(proc.Boottime() + int64(left)) }
+func (f *remoteFront) limit(left time.Duration) { f.sendLimit(proc.Boottime() + int64(left)) }
 
 // noLimit ends the front's supervision of the limit.
-func (f *fore) noLimit() { f.sendLimit(0) }
+func (f *remoteFront) noLimit() { f.sendLimit(0) }
 
-func (f *fore) sendLimit(until int64) {
+func (f *remoteFront) sendLimit(until int64) {
 	f.lastLimit.Store(until)
 	f.link.send(msgLimit, until)
 }

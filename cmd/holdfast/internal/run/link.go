@@ -144,8 +144,8 @@ func (w orders) options() Options {
 	return o
 }
 
-// give writes the orders. The front calls it before it sends messages.
-func (w orders) give(to io.Writer) error {
+// write writes the orders. The front calls it before it sends messages.
+func (w orders) write(to io.Writer) error {
 	b, err := json.Marshal(w)
 	if err != nil {
 		return err
@@ -155,10 +155,10 @@ func (w orders) give(to io.Writer) error {
 	return err
 }
 
-// maxOrders is far above the system's limit of a command line.
+// maxOrders limits the orders in readOrders. It is far above the system's limit of a command line.
 const maxOrders = 64 << 20
 
-func take(from io.Reader) (w orders, err error) {
+func readOrders(from io.Reader) (w orders, err error) {
 	var size [4]byte
 	if _, err := io.ReadFull(from, size[:]); err != nil {
 		return w, err

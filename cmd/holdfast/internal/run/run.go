@@ -95,7 +95,7 @@ type runner struct {
 	Options
 	printer *console.Printer
 	sigs    *signals
-	front   *fore
+	front   *remoteFront
 	// ttl and grace are the results of leaseTimes, set when the store has reported its limits.
 	ttl, grace time.Duration
 	// linger is set if the store keeps the lock for a minimum hold by itself.
@@ -180,27 +180,10 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		opening, opened = context.WithTimeout(ctx, r.Wait)
 	}
 	defer opened()
-	locker, err := holdfast.Open(opening, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
-	if err != nil {
-		return nil, nil, err
-	}
-	g, err := locker.Guarantees(opening)
+	locker, err := r.open(opening, w)
 	if err != nil {
 		return locker, nil, err
 	}
-	if g.Scope == driver.ScopeProcess {
-		r.printer.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
-	}
-	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
-		return locker, nil, err
-	}
-	r.linger = g.Linger
-	// A command whose key is marked does not need the lock.
-	if err := r.checkMark(opening); err != nil {
-		return locker, nil, err
-	}
-	w.watch(locker, g)
-	w.probe()
 	lock, err := r.take(ctx, locker, w)
 	if busy, ok := errors.AsType[*holdfast.BusyError](err); ok && errors.Is(busy.Err, context.DeadlineExceeded) {
 		if last := w.lastContact(); last != nil {
@@ -208,6 +191,33 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		}
 	}
 	return locker, lock, err
+}
+
+// open opens the store and prepares the wait. It returns errDone if the key of --once is marked. With an
+// error it may return a Locker, which the caller closes.
+func (r *runner) open(ctx context.Context, w *waiting) (*holdfast.Locker, error) {
+	locker, err := holdfast.Open(ctx, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
+	if err != nil {
+		return nil, err
+	}
+	g, err := locker.Guarantees(ctx)
+	if err != nil {
+		return locker, err
+	}
+	if g.Scope == driver.ScopeProcess {
+		r.printer.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
+	}
+	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
+		return locker, err
+	}
+	r.linger = g.Linger
+	// A command whose key is marked does not need the lock.
+	if err := r.checkMark(ctx); err != nil {
+		return locker, err
+	}
+	w.watch(locker, g)
+	w.probe()
+	return locker, nil
 }
 
 // take takes the lock. If the shell stops the job during the wait, take waits until the job is
@@ -299,7 +309,7 @@ func (r *runner) explain(err error) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%q is busy", r.Name)
 	if len(busy.Holders) > 0 {
-		b.WriteString(", " + held(busy.Holders))
+		b.WriteString(", " + holdersText(busy.Holders))
 	}
 	if busy.Err != nil {
 		b.WriteString("; not acquired in the time of --wait")
@@ -307,7 +317,8 @@ func (r *runner) explain(err error) string {
 	return b.String()
 }
 
-func held(holders []holdfast.Holder) string {
+// holdersText names the first holder, and counts the others.
+func holdersText(holders []holdfast.Holder) string {
 	h := holders[0]
 	s := "held by " + driver.Owner{Host: h.Host, PID: h.PID}.Client()
 	if h.Reason != "" {

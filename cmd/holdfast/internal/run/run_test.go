@@ -32,7 +32,7 @@ func TestSignalDuringGrantIsReportedAsWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runner{Options: Options{Name: "x"}, printer: p, sigs: &signals{ch: make(chan os.Signal)}, front: &fore{gone: make(chan struct{})}}
+	r := &runner{Options: Options{Name: "x"}, printer: p, sigs: &signals{ch: make(chan os.Signal)}, front: &remoteFront{gone: make(chan struct{})}}
 	r.sigs.ended.Store(int32(syscall.SIGTERM))
 	cancel(errSignal(syscall.SIGTERM))
 	if lock.Context().Err() == nil {

@@ -33,9 +33,9 @@ func listen() *signals {
 	return s
 }
 
-// got adds a signal that came over the link. Like signal.Notify, it drops the signal if the
+// add adds a signal that came over the link. Like signal.Notify, it drops the signal if the
 // channel is full.
-func (s *signals) got(sig os.Signal) {
+func (s *signals) add(sig os.Signal) {
 	select {
 	case s.ch <- sig:
 	default:

@@ -50,9 +50,9 @@ type supervision struct {
 	denied       map[proc.Process]bool // the user has been warned of these processes
 }
 
-// again is the interval at which the supervision repeats SIGKILL while a process is left, because
+// killInterval is the interval at which the supervision repeats SIGKILL while a process is left, because
 // processes may start while it searches for them.
-const again = 100 * time.Millisecond
+const killInterval = 100 * time.Millisecond
 
 // run supervises the command until no process of it is left, and returns the exit status.
 func (s *supervision) run() int {
@@ -223,7 +223,7 @@ func (s *supervision) killAll() {
 			s.printer.Line("killed what the command left behind")
 		}
 	}
-	s.kill.Reset(again)
+	s.kill.Reset(killInterval)
 }
 
 func (s *supervision) signalAll(sig syscall.Signal) (denied []proc.Process) {

@@ -113,7 +113,7 @@ func (w *waiting) Event(_ context.Context, e holdfast.Event) {
 	switch e.Kind {
 	case holdfast.EventQueued:
 		if len(e.Holders) > 0 {
-			p.Line("queued for %q, %s", e.Name, held(e.Holders))
+			p.Line("queued for %q, %s", e.Name, holdersText(e.Holders))
 		} else {
 			p.Line("queued for %q", e.Name)
 		}
@@ -187,7 +187,7 @@ func (w *waiting) show() {
 	}
 	by := "not held at the moment"
 	if len(w.holders) > 0 {
-		by = held(w.holders)
+		by = holdersText(w.holders)
 	}
 	w.r.printer.Status("waiting for %q for %s, %s", w.r.Name, time.Since(w.began).Round(time.Second), by)
 }
