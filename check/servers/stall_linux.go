@@ -24,28 +24,7 @@ func stallThreads(pid int, name string) (resume func(), err error) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // the thread ends with the goroutine
-		var stopped []int
-		err := func() error {
-			tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
-			if err != nil {
-				return err
-			}
-			for _, t := range tasks {
-				comm, err := os.ReadFile(filepath.Join(t, "comm"))
-				if err != nil || !strings.HasPrefix(string(comm), name) {
-					continue // the thread has ended, or has another name
-				}
-				tid, _ := strconv.Atoi(filepath.Base(t))
-				if err := stopThread(tid); err != nil {
-					return fmt.Errorf("servers: stopping thread %s of process %d: %w", strings.TrimSpace(string(comm)), pid, err)
-				}
-				stopped = append(stopped, tid)
-			}
-			if len(stopped) == 0 {
-				return fmt.Errorf("servers: process %d has no thread %s", pid, name)
-			}
-			return nil
-		}()
+		stopped, err := stopThreads(pid, name)
 		stalled <- err
 		if err == nil {
 			<-over
@@ -59,6 +38,29 @@ func stallThreads(pid int, name string) (resume func(), err error) {
 		return nil, err
 	}
 	return func() { close(over); <-done }, nil
+}
+
+// stopThreads stops the threads for stallThreads. It returns the stopped ones, also with an error.
+func stopThreads(pid int, name string) (stopped []int, err error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tasks {
+		comm, err := os.ReadFile(filepath.Join(t, "comm"))
+		if err != nil || !strings.HasPrefix(string(comm), name) {
+			continue // the thread has ended, or has another name
+		}
+		tid, _ := strconv.Atoi(filepath.Base(t))
+		if err := stopThread(tid); err != nil {
+			return stopped, fmt.Errorf("servers: stopping thread %s of process %d: %w", strings.TrimSpace(string(comm)), pid, err)
+		}
+		stopped = append(stopped, tid)
+	}
+	if len(stopped) == 0 {
+		return nil, fmt.Errorf("servers: process %d has no thread %s", pid, name)
+	}
+	return stopped, nil
 }
 
 func stopThread(tid int) error {
