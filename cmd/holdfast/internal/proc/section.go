@@ -51,7 +51,8 @@ func (s *Section) Gone() <-chan struct{} { return s.gone }
 // Status returns an unknown status: this process is not the parent.
 func (s *Section) Status() Status { return Status{} }
 
-// Signal does nothing: no caller sends a section a signal through its guardian.
+// Signal does nothing. The caller forwards the signals that the guardian received, and those are not for
+// the process.
 func (s *Section) Signal(syscall.Signal) error { return nil }
 
 // SignalAll sends a signal to the process and to its descendants. It returns the processes that
