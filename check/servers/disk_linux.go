@@ -77,7 +77,11 @@ func (d *Disk) Command(command []string) []string {
 func (d *Disk) Stall() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.gate = make(chan struct{})
+	select {
+	case <-d.gate:
+		d.gate = make(chan struct{})
+	default: // already stalled: a new gate would leave the syncs at the old one forever
+	}
 }
 
 // Resume ends a stall.

@@ -137,3 +137,37 @@ func TestSignalsKeepDiskGoing(t *testing.T) {
 		}
 	}
 }
+
+// TestResumeEndsRepeatedStall requires that Resume also lets the syncs return that began between two
+// calls of Stall.
+func TestResumeEndsRepeatedStall(t *testing.T) {
+	d, err := NewDisk()
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(d.Close)
+	d.Stall()
+	command := d.Command([]string{"dd", "if=/dev/zero", "of=" + filepath.Join(t.TempDir(), "f"), "bs=1", "count=1", "conv=fsync", "status=none"})
+	cmd := exec.Command(command[0], command[1:]...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		t.Fatalf("a sync returned from a stalled disk: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	d.Stall()
+	d.Resume()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(5 * time.Second):
+		_ = cmd.Process.Kill()
+		t.Fatal("the sync still waits after Resume")
+	}
+}
