@@ -107,10 +107,15 @@ type ZooKeeper struct {
 }
 
 // StallDisk stops the server's writes to its log, like a disk that does not answer. Other
-// threads continue to serve connections, sessions and reads. StallDisk needs Linux.
-func (z *ZooKeeper) StallDisk() (err error) {
-	z.resume, err = stallThreads(z.PID(), "SyncThread")
-	return err
+// threads continue to serve connections, sessions and reads. StallDisk needs Linux. Kill of a stalled
+// server waits until ResumeDisk, because the system keeps a stopped thread for its tracer.
+func (z *ZooKeeper) StallDisk() error {
+	resume, err := stallThreads(z.PID(), "SyncThread")
+	if err != nil {
+		return err // an earlier stall stays, and ResumeDisk ends it
+	}
+	z.resume = resume
+	return nil
 }
 
 // ResumeDisk ends StallDisk.
