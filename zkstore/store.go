@@ -129,8 +129,8 @@ func (s *Store) dir(name string) string { return s.home + "/" + escape(name) }
 // proof subtracts, twice the interval of heartbeats, and the time that the answers travel.
 func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
 
-// beat returns the interval of heartbeats.
-func (s *Store) beat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
+// heartbeat returns the interval of heartbeats.
+func (s *Store) heartbeat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
 
 // round rounds a requested TTL up to whole ticks, as the store grants it.
 func (s *Store) round(ttl time.Duration) time.Duration {
@@ -139,7 +139,7 @@ func (s *Store) round(ttl time.Duration) time.Duration {
 }
 
 func (s *Store) clientConfig(timeout time.Duration) zk.Config {
-	return zk.Config{Servers: s.servers, Timeout: timeout, Beat: s.beat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
+	return zk.Config{Servers: s.servers, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
 }
 
 // limits returns the longest TTL that the server allows. The request continues after the context of

@@ -264,7 +264,7 @@ func (s *Store) beginWriting(w *writing) {
 		return
 	}
 	c := s.clientConfig(longest + s.slack()) // a long timeout, for a slow link
-	c.WriteTimeout = c.Silence()
+	c.WriteTimeout = c.HeartbeatTimeout()
 	if w.zk, w.err = zk.Open(ctx, c); w.err != nil {
 		return
 	}
