@@ -16,7 +16,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.closed.Load() {
 		return errClosed()
 	}
-	ss, err := s.any(ctx)
+	ss, err := s.anySession(ctx)
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 
 // holder returns the node of the grant with a token.
 func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
-	notHeld := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
+	missing := notHeld(driver.Grant{Name: name, Token: token})
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))
@@ -38,7 +38,7 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 	}
 	all = all[:countGrants(all)]
 	if len(all) == 0 {
-		return "", notHeld
+		return "", missing
 	}
 	calls := make([]*zk.Call, len(all))
 	for i, n := range all {
@@ -52,7 +52,7 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 			return dir + "/" + all[i].name, nil
 		}
 	}
-	return "", notHeld
+	return "", missing
 }
 
 // end requests the holder of a node to end, and waits for the grace period. If the node still exists,

@@ -31,8 +31,9 @@ type Store struct {
 	mu       sync.Mutex
 	probing  *probe
 	sessions map[time.Duration]*opening
-	// doubts are the requests whose create has no answer.
-	doubts map[string]doubt
+	// unanswered are the requests with a create that has no answer, by ID. A node of it may exist or
+	// still appear.
+	unanswered map[string]pendingCreate
 	// acquiring are the requests whose Acquire has not returned.
 	acquiring map[string]struct{}
 	// mark is the high-water mark of the tokens of sessions that were forgotten.
@@ -60,8 +61,9 @@ type opening struct {
 	err   error
 }
 
-// doubt is the session and the connection of a create that has no answer.
-type doubt struct {
+// pendingCreate is the session and the connection of a create that has no answer. The connection is
+// 0 if the create may be on any of the session's connections.
+type pendingCreate struct {
 	ss   *session
 	conn int
 }
@@ -103,9 +105,10 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	s := &Store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
 		home:     c.chroot,
-		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{}, acquiring: map[string]struct{}{},
+		sessions: map[time.Duration]*opening{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
 	if c.namespace != "" {
+		// The x keeps escape from treating the namespace as the start of a node's name.
 		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")
 	}
 	s.where = "zk://" + strings.Join(servers, ",") + c.chroot
@@ -265,9 +268,9 @@ func (s *Store) begin(o *opening, ttl time.Duration) {
 	close(o.ready)
 }
 
-// any returns a session for a request without a TTL: an existing one, or a new one.
-func (s *Store) any(ctx context.Context) (*session, error) {
-	for _, ss := range s.open() {
+// anySession returns a session for a request without a TTL: an existing one, or a new one.
+func (s *Store) anySession(ctx context.Context) (*session, error) {
+	for _, ss := range s.liveSessions() {
 		if ss.zk.Conn() != 0 {
 			return ss, nil
 		}
@@ -279,13 +282,13 @@ func (s *Store) any(ctx context.Context) (*session, error) {
 	return s.session(ctx, min(longest, s.round(5*s.cfg.tick)))
 }
 
-// open returns the sessions that have not ended.
-func (s *Store) open() []*session {
-	return slices.DeleteFunc(s.begun(), func(ss *session) bool { return ss.zk.Ended() != nil })
+// liveSessions returns the sessions that have not ended.
+func (s *Store) liveSessions() []*session {
+	return slices.DeleteFunc(s.openedSessions(), func(ss *session) bool { return ss.zk.Ended() != nil })
 }
 
-// begun returns all opened sessions. Some may have ended without a notice yet.
-func (s *Store) begun() []*session {
+// openedSessions returns all opened sessions. Some may have ended without a notice yet.
+func (s *Store) openedSessions() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []*session
@@ -309,14 +312,14 @@ func (s *Store) Close(ctx context.Context) error {
 		return nil
 	}
 	s.mu.Unlock()
-	all := s.open()
+	all := s.liveSessions()
 	errs := make([]error, len(all))
 	var closing sync.WaitGroup
 	closing.Go(func() { s.closeWriting(ctx) })
 	for i, ss := range all {
 		closing.Go(func() {
 			if errs[i] = ss.zk.Close(ctx); errs[i] == zk.ErrExpired {
-				errs[i] = s.ended(ctx, ss)
+				errs[i] = s.verifyEnded(ctx, ss)
 			}
 		})
 	}
@@ -329,10 +332,10 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// ended verifies that a session has ended. One server has reported it as expired (see
+// verifyEnded verifies that a session has ended. One server has reported it as expired (see
 // invalidateSession). A new session writes to the guard node, and only a leader with a majority
 // answers a write.
-func (s *Store) ended(ctx context.Context, ss *session) error {
+func (s *Store) verifyEnded(ctx context.Context, ss *session) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	client, err := zk.Open(ctx, s.clientConfig(s.slack()+s.cfg.tick))

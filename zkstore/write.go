@@ -79,15 +79,16 @@ func (g *Guard) Write(ctx context.Context, resource string, token uint64, write 
 		if token < newest {
 			return &fence.StaleError{Resource: resource, Token: token, Newest: newest}
 		}
-		done, err := g.try(ctx, resource, token, newest, version, write)
+		done, err := g.writeOnce(ctx, resource, token, newest, version, write)
 		if done || err != nil {
 			return err
 		}
 	}
 }
 
-// try writes if the mark is still as it was read.
-func (g *Guard) try(ctx context.Context, resource string, token, newest uint64, version int32, write []Op) (done bool, err error) {
+// writeOnce writes if the node of the mark still has the version that was read. done is false if
+// that node has changed meanwhile.
+func (g *Guard) writeOnce(ctx context.Context, resource string, token, newest uint64, version int32, write []Op) (done bool, err error) {
 	path, data := g.node(resource), []byte(strconv.FormatUint(token, 10))
 	mark := zk.Check(path, version)
 	switch {
@@ -108,7 +109,7 @@ func (g *Guard) try(ctx context.Context, resource string, token, newest uint64, 
 	case m.Err == nil:
 		return true, nil
 	case m.Failed == 0 && newest == 0 && errors.Is(m.Err, zk.ErrNoNode):
-		if err := g.s.makeDirs(ctx, g.dir()); err != nil {
+		if err := g.s.createDirs(ctx, g.dir()); err != nil {
 			return false, g.failed(resource, err)
 		}
 		return false, nil
