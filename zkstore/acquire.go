@@ -501,38 +501,19 @@ func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
 // proven for a whole TTL from that instant.
 func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	ss := p.ss
-	at := p.at
-	if ss.zk.Proven(at) < ss.ttl && !ss.zk.Prove(ctx, at, ss.ttl) {
+	if ss.zk.Proven(p.at) < ss.ttl && !ss.zk.Prove(ctx, p.at, ss.ttl) {
 		err := ctx.Err()
 		if err == nil {
 			err = errSessionExpired
 		}
 		return driver.Grant{}, p.failed(ctx, err)
 	}
-	g := &grant{
-		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: at, TTL: ss.ttl, Slot: driver.NoSlot},
-		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: at, ttl: ss.ttl, made: time.Now(),
-	}
-	g.Handle = g
-	ss.mu.Lock()
-	unwatched := p.unregisterLocked()
-	if p.counting {
-		g.watched = p.conn
-	}
-	if ss.ended {
-		ss.mu.Unlock()
-		return driver.Grant{}, ss.fail(errSessionExpired)
-	}
-	if p.deleted {
-		ss.mu.Unlock()
-		return driver.Grant{}, p.failed(ctx, errDeleted)
-	}
-	ss.grants[g.ID], ss.ours[g.path] = g, g
-	idle := !ss.maintaining
-	ss.maintaining = true
-	ss.mu.Unlock()
-	if idle {
-		ss.wakeMaintain() // once for many short locks: the timer of maintain continues for a while
+	g, unwatched, err := p.registerGrant()
+	switch {
+	case err == errDeleted:
+		return driver.Grant{}, p.failed(ctx, err)
+	case err != nil:
+		return driver.Grant{}, ss.fail(err)
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
@@ -546,4 +527,34 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		ss.watchesRemoved(unwatched)
 	}
 	return g.Grant, nil
+}
+
+// registerGrant replaces the entry by its grant. It returns the paths whose watches no entry needs
+// now. It fails with errSessionExpired if the session is over, and with errDeleted if the entry's
+// node was deleted.
+func (p *entry) registerGrant() (g *grant, unwatched []string, err error) {
+	ss := p.ss
+	g = &grant{
+		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: p.at, TTL: ss.ttl, Slot: driver.NoSlot},
+		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: p.at, ttl: ss.ttl, made: time.Now(),
+	}
+	g.Handle = g
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	unwatched = p.unregisterLocked()
+	switch {
+	case ss.ended:
+		return nil, nil, errSessionExpired
+	case p.deleted:
+		return nil, nil, errDeleted
+	}
+	if p.counting {
+		g.watched = p.conn
+	}
+	ss.grants[g.ID], ss.ours[g.path] = g, g
+	if !ss.maintaining {
+		ss.maintaining = true
+		ss.wakeMaintain() // once for many short locks: the timer of maintain continues for a while
+	}
+	return g, unwatched, nil
 }

@@ -125,6 +125,8 @@ const (
 	opRelease
 )
 
+// creation returns the transaction that creates the node of a request, with the release o if that is
+// pending.
 func (ss *session) creation(r driver.Request, dir, mark string, data []byte, o *release) creation {
 	t := creation{r: r, dir: dir, data: data, highest: ss.highest(), o: o, releasing: o.pending()}
 	var version int32
@@ -140,6 +142,7 @@ func (ss *session) creation(r driver.Request, dir, mark string, data []byte, o *
 	return t
 }
 
+// do sends t and its reads in one piece.
 func (ss *session) do(ctx context.Context, t *creation) error {
 	if t.next != nil {
 		return ss.zk.Do(ctx, t.multi, t.list, t.next)

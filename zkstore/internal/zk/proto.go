@@ -100,9 +100,11 @@ type ACL struct {
 
 // Everyone grants all rights to all users, and Creator only to the user that created a node.
 var (
-	Everyone = []ACL{{31, "world", "anyone"}}
-	Creator  = []ACL{{31, "auth", ""}}
+	Everyone = []ACL{{allRights, "world", "anyone"}}
+	Creator  = []ACL{{allRights, "auth", ""}}
 )
+
+const allRights = 1<<5 - 1 // read, write, create, delete, admin
 
 // Auth is a credential that a session presents on each connection.
 type Auth struct {
