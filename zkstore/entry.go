@@ -60,8 +60,8 @@ func (p *entry) wake(fresh []string) {
 	}
 }
 
-// notice handles an event of a node that the entry watches. The caller holds the session's mutex.
-func (p *entry) notice(e zk.Event) {
+// onEvent handles an event of a node that the entry watches. The caller holds the session's mutex.
+func (p *entry) onEvent(e zk.Event) {
 	switch {
 	case e.Type == zk.EventDeleted && e.Path == p.path:
 		p.deleted = true

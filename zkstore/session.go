@@ -257,7 +257,7 @@ func (ss *session) createDirs(ctx context.Context, dir string) error {
 func (ss *session) onEvent(e zk.Event) {
 	ss.mu.Lock()
 	for p := range ss.subs[e.Path] {
-		p.notice(e)
+		p.onEvent(e)
 	}
 	delete(ss.subs, e.Path)
 	var lost *grant

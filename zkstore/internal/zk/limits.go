@@ -24,7 +24,7 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 		if least, most, failed = limits(ctx, cfg, server); failed == nil {
 			return least, most, nil
 		}
-		err = why.of(err, server, failed)
+		err = why.choose(err, server, failed)
 		if ctx.Err() != nil {
 			return 0, 0, err
 		}

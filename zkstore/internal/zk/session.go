@@ -276,7 +276,7 @@ func (s *Session) run(ctx context.Context) {
 			continue
 		}
 		s.mu.Lock()
-		s.last = why.of(s.last, server, err)
+		s.last = why.choose(s.last, server, err)
 		s.mu.Unlock()
 		if failures++; failures%len(s.cfg.Servers) != 0 {
 			continue
@@ -308,9 +308,9 @@ func (s *Session) rewound(ctx context.Context, server string) bool {
 // reason selects the error to report after consecutive failed attempts.
 type reason struct{ timeouts int }
 
-// of returns the error to report from now on. One attempt that timed out, or was cancelled, does
+// choose returns the error to report from now on. One attempt that timed out, or was cancelled, does
 // not hide the reason of earlier failures. Several such attempts in a row do.
-func (r *reason) of(last error, server string, err error) error {
+func (r *reason) choose(last error, server string, err error) error {
 	slow, ok := errors.AsType[net.Error](err)
 	if ok && slow.Timeout() || errors.Is(err, context.Canceled) {
 		r.timeouts++
