@@ -195,8 +195,8 @@ func (ss *session) moveGuard(ctx context.Context) error {
 	}
 }
 
-// reguard reads the guard's version again, or creates a new guard, after a create has found another
-// version or no guard.
+// refreshGuard reads the guard's version again, or creates a new guard, after a create has found
+// another version or no guard.
 func (ss *session) refreshGuard(ctx context.Context, path string) error {
 	c := zk.Get(path, false)
 	if err := ss.zk.Do(ctx, c); err != nil {
