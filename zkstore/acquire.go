@@ -509,11 +509,8 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		return driver.Grant{}, p.failed(ctx, err)
 	}
 	g, unwatched, err := p.registerGrant()
-	switch {
-	case err == errDeleted:
+	if err != nil {
 		return driver.Grant{}, p.failed(ctx, err)
-	case err != nil:
-		return driver.Grant{}, ss.fail(err)
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {

@@ -76,7 +76,7 @@ func (ss *session) releaseMutex(mutex *entry) {
 	err := ss.zk.Send(soon, calls...)
 	cancel()
 	ss.watchesRemoved(unwatched)
-	ss.s.background.Go(func() {
+	ss.s.run(func() { // after Close the session ends, and the mutex with it
 		defer ss.wakeWaiters(mutex.dir, mutex.path, nil)
 		for {
 			if err == nil {

@@ -57,6 +57,17 @@ type task[T any] struct {
 // openTimeout is the timeout of an attempt to open a session.
 const openTimeout = 5 * time.Second
 
+// run calls f in the background, unless the store is closed. Close waits for the call.
+func (s *Store) run(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed.Load() {
+		return false
+	}
+	s.background.Go(f)
+	return true
+}
+
 // start calls f, for openTimeout at most. The call continues after the context of a caller has
 // ended, so that one of many short calls succeeds.
 func start[T any](s *Store, f func(context.Context) (T, error)) *task[T] {

@@ -201,7 +201,9 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 		return err
 	}
 	done := make(chan error, 1)
-	s.background.Go(func() { done <- session.Do(ctx, m) })
+	if !s.run(func() { done <- session.Do(ctx, m) }) {
+		return errClosed()
+	}
 	select {
 	case err := <-done:
 		return err
