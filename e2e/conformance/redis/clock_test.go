@@ -77,3 +77,94 @@ func fakeClock(t *testing.T, r *servers.Redis) {
 		t.Fatal(err)
 	}
 }
+
+// TestEveryGrantExceedsTokensSeen: a client has seen a token of the bucket that is ahead of the server's
+// clock, and the server has lost its counter. Each way to a grant gives a larger token.
+func TestEveryGrantExceedsTokensSeen(t *testing.T) {
+	r := common(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	reserving := func(name string) driver.Request {
+		q := request(name, driver.Exclusive, long)
+		q.Tokens = 100
+		return q
+	}
+	for way, prepare := range map[string]func(t *testing.T, name string) (grant func() driver.Grant){
+		"free": func(t *testing.T, name string) func() driver.Grant {
+			return func() driver.Grant { return must(t, a, request(name, driver.Exclusive, long)) }
+		},
+		"free, with a range": func(t *testing.T, name string) func() driver.Grant {
+			return func() driver.Grant { return must(t, a, reserving(name)) }
+		},
+		"beside a reader": func(t *testing.T, name string) func() driver.Grant {
+			must(t, b, request(name, driver.Unlimited, long))
+			return func() driver.Grant { return must(t, a, request(name, driver.Unlimited, long)) }
+		},
+		"beside a permit": func(t *testing.T, name string) func() driver.Grant {
+			must(t, b, request(name, 2, long))
+			return func() driver.Grant { return must(t, a, request(name, 2, long)) }
+		},
+		"after another client": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, b, request(name, driver.Exclusive, long))
+			w := queue(t, a, request(name, driver.Exclusive, long))
+			return func() driver.Grant {
+				release(t, b, held)
+				return w.granted()
+			}
+		},
+		"after another client, with a range": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, b, request(name, driver.Exclusive, long))
+			w := queue(t, a, reserving(name))
+			return func() driver.Grant {
+				release(t, b, held)
+				return w.granted()
+			}
+		},
+		"before the confirmation": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, b, request(name, driver.Exclusive, long))
+			w := queue(t, a, provisional(name))
+			return func() driver.Grant {
+				release(t, b, held)
+				return w.granted()
+			}
+		},
+		"after the same client": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, a, request(name, driver.Exclusive, long))
+			w := queue(t, a, request(name, driver.Exclusive, long))
+			return func() driver.Grant {
+				release(t, a, held)
+				return w.granted()
+			}
+		},
+		"by a swap": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, a, request(name, driver.Exclusive, long))
+			return func() driver.Grant { return swapped(t, a, held, request(name, driver.Exclusive, long)).granted() }
+		},
+		"by a swap, after another client": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, a, request(name, driver.Exclusive, long))
+			w := queue(t, b, request(name, driver.Exclusive, long))
+			return func() driver.Grant {
+				last := swapped(t, a, held, request(name, driver.Exclusive, long))
+				release(t, b, w.granted())
+				return last.granted()
+			}
+		},
+	} {
+		t.Run(way, func(t *testing.T) {
+			name := t.Name()
+			counter, other := counterOf(name), ""
+			for i := 0; counterOf(other) != counter; i++ { // another name of the bucket
+				other = name + strconv.Itoa(i)
+			}
+			grant := prepare(t, name)
+			do(t, r, "SET", counter, "8000000000000000")
+			seen := must(t, a, request(other, driver.Exclusive, long))
+			release(t, a, seen)
+			do(t, r, "DEL", counter)
+			g := grant()
+			if g.Token <= seen.Token {
+				t.Errorf("token %d after %d", g.Token, seen.Token)
+			}
+			release(t, a, g)
+		})
+	}
+}
