@@ -1,11 +1,18 @@
 package etcd
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
@@ -128,4 +135,64 @@ func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 		t.Error("a grant that stands in the copy was lost")
 	default:
 	}
+}
+
+// TestAnotherClusterEndsTheLocks: a client is led to another cluster with a copy of all keys and leases, at the
+// same revisions, as a restore makes it. That cluster is ahead of all that the client has seen. The holder
+// is notified of its loss, and its lease is revoked there.
+func TestAnotherClusterEndsTheLocks(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	client := c.direct(t)
+	var read atomic.Int32 // the reads of the sentinel
+	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} },
+		unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoke(ctx, method, req, reply, cc, opts...)
+			if r, is := req.(*etcdserverpb.RangeRequest); is && err == nil && strings.HasPrefix(string(r.Key), sentinels) {
+				read.Add(1)
+			}
+			return err
+		})))
+	held := request("held", "n", 1, time.Hour)
+	must(t, s, held)
+	watched(t, client)
+	seen := read.Load()
+	eventually(t, "the client compares the server with what it has seen", func() bool { return read.Load() >= seen+2 })
+
+	all, err := client.Get(t.Context(), "", clientv3.WithPrefix())
+	if err != nil || len(all.Kvs) < 2 {
+		t.Fatal(all, err)
+	}
+	other := start(t, servers.EtcdConfig{})
+	copied := other.direct(t)
+	made := map[int64][]clientv3.Op{}
+	for _, kv := range all.Kvs {
+		if kv.CreateRevision != kv.ModRevision || kv.Lease != all.Kvs[0].Lease {
+			t.Fatalf("a key of one write and one lease was expected: %+v", kv)
+		}
+		made[kv.CreateRevision] = append(made[kv.CreateRevision], clientv3.OpPut(string(kv.Key), string(kv.Value), clientv3.WithLease(clientv3.LeaseID(kv.Lease))))
+	}
+	lease := &etcdserverpb.LeaseGrantRequest{ID: all.Kvs[0].Lease, TTL: 3600}
+	if _, err := etcdserverpb.NewLeaseClient(copied.ActiveConnection()).LeaseGrant(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	for rev := int64(2); rev <= all.Header.Revision+100; rev++ { // an empty server has revision 1
+		ops := made[rev]
+		if ops == nil {
+			ops = []clientv3.Op{clientv3.OpPut("fill", "")}
+		}
+		put, err := copied.Txn(t.Context()).Then(ops...).Commit()
+		if err != nil || put.Header.Revision != rev {
+			t.Fatal(put, err)
+		}
+	}
+	if err := c.proxies[0].Redirect(other.members[0].Client); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, "the loss", held.From.(*requester).lost)
+	n := 0
+	eventually(t, "the name can be locked at the other cluster", func() bool {
+		n++
+		g, err := s.Acquire(t.Context(), request(fmt.Sprint("again-", n), "n", 1, time.Hour))
+		return err == nil && g.Token > uint64(all.Header.Revision)
+	})
 }
