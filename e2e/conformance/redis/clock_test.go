@@ -81,7 +81,7 @@ func fakeClock(t *testing.T, r *servers.Redis) {
 // TestEveryGrantExceedsTokensSeen: a client has seen a token of the bucket that is ahead of the server's
 // clock, and the server has lost its counter. Each way to a grant gives a larger token.
 func TestEveryGrantExceedsTokensSeen(t *testing.T) {
-	r := common(t)
+	r := start(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	reserving := func(name string) driver.Request {
 		q := request(name, driver.Exclusive, long)
