@@ -137,42 +137,77 @@ func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 	}
 }
 
-// TestAnotherClusterEndsTheLocks: a client is led to another cluster with a copy of all keys and leases, at the
-// same revisions, as a restore makes it. That cluster is ahead of all that the client has seen. The holder
-// is notified of its loss, and its lease is revoked there.
-func TestAnotherClusterEndsTheLocks(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	client := c.direct(t)
-	var read atomic.Int32 // the reads of the sentinel
-	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} },
-		unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			err := invoke(ctx, method, req, reply, cc, opts...)
-			if r, is := req.(*etcdserverpb.RangeRequest); is && err == nil && strings.HasPrefix(string(r.Key), sentinels) {
-				read.Add(1)
+// TestRestoreEndsLocksOfTheCopy: a client is led to a server with a copy of all its keys and leases, which has
+// an older revision, or which belongs to another cluster. The client ends its locks, although they
+// stand there.
+func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
+	for what, restore := range map[string]func(t *testing.T, c *cluster, client *clientv3.Client, compared func()){
+		"an older revision": func(t *testing.T, c *cluster, client *clientv3.Client, compared func()) {
+			copied := filepath.Join(t.TempDir(), "copy")
+			if err := c.members[0].Backup(copied); err != nil {
+				t.Fatal(err)
 			}
-			return err
-		})))
-	held := request("held", "n", 1, time.Hour)
-	must(t, s, held)
-	watched(t, client)
-	seen := read.Load()
-	eventually(t, "the client compares the server with what it has seen", func() bool { return read.Load() >= seen+2 })
+			for range 100 {
+				if _, err := client.Put(t.Context(), "later", ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			compared()
+			if err := c.members[0].Restore(t.Context(), copied); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"another cluster": func(t *testing.T, c *cluster, client *clientv3.Client, compared func()) {
+			compared()
+			if err := c.proxies[0].Redirect(copyOf(t, client).members[0].Client); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, servers.EtcdConfig{})
+			client := c.direct(t)
+			var read atomic.Int32 // the reads of the sentinel
+			s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} },
+				unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+					err := invoke(ctx, method, req, reply, cc, opts...)
+					if r, is := req.(*etcdserverpb.RangeRequest); is && err == nil && strings.HasPrefix(string(r.Key), sentinels) {
+						read.Add(1)
+					}
+					return err
+				})))
+			held := request("held", "n", 1, time.Hour)
+			must(t, s, held)
+			watched(t, client)
+			restore(t, c, client, func() {
+				seen := read.Load()
+				eventually(t, "the client compares the server with what it has seen", func() bool { return read.Load() >= seen+2 })
+			})
+			receive(t, "the loss", held.From.(*requester).lost)
+		})
+	}
+}
 
+// copyOf starts another cluster with the same keys and their lease, at the same revisions. It is ahead of
+// the first cluster.
+func copyOf(t *testing.T, client *clientv3.Client) *cluster {
+	t.Helper()
 	all, err := client.Get(t.Context(), "", clientv3.WithPrefix())
 	if err != nil || len(all.Kvs) < 2 {
 		t.Fatal(all, err)
 	}
-	other := start(t, servers.EtcdConfig{})
-	copied := other.direct(t)
 	made := map[int64][]clientv3.Op{}
 	for _, kv := range all.Kvs {
 		if kv.CreateRevision != kv.ModRevision || kv.Lease != all.Kvs[0].Lease {
-			t.Fatalf("a key of one write and one lease was expected: %+v", kv)
+			t.Fatalf("want keys of one write and one lease: %+v", kv)
 		}
 		made[kv.CreateRevision] = append(made[kv.CreateRevision], clientv3.OpPut(string(kv.Key), string(kv.Value), clientv3.WithLease(clientv3.LeaseID(kv.Lease))))
 	}
+	other := start(t, servers.EtcdConfig{})
+	to := other.direct(t)
 	lease := &etcdserverpb.LeaseGrantRequest{ID: all.Kvs[0].Lease, TTL: 3600}
-	if _, err := etcdserverpb.NewLeaseClient(copied.ActiveConnection()).LeaseGrant(t.Context(), lease); err != nil {
+	if _, err := etcdserverpb.NewLeaseClient(to.ActiveConnection()).LeaseGrant(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
 	for rev := int64(2); rev <= all.Header.Revision+100; rev++ { // an empty server has revision 1
@@ -180,19 +215,10 @@ func TestAnotherClusterEndsTheLocks(t *testing.T) {
 		if ops == nil {
 			ops = []clientv3.Op{clientv3.OpPut("fill", "")}
 		}
-		put, err := copied.Txn(t.Context()).Then(ops...).Commit()
+		put, err := to.Txn(t.Context()).Then(ops...).Commit()
 		if err != nil || put.Header.Revision != rev {
 			t.Fatal(put, err)
 		}
 	}
-	if err := c.proxies[0].Redirect(other.members[0].Client); err != nil {
-		t.Fatal(err)
-	}
-	receive(t, "the loss", held.From.(*requester).lost)
-	n := 0
-	eventually(t, "the name can be locked at the other cluster", func() bool {
-		n++
-		g, err := s.Acquire(t.Context(), request(fmt.Sprint("again-", n), "n", 1, time.Hour))
-		return err == nil && g.Token > uint64(all.Header.Revision)
-	})
+	return other
 }
