@@ -35,6 +35,33 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 	}
 }
 
+// TestLayoutTokensExceedTokensSeen: the server loses its data and its clock is set back. The next token of a
+// client is above those that it has seen.
+func TestLayoutTokensExceedTokensSeen(t *testing.T) {
+	r := start(t)
+	fakeClock(t, r)
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		if l == redisstore.RedissonFenced {
+			t.Skip("tokens are those of Redisson's counter")
+		}
+		s := open(t, "redis://"+r.Address(), withLayout(l)...)
+		g := must(t, s, request(string(l), many(l), long))
+		release(t, s, g)
+		do(t, r, "FLUSHALL")
+		if err := r.SetClock(-time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		next := must(t, s, request(string(l), many(l), long))
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d", next.Token, g.Token)
+		}
+		release(t, s, next)
+		if err := r.SetClock(0); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestTokenRisesAfterGrantWithoutCounter: while a hash slot moves, the script grants a request without
 // the counter, and the answer is lost. The client repeats the request after the move. The next token is
 // larger, even if the server's clock was set back.
