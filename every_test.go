@@ -46,8 +46,8 @@ func (c *ticks) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s hol
 	}
 }
 
-// TestEveryServesEachTickOnce runs many replicas on one schedule. Their clocks differ by up
-// to the period, and some replicas are slow.
+// TestEveryServesEachTickOnce runs many replicas on one schedule. Their clocks differ by less
+// than the period and less than an hour, and some replicas are slow.
 func TestEveryServesEachTickOnce(t *testing.T) {
 	for period, n := range map[time.Duration]time.Duration{time.Second: 100, time.Minute: 100, 7 * time.Hour: 10, 24 * time.Hour: 5} {
 		t.Run(period.String(), func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 		ctx, cancel := context.WithTimeout(bg, time.Hour)
 		defer cancel()
 		period := holdfast.Period(time.Minute)
-		dead, died := newLocker(t, s.Client()), time.Time{}
+		dead, died := newLocker(t, s.Client()), time.Time{} // died is the tick that dead has begun
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for tick, err := range dead.Every(ctx, "job", period) {
@@ -138,12 +138,12 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 					t.Error(err)
 				}
 				died = tick.Time
-				for st := range dead.List(ctx, "job:run") {
+				for st := range dead.List(ctx, "job:run") { // the marker of this tick is lost
 					if strings.HasSuffix(st.Holders[0].Reason, died.Format(time.RFC3339)) {
 						_ = s.Script().Lose(st.Name, holdfast.CauseGone)
 					}
 				}
-				<-tick.Context().Done() // the other replicas see it as dead
+				<-tick.Context().Done()
 				if !errors.Is(context.Cause(tick.Context()), holdfast.ErrLost) {
 					t.Error(context.Cause(tick.Context()))
 				}
@@ -152,7 +152,8 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 		})
 		synctest.Wait()
 		for range 5 {
-			// They start later than the first, also at the tick that it has begun.
+			// The clocks of the other replicas are behind. So dead begins the first tick, and
+			// they find it claimed.
 			l, ctx := newLocker(t, s.Client()), wallclock.With(ctx, -rand.N(30*time.Second)-time.Second)
 			wg.Go(func() { c.run(t, ctx, l, period, func() time.Duration { return 0 }) })
 		}
@@ -171,8 +172,8 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 	})
 }
 
-// TestEveryReportsAnOutage: each replica reports the ticks in which it could not take
-// part, and continues afterwards.
+// TestEveryReportsAnOutage: a replica reports the ticks in which it could not take part, and
+// continues afterwards.
 func TestEveryReportsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -181,25 +182,25 @@ func TestEveryReportsAnOutage(t *testing.T) {
 		defer cancel()
 		time.AfterFunc(10*time.Minute, s.Script().Stop)
 		time.AfterFunc(20*time.Minute, s.Script().Start)
-		served, away := 0, map[time.Time]bool{}
+		served, reported := 0, map[time.Time]bool{}
 		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Minute)) {
 			switch {
 			case err == nil:
 				served++
 			case errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrMissed):
-				away[tick.Time] = true
+				reported[tick.Time] = true
 			default:
 				t.Error(err)
 			}
 		}
-		if served < 18 || len(away) < 8 || served+len(away) < 28 || served+len(away) > 31 {
-			t.Errorf("%d ticks served, %d reported", served, len(away))
+		if served < 18 || len(reported) < 8 || served+len(reported) < 28 || served+len(reported) > 31 {
+			t.Errorf("%d ticks served, %d reported", served, len(reported))
 		}
 	})
 }
 
 // TestEveryReportsAPause: the work took much longer than the interval of the ticks. Every
-// reports the ticks that are too old in one error, and serves the next ones.
+// reports the ticks that are too old in a few errors, not one by one, and serves the next ones.
 func TestEveryReportsAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, memstore.New())
@@ -260,7 +261,7 @@ func TestEveryTriesTheLastTickAgain(t *testing.T) {
 // away is a store that cannot return its guarantees at first.
 type away struct {
 	driver.Store
-	left *int
+	left *int // the number of failures still to come
 }
 
 func (a away) Guarantees(ctx context.Context) (driver.Guarantees, error) {
@@ -270,8 +271,8 @@ func (a away) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return a.Store.Guarantees(ctx)
 }
 
-// TestEveryBeginsWhileTheStoreIsAway: the store's least TTL is longer than two intervals,
-// and unknown at the first tick.
+// TestEveryBeginsWhileTheStoreIsAway: the store's least TTL is longer than two intervals, and
+// unknown at the first tick. Every serves that tick.
 func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left := 1
@@ -308,8 +309,8 @@ func TestEveryEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// TestCloseDoesNotWaitForEvery: a store that cannot keep a lock by itself leaves locks of
-// ticks that last for hours. Close does not wait for them.
+// TestCloseDoesNotWaitForEvery: the store cannot keep a lock without its client, so the Locker
+// keeps the locks of a served tick for hours. Close does not wait for them.
 func TestCloseDoesNotWaitForEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -364,12 +365,14 @@ func TestEveryChecksItsInput(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
+		// Valid input: Every serves the only tick, and yields nothing after its context has ended.
 		if err := first(l.Every(bg, "job", once(time.Now().Add(time.Hour)))); err != nil {
 			t.Error(err)
 		}
 		if err := first(l.Every(ended(), "job", holdfast.Period(time.Minute))); err != nil {
 			t.Error(err)
 		}
+		// A Locker that is closed while Every waits.
 		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
 		if err := first(l.Every(bg, "job", holdfast.Period(time.Minute))); !errors.Is(err, holdfast.ErrClosed) {
 			t.Error(err)
@@ -377,7 +380,7 @@ func TestEveryChecksItsInput(t *testing.T) {
 	})
 }
 
-// first returns the error of the first tick, or nil if there is none.
+// first returns the error of the first tick, or nil if there is no tick.
 func first(ticks func(func(holdfast.Tick, error) bool)) (first error) {
 	for _, err := range ticks {
 		return err

@@ -50,6 +50,7 @@ func Judge(events []Event) (*Report, error) {
 	return r, nil
 }
 
+// count adds a name's events to the counts of the report.
 func (c *collected) count(r *Report, h *nameHistory) {
 	for _, s := range h.sections {
 		if s.granted != 0 {
@@ -62,24 +63,22 @@ func (c *collected) count(r *Report, h *nameHistory) {
 			r.Stats.Losses++
 		}
 	}
+	grants := 0
 	for _, q := range h.requests {
-		if q.placed != 0 && q.token != 0 {
-			r.Stats.Queued++
-		}
-	}
-	r.Stats.Renewals += max(0, len(h.bounds)-granted(h.requests))
-}
-
-func granted(requests []*request) (n int) {
-	for _, q := range requests {
 		if q.token != 0 {
-			n++
+			grants++
+			if q.placed != 0 {
+				r.Stats.Queued++
+			}
 		}
 	}
-	return n
+	// Each grant and each renewal has a bound.
+	r.Stats.Renewals += max(0, len(h.bounds)-grants)
 }
 
-// judgeExclusion goes through the grants in order of time and keeps the set of live ones.
+// judgeExclusion finds grants beside more live grants than their limits allow. It goes through the
+// grants in order of time and keeps the set of live ones. A grant that the store may have taken away
+// early is left out and counted as allowed.
 func (c *collected) judgeExclusion(r *Report, h *nameHistory) {
 	all := held(h.sections)
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.granted, b.granted) })
@@ -87,16 +86,16 @@ func (c *collected) judgeExclusion(r *Report, h *nameHistory) {
 	for _, b := range all {
 		live = slices.DeleteFunc(live, func(a *section) bool { return a.end() <= b.granted })
 		var taken []*section
-		crowd := slices.DeleteFunc(slices.Clone(live), func(a *section) bool {
-			if d := c.takenEarly(a, b); d != nil && len(live)+1 > strictest(append(live, b)) {
+		others := slices.DeleteFunc(slices.Clone(live), func(a *section) bool {
+			if c.takenEarly(a, b) && len(live)+1 > strictest(append(live, b)) {
 				taken = append(taken, a)
 				return true
 			}
 			return false
 		})
 		r.Stats.Allowed += len(taken)
-		if most := strictest(append(crowd, b)); len(crowd)+1 > most && b.end() > b.granted {
-			r.add(c.tooMany(h.name, crowd, b, most))
+		if most := strictest(append(others, b)); len(others)+1 > most && b.end() > b.granted {
+			r.add(c.tooMany(h.name, others, b, most))
 		}
 		if b.end() > b.granted {
 			live = append(live, b)
@@ -104,6 +103,7 @@ func (c *collected) judgeExclusion(r *Report, h *nameHistory) {
 	}
 }
 
+// strictest returns the smallest limit of the sections.
 func strictest(all []*section) int {
 	least := all[0].limit
 	for _, s := range all {
@@ -112,6 +112,7 @@ func strictest(all []*section) int {
 	return least
 }
 
+// held returns the sections that have a grant.
 func held(all []*section) []*section {
 	var got []*section
 	for _, s := range all {
@@ -122,13 +123,13 @@ func held(all []*section) []*section {
 	return got
 }
 
-// takenEarly returns a fault that may have taken away the first of two grants before the
-// store made the second. It returns nil if there is none, or if the first holder did not
-// notice within the declared time. That time begins anew after each fault in which the
-// holder hears nothing of its server, because the declaration supposes that it can. The end
-// of the holder's validity remains the limit, see section.end. The token decides which grant
-// is the first, because answers may arrive in the opposite order.
-func (c *collected) takenEarly(a, b *section) *disturbance {
+// takenEarly reports whether a fault may have taken away the first of two grants before the
+// store made the second, and the first holder noticed that within the declared time. That time
+// begins anew after each fault in which the holder hears nothing of its server, because the
+// store declares it for a holder that reaches its server. The end of the holder's validity
+// remains the limit, see section.end. The token decides which grant is the first, because
+// answers may arrive in the opposite order.
+func (c *collected) takenEarly(a, b *section) bool {
 	if b.token < a.token && !c.rewound(b.requested, b.granted) {
 		a, b = b, a
 	}
@@ -137,16 +138,16 @@ func (c *collected) takenEarly(a, b *section) *disturbance {
 		if d.from > b.granted {
 			break
 		}
-		if d.early && (d.name == "" || d.name == a.name) && a.requested <= d.lastTaken() && a.end() <= c.noticed(d, a.worker) {
-			return d
+		if d.early && (d.name == "" || d.name == a.name) && a.requested <= d.lastTaken() && a.end() <= c.latestNotice(d, a.worker) {
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
-// noticed returns the latest moment at which a holder may notice that the fault took its
+// latestNotice returns the latest moment at which a holder may notice that the fault took its
 // grant away.
-func (c *collected) noticed(d *disturbance, worker string) int64 {
+func (c *collected) latestNotice(d *disturbance, worker string) int64 {
 	reached := d.to
 	for i := range c.disturbances {
 		u := &c.disturbances[i]
@@ -160,23 +161,32 @@ func (c *collected) noticed(d *disturbance, worker string) int64 {
 	return reached + int64(c.guarantees.Notice+Slack)
 }
 
-func (c *collected) tooMany(name string, crowd []*section, b *section, most int) Violation {
+// maxExcerpt is the length of an excerpt at which tooMany adds no more faults.
+const maxExcerpt = 14
+
+// tooMany returns the violation of a grant b that began beside the live grants of others. Its text
+// names the first of them.
+func (c *collected) tooMany(name string, others []*section, b *section, most int) Violation {
 	v := Violation{Rule: RuleExclusion, Name: name, From: b.granted}
 	end := b.end()
-	for _, a := range crowd {
+	for _, a := range others {
 		end = min(end, a.end())
 		v.Excerpt = append(v.Excerpt, a.story()...)
 	}
 	v.To = min(end, c.last)
 	v.Excerpt = append(v.Excerpt, b.story()...)
+	first := others[0]
 	for i := range c.disturbances {
-		if d := &c.disturbances[i]; d.from > crowd[0].granted && d.from < b.granted && len(v.Excerpt) < 14 && (d.name == "" || d.name == name) && (d.worker == b.worker || d.worker == crowd[0].worker) {
+		d := &c.disturbances[i]
+		between := d.from > first.granted && d.from < b.granted
+		affects := (d.name == "" || d.name == name) && (d.worker == b.worker || d.worker == first.worker)
+		if between && affects && len(v.Excerpt) < maxExcerpt {
 			v.Excerpt = append(v.Excerpt, d.event())
 		}
 	}
-	v.Cause = c.causes(name, crowd[0], b)
+	v.Cause = c.causes(name, first, b)
 	v.Text = fmt.Sprintf("%q was held by %d at once where at most %d may be: %s got it with token %d while %s still held it with token %d, %s",
-		name, len(crowd)+1, most, b.holder(), b.token, crowd[0].holder(), crowd[0].token, overlapWords(b.granted, v.To))
+		name, len(others)+1, most, b.holder(), b.token, first.holder(), first.token, overlapWords(b.granted, v.To))
 	return v
 }
 
@@ -224,6 +234,7 @@ func overlapWords(from, to int64) string {
 	return fmt.Sprintf("for at least %s", time.Duration(to-from).Round(10*time.Microsecond))
 }
 
+// event returns the event with which the disturbance began.
 func (d *disturbance) event() Event {
 	e := Event{T: d.from, W: d.worker, K: kindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
 	switch d.kind {
@@ -276,7 +287,7 @@ func (s *section) story() []Event {
 // the store's deadline.
 func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	grantOf := h.grantOf()
-	deadline := map[uint64]int64{}
+	deadline := map[uint64]int64{} // the latest one that the store can have set, by token
 	for _, b := range h.bounds {
 		deadline[b.token] = max(deadline[b.token], min(b.at+b.ttl, forever))
 	}
@@ -310,17 +321,17 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 // grantOf returns a function that returns the token with which the store granted a
 // section's lease. After local handoffs each later holder has a larger token.
 func (h *nameHistory) grantOf() func(*section) uint64 {
-	first := make([]*request, 0, len(h.requests))
+	byToken := make([]*request, 0, len(h.requests))
 	for _, q := range h.requests {
 		if q.token != 0 {
-			first = append(first, q)
+			byToken = append(byToken, q)
 		}
 	}
-	slices.SortFunc(first, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
+	slices.SortFunc(byToken, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
 	return func(s *section) uint64 {
-		i := sort.Search(len(first), func(i int) bool { return first[i].token > s.token })
-		if i > 0 && s.limit == driver.Exclusive && first[i-1].worker == s.worker {
-			return first[i-1].token
+		i := sort.Search(len(byToken), func(i int) bool { return byToken[i].token > s.token })
+		if i > 0 && s.limit == driver.Exclusive && byToken[i-1].worker == s.worker {
+			return byToken[i-1].token
 		}
 		return s.token
 	}
@@ -334,8 +345,8 @@ type grant struct {
 	events   []Event
 }
 
-// grants returns the grants of the requests at the store. A history without such requests
-// has them from the locks.
+// grants returns the grants of the requests at the store. If the history has no such requests, it
+// returns those of the locks.
 func (h *nameHistory) grants() []grant {
 	var all []grant
 	for _, q := range h.requests {
@@ -351,6 +362,7 @@ func (h *nameHistory) grants() []grant {
 	return all
 }
 
+// story returns the request's events.
 func (q *request) story() []Event {
 	base := Event{W: q.worker, ID: q.id, Name: q.name, Limit: q.limit, T: q.sent, K: kindRequest}
 	events := []Event{base}
@@ -372,32 +384,22 @@ func (q *request) story() []Event {
 	return events
 }
 
-// judgeUndone finds requests of unknown outcome that were never undone. Such a request may
-// have left a queue entry or a grant, so the client must undo it before its Locker's Close
-// returns. If leftovers expire, it is enough that the client retried for three TTLs.
-func (c *collected) judgeUndone(r *Report, h *nameHistory) {
-	for _, q := range h.requests {
-		outlived := c.guarantees.LeftoversExpire && q.undo-q.unknown > 3*q.ttl
-		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
-			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
-				Text: fmt.Sprintf("%s got no answer to a request for %q, and has not undone it", q.worker, h.name)})
-		}
-	}
-}
-
+// judgeTokens finds two grants with the same token, and a token that is not larger than that of a
+// grant that was answered before the request was sent. The tokens of a store that went back to an
+// earlier state may repeat.
 func (c *collected) judgeTokens(r *Report, h *nameHistory) {
-	begun := h.grants()
-	done := slices.Clone(begun)
-	slices.SortFunc(begun, func(a, b grant) int { return cmp.Compare(a.from, b.from) })
-	slices.SortFunc(done, func(a, b grant) int { return cmp.Compare(a.to, b.to) })
-	var newest *grant
+	bySent := h.grants()
+	byAnswer := slices.Clone(bySent)
+	slices.SortFunc(bySent, func(a, b grant) int { return cmp.Compare(a.from, b.from) })
+	slices.SortFunc(byAnswer, func(a, b grant) int { return cmp.Compare(a.to, b.to) })
+	var newest *grant // of the grants answered before g was sent, that with the largest token
 	next := 0
 	seen := map[uint64]*grant{}
-	for i := range begun {
-		g := &begun[i]
-		for next < len(done) && done[next].to < g.from {
-			if newest == nil || done[next].token > newest.token {
-				newest = &done[next]
+	for i := range bySent {
+		g := &bySent[i]
+		for next < len(byAnswer) && byAnswer[next].to < g.from {
+			if newest == nil || byAnswer[next].token > newest.token {
+				newest = &byAnswer[next]
 			}
 			next++
 		}
@@ -414,5 +416,19 @@ func (c *collected) judgeTokens(r *Report, h *nameHistory) {
 				Text: fmt.Sprintf("tokens of %q do not rise: %s got %d after %s had got %d", h.name, g.worker, g.token, newest.worker, newest.token)})
 		}
 		seen[g.token] = g
+	}
+}
+
+// judgeUndone finds requests of unknown outcome that were never undone. Such a request may
+// have left a queue entry or a grant, so the client must undo it before its Locker's Close
+// returns. If leftovers expire, it is enough that the client retried for three TTLs. A client that
+// vanished, or whose worker did not stop by itself, could not undo it.
+func (c *collected) judgeUndone(r *Report, h *nameHistory) {
+	for _, q := range h.requests {
+		outlived := c.guarantees.LeftoversExpire && q.undo-q.unknown > 3*q.ttl
+		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
+			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
+				Text: fmt.Sprintf("%s got no answer to a request for %q, and has not undone it", q.worker, h.name)})
+		}
 	}
 }

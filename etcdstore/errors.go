@@ -22,20 +22,22 @@ func (s *Store) Classify(err error) driver.Code {
 }
 
 // refused returns the code of an error after which it is certain that nothing was applied. For any
-// other error it returns CodeUnknown.
+// other error it returns CodeUnknown. The exception is CodeRefused of a server without space: it
+// still applies the request that exceeds the space. A caller that undoes that request compares the
+// error with rpctypes.ErrNoSpace. Other callers use writeError.
 func refused(err error) driver.Code {
 	var own *driver.Error
 	if errors.As(err, &own) {
 		return own.Code
 	}
 	if errors.Is(err, rpctypes.ErrTooManyRequests) {
-		return driver.CodeUnavailable // checked before the request is proposed
+		return driver.CodeUnavailable // the server checks this before it proposes the request
 	}
 	code := codes.Unknown
 	var e rpctypes.EtcdError
 	if errors.As(rpctypes.Error(err), &e) {
 		code = e.Code()
-		if code == codes.ResourceExhausted { // no space
+		if code == codes.ResourceExhausted { // the server has no space
 			return driver.CodeRefused
 		}
 	} else if st, ok := status.FromError(err); ok {
@@ -50,43 +52,54 @@ func refused(err error) driver.Code {
 	return driver.CodeUnknown
 }
 
-// certain returns the code of an error of a request that needs no undo.
-func certain(err error) driver.Code {
-	if c := refused(err); c != driver.CodeUnknown {
-		return c
-	}
-	return driver.CodeUnavailable
-}
-
-// unavailable returns the error of a request that only reads, or that may be lost. If the context
-// has ended, the error begins with its reason, as in unknown. A server may report a passed deadline
-// by a text of its own.
+// unavailable returns the error of a request that needs no undo: it only reads, or what it creates
+// expires. So an unknown outcome becomes CodeUnavailable. If the context has ended, the error begins
+// with the context's cause, because a server may report a passed deadline by a text of its own.
 func unavailable(ctx context.Context, err error) error {
-	late(ctx, err)
-	code := certain(err)
+	awaitDeadline(ctx, err)
+	code := refused(err)
+	if code == driver.CodeUnknown {
+		code = driver.CodeUnavailable
+	}
 	if ctx.Err() != nil {
 		err = errors.Join(context.Cause(ctx), err)
 	}
 	return &driver.Error{Code: code, Err: err}
 }
 
-// unknown returns the error of a transaction without an answer. If the caller's context has
-// ended, the error begins with its reason.
+// unknown returns the error of a transaction, which the server may have applied unless it refused
+// it. If the context has ended, the error begins with the context's cause.
 func unknown(ctx context.Context, err error) error {
-	late(ctx, err)
-	code := refused(err) // without the context's reason, which may be an error of any code
+	awaitDeadline(ctx, err)
+	code := refused(err) // before the context's cause is joined, which may have any code
 	if ctx.Err() != nil {
 		err = errors.Join(context.Cause(ctx), err)
 	}
 	return &driver.Error{Code: code, Err: err}
 }
 
-// late waits for the end of a context whose deadline has passed at the server. The server receives
-// the deadline, and its clock may reach the deadline a little earlier.
-func late(ctx context.Context, err error) {
-	if _, ok := ctx.Deadline(); ok && status.Convert(err).Message() == context.DeadlineExceeded.Error() {
+// writeError returns the error of a transaction that writes and is not undone. Unlike unknown, it
+// returns CodeUnknown for a server without space, which may have applied the transaction.
+func writeError(ctx context.Context, err error) error {
+	noSpace := errors.Is(err, rpctypes.ErrNoSpace)
+	err = unknown(ctx, err)
+	if noSpace {
+		err = &driver.Error{Code: driver.CodeUnknown, Err: err}
+	}
+	return err
+}
+
+// awaitDeadline waits for the end of a context whose deadline has passed at the server. The server
+// receives the deadline, and its clock may reach the deadline a little earlier.
+func awaitDeadline(ctx context.Context, err error) {
+	if _, ok := ctx.Deadline(); ok && deadlinePassed(err) {
 		<-ctx.Done()
 	}
+}
+
+// deadlinePassed reports whether the server or gRPC has reported that the request's deadline passed.
+func deadlinePassed(err error) bool {
+	return status.Convert(err).Message() == context.DeadlineExceeded.Error()
 }
 
 // limited limits one request to requestTimeout. The caller's context may have no deadline, and a
@@ -96,8 +109,8 @@ func limited[T any](ctx context.Context, request func(context.Context) (T, error
 	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	answer, err := request(bounded)
-	late(bounded, err)
-	if err != nil && ctx.Err() == nil && status.Convert(err).Message() == context.DeadlineExceeded.Error() {
+	awaitDeadline(bounded, err)
+	if err != nil && ctx.Err() == nil && deadlinePassed(err) {
 		err = fmt.Errorf("the request was not answered within %s", requestTimeout)
 	}
 	return answer, err

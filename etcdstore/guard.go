@@ -51,7 +51,7 @@ func (g *Guard) Txn(ctx context.Context, resource string, token uint64, write ..
 		Else(append([]clientv3.Op{clientv3.OpPut(key, mark)}, write...)...).
 		Commit()
 	if err != nil {
-		if err = unknown(ctx, err); driver.CodeOf(err) == driver.CodeUnknown {
+		if err = writeError(ctx, err); driver.CodeOf(err) == driver.CodeUnknown {
 			return nil, fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, resource, err)
 		}
 		return nil, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)

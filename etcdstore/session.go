@@ -238,7 +238,7 @@ func (e *session) keepAlive(ctx context.Context) error {
 	defer cancel()
 	// A silent stream is closed in time for another request.
 	err := e.s.keepAlive(bounded, e.lease, min(e.ttl/3, e.timeout()*2/3), e.renewed)
-	late(bounded, err) // ctx itself may have no deadline soon
+	awaitDeadline(bounded, err) // ctx itself may have no deadline soon
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("a keepalive was not answered within %s", e.timeout())
 	}

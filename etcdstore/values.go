@@ -52,7 +52,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 		Commit()
 	switch {
 	case err != nil:
-		return "", unknown(ctx, err)
+		return "", writeError(ctx, err)
 	case !resp.Succeeded:
 		return "", driver.Conflict(key)
 	}

@@ -34,7 +34,7 @@ func TestTokenErrorNamesTokenAndLimits(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), strconv.FormatUint(token, 10)) || !strings.Contains(err.Error(), "1 to 9223372036854775807") {
-			t.Errorf("the message does not contain the value and the limits: %v", err)
+			t.Errorf("the message does not contain the token and the limits: %v", err)
 		}
 		if hint := strings.Contains(err.Error(), "no live lock"); hint != (token == 0) {
 			t.Errorf("token %d: the message mentions a missing lock: %v: %v", token, hint, err)
@@ -81,13 +81,13 @@ func FuzzParse(f *testing.F) {
 		if n == 0 || n >= 1<<63 {
 			t.Fatalf("Parse(%q) = %d is no token", s, n)
 		}
-		if one := strconv.FormatUint(n, 10); one != s {
-			t.Fatalf("Parse accepts %q for %s: each token has one form only", s, one)
+		if want := strconv.FormatUint(n, 10); want != s {
+			t.Fatalf("Parse accepts %q for %s: each token has one form only", s, want)
 		}
 	})
 }
 
-// wantStale checks that err contains both tokens.
+// wantStale requires a StaleError with both tokens, which its message contains.
 func wantStale(t *testing.T, err error, token, newest uint64) {
 	t.Helper()
 	var stale *fence.StaleError
@@ -110,7 +110,7 @@ func TestVerifyRaisesNothing(t *testing.T) {
 	if err := guard.Raise(ctx, "r", 5); err != nil {
 		t.Fatal(err)
 	}
-	// Two readers share the lock: the larger token must not exclude the smaller one.
+	// Three readers share the lock: a larger token must not exclude a smaller one.
 	for _, token := range []uint64{7, 6, 5} {
 		if err := fence.Verify(ctx, &guard, "r", token); err != nil {
 			t.Errorf("token %d: %v", token, err)
@@ -137,6 +137,6 @@ func TestSlotsAreResourcesOfTheirOwn(t *testing.T) {
 	}
 	wantStale(t, guard.Raise(ctx, fence.Slot("gpu", 1), 3), 3, 4)
 	if err := guard.Raise(ctx, fence.Slot("gpu", -1), 5); !errors.Is(err, fence.ErrInvalid) {
-		t.Errorf("a lock without a slot: %v", err)
+		t.Errorf("a lock without a slot: %v, want ErrInvalid", err)
 	}
 }

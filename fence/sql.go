@@ -57,13 +57,13 @@ const DefaultTable = "holdfast_fence"
 //
 // # Why it is atomic
 //
-// Check raises the resource's row, and so holds its row lock until the
+// Check writes the resource's row, and so holds its row lock until the
 // transaction ends, even if the row already had this token. A concurrent
-// transaction with another token waits in its own Check. After a commit it finds
-// the number raised. After a rollback it finds the earlier number and the earlier
+// transaction of the resource waits in its own Check. After a commit it finds
+// the raised token. After a rollback it finds the earlier token and the earlier
 // rows. So the transactions of one resource run one after the other, and the
-// tokens of those that commit never fall. Check does not use the count of affected
-// rows, because its meaning depends on the driver and its settings.
+// tokens of committed transactions never decrease. Check does not use the count of
+// affected rows, because its meaning depends on the driver and its settings.
 //
 // Call Check first in the transaction: under REPEATABLE READ, earlier reads may
 // be older than the lock. Do not run statements that commit implicitly (DDL in
@@ -114,7 +114,7 @@ func (s SQL) Schema() (string, error) {
 	}
 }
 
-// CreateTable runs [SQL.Schema]. Errors wrap [ErrInvalid] or [ErrUnavailable].
+// CreateTable runs the statement of [SQL.Schema]. Errors wrap [ErrInvalid] or [ErrUnavailable].
 func (s SQL) CreateTable(ctx context.Context, db *sql.DB) error {
 	schema, err := s.Schema()
 	if err != nil {
@@ -129,7 +129,7 @@ func (s SQL) CreateTable(ctx context.Context, db *sql.DB) error {
 // Check refuses a token smaller than the largest one seen for resource with a [*StaleError].
 // Otherwise the guard remembers the token if tx is committed. Check waits for other
 // transactions that have checked the same resource, until ctx or the server's lock timeout
-// ends. After any error roll tx back.
+// ends. After any error, roll tx back.
 //
 // Resource and token have the limits of [Guard]. Errors wrap [ErrStale],
 // [ErrInvalid] or [ErrUnavailable].
@@ -151,7 +151,8 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 	return nil
 }
 
-// raise sets the row to max(its token, token), keeps it locked and returns it.
+// raise sets the row's token to the larger of the two, keeps the row locked, and returns the
+// row's token.
 func (s SQL) raise(ctx context.Context, tx *sql.Tx, table string, resource []byte, token int64) (newest int64, err error) {
 	switch s.Dialect {
 	case MySQL:

@@ -39,9 +39,10 @@ type Guard struct {
 var _ fence.Guard[fence.Func] = Guard{}
 
 // Check returns a [*fence.StaleError] if token is smaller than the largest one seen for
-// resource. Otherwise it stores token, as part of tx. After any error roll tx back. Errors wrap fence.ErrStale, fence.ErrInvalid or fence.ErrUnavailable.
+// resource. Otherwise it stores token, as part of tx. After any error roll tx back. Errors
+// wrap fence.ErrStale, fence.ErrInvalid or fence.ErrUnavailable.
 func (g Guard) Check(ctx context.Context, tx pgx.Tx, resource string, token uint64) error {
-	table, err := g.check(ctx, resource, token)
+	table, err := g.validate(ctx, resource, token)
 	if err != nil {
 		return err
 	}
@@ -68,9 +69,10 @@ func Tx(ctx context.Context) pgx.Tx {
 
 // Write implements [fence.Guard]: it begins a transaction on DB, calls Check, calls the
 // write with a context that carries the transaction for [Tx], and commits. It rolls back
-// when the write fails or panics, or when ctx has ended before the commit.
+// when Check or the write fails, when the write panics, or when ctx has ended before the
+// commit.
 func (g Guard) Write(ctx context.Context, resource string, token uint64, write fence.Func) error {
-	if _, err := g.check(ctx, resource, token); err != nil {
+	if _, err := g.validate(ctx, resource, token); err != nil {
 		return err
 	}
 	tx, err := g.begin(ctx, resource)
@@ -104,7 +106,7 @@ func (g Guard) Raise(ctx context.Context, resource string, token uint64) error {
 
 // Newest implements [fence.Guard].
 func (g Guard) Newest(ctx context.Context, resource string) (uint64, error) {
-	table, err := g.check(ctx, resource, 1)
+	table, err := g.validate(ctx, resource, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -132,8 +134,9 @@ func (g Guard) begin(ctx context.Context, resource string) (pgx.Tx, error) {
 	return tx, nil
 }
 
-// check validates the arguments, and returns the name of the table.
-func (g Guard) check(ctx context.Context, resource string, token uint64) (string, error) {
+// validate returns the name of the table, or an error if an argument or the name is invalid or
+// the context has ended.
+func (g Guard) validate(ctx context.Context, resource string, token uint64) (string, error) {
 	if _, err := (fence.SQL{Dialect: fence.PostgreSQL, Table: g.Table}).Schema(); err != nil {
 		return "", err
 	}

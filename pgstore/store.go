@@ -37,8 +37,8 @@ type Store struct {
 	cfg    *config
 	where  string
 	dial   dialer
-	links  *sqlkit.Pool // for commits beside an open transaction
-	own    *sql.DB      // over the caller's pgxpool
+	links  *sqlkit.Pool // for Get and Put, and for commits beside an open transaction
+	own    *sql.DB      // over the caller's pgxpool; nil without one
 	server *sqlkit.Probe[facts]
 
 	oneHost bool // the store opens its own connections, to one server
@@ -83,8 +83,8 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	return s.open(ctx, newListener(pg))
 }
 
-// hostTimeout limits the time for a connection to one of several hosts. So a host that does not answer, such
-// as a primary that has lost its power, does not keep clients from the other hosts.
+// hostTimeout limits the time for a connection to one of several hosts. So a host that does not
+// answer, such as a primary that has lost its power, does not keep clients from the other hosts.
 const hostTimeout = 2 * time.Second
 
 // New opens a store over the caller's pool of the driver pgx or lib/pq, which the caller closes. With
@@ -129,14 +129,14 @@ func errPoolOfOne(r Recipe) error {
 	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for. The store needs another one to end a wait or to show a holder: allow two or more connections, or use recipe=optimistic", r)
 }
 
+// lend returns a dialer that takes connections out of a caller's pool.
 func lend(db *sql.DB) dialer {
-	_, pgx := db.Driver().(*stdlib.Driver)
-	w := wrap
-	if !pgx {
-		w = nil
+	toLink := wrap
+	if _, pgx := db.Driver().(*stdlib.Driver); !pgx {
+		toLink = nil // lib/pq queries without preparing
 	}
 	return func(ctx context.Context) (sqlkit.Link, error) {
-		l, err := sqlkit.Lend(ctx, db, w)
+		l, err := sqlkit.Lend(ctx, db, toLink)
 		if err != nil {
 			return nil, unreached(err)
 		}
@@ -144,6 +144,7 @@ func lend(db *sql.DB) dialer {
 	}
 }
 
+// open makes the engine of the recipe, and probes the server. listen is nil for a caller's pool.
 func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 	if s.cfg.Namespace != "" {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
@@ -156,7 +157,7 @@ func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{}, faults{}, w, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	case Advisory:

@@ -6,10 +6,17 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+const (
+	minPeerTTL = time.Millisecond
+	// peerFallback limits how long a lost notification delays a waiter.
+	peerFallback = time.Second
+)
+
 // declare changes g from the guarantees of the native layout to those of this layout.
 func (p *peers) declare(g *driver.Guarantees) {
 	g.Kind += "-" + string(p.layout)
-	g.Order, g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger, g.Reserves = driver.OrderNone, false, false, false, false, false, false
+	g.Order = driver.OrderNone
+	g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger, g.Reserves = false, false, false, false, false, false
 	g.MinTTL, g.Granularity = minPeerTTL, minPeerTTL
 	g.Visible = driver.VisibleHolders
 	g.Tokens = "the server's clock in microseconds, above the last token of the name (kept for 10 s) and above all that this client has seen. " +
@@ -19,6 +26,8 @@ func (p *peers) declare(g *driver.Guarantees) {
 		"for a lock of another client, only its owner is shown, and it cannot be broken here")
 	p.rules.amend(g)
 }
+
+// The functions below are the values of rules.amend. Each declares what is special about one layout.
 
 func amendPlain(g *driver.Guarantees) {
 	g.Wake, g.Fallback = driver.WakePoll, 0
@@ -60,8 +69,3 @@ func amendPermits(g *driver.Guarantees) {
 	g.EarlyEnd = append(g.EarlyEnd, "a Java client whose wall clock is ahead of the server's")
 	g.Notes = append(g.Notes, permitsNote)
 }
-
-const (
-	minPeerTTL   = time.Millisecond
-	peerFallback = time.Second
-)

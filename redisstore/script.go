@@ -9,19 +9,19 @@ import (
 
 // Script is a Lua script that runs at the server.
 type Script struct {
-	// Name is for messages.
+	// Name is for error messages.
 	Name string
-	// Source is the text.
+	// Source is the script's text.
 	Source string
 	// SHA is the SHA-1 of Source in hexadecimal. The server finds a cached script by its SHA.
 	SHA string
 }
 
 //go:embed scripts/plain.lua
-var plain string
+var plainSource string
 
 //go:embed scripts/common.lua
-var common string
+var commonSource string
 
 //go:embed scripts/acquire.lua
 var acquireSource string
@@ -66,12 +66,14 @@ var (
 	runIDScript    = newScript("run_id", runIDSource)
 )
 
+// newScript returns a script of this package. It replaces the lines "-- include plain" and
+// "-- include common" by the texts of plain.lua and common.lua.
 func newScript(name, source string) *Script {
-	source = strings.Replace(source, "-- include plain\n", plain, 1)
-	return NewScript(name, strings.Replace(source, "-- include common\n", common, 1))
+	source = strings.Replace(source, "-- include plain\n", plainSource, 1)
+	return NewScript(name, strings.Replace(source, "-- include common\n", commonSource, 1))
 }
 
-// NewScript returns a script with this text, for a package that keeps other data through a
+// NewScript returns a script with this source, for a package that keeps other data through a
 // [Client].
 func NewScript(name, source string) *Script {
 	sum := sha1.Sum([]byte(source))

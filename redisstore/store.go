@@ -36,16 +36,16 @@ type Store struct {
 	probed  atomic.Pointer[findings]
 	spread  atomic.Bool // the keys of two names may be on different servers: see compareServers
 
-	mu       sync.Mutex
-	closing  bool
-	entries  map[string]*entry   // requests and grants by ID
-	queued   map[string][]*entry // requests with a queue entry, by name
-	late     map[string]int64    // requests without an answer, and until when they may arrive
-	subs     map[string]*subscription
-	beat     *time.Timer
-	beating  bool
-	checking bool // checkGrants runs
-	checkAll bool // the next check includes all grants
+	mu           sync.Mutex
+	closing      bool
+	entries      map[string]*entry   // requests and grants by ID
+	queued       map[string][]*entry // requests with a queue entry, by name
+	late         map[string]int64    // requests without an answer, and until when they may arrive
+	subs         map[string]*subscription
+	checkTimer   *time.Timer
+	checksGrants bool // checkTimer is set, or checkGrants runs
+	checking     bool // checkGrants runs
+	checkAll     bool // the next check includes all grants
 }
 
 var (
@@ -166,8 +166,8 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closing
 	s.closing = true
-	if s.beat != nil {
-		s.beat.Stop()
+	if s.checkTimer != nil {
+		s.checkTimer.Stop()
 	}
 	s.mu.Unlock()
 	if first {

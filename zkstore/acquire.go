@@ -15,17 +15,19 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.acquire(ctx, r, nil)
 }
 
-// acquire implements Acquire. The transaction that creates the first node also carries out the
-// release o, unless that is nil.
+// acquire implements Acquire and Swap: unless o is nil, it also carries out the release o. If
+// possible, the transaction that creates the first node of r does that.
 func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
-	g, err := s.attempt(ctx, r, o)
+	g, err := s.acquireInSession(ctx, r, o)
 	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-		return g, withdrawn(ctx) // nothing was sent
+		return g, withdrawn(ctx) // the request has left nothing
 	}
 	return g, err
 }
 
-func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
+// acquireInSession acquires in the session for the TTL of r. If that session expires before the
+// grant, the request starts again in the next session, at the end of the queue.
+func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	switch {
 	case s.closed.Load():
 		return driver.Grant{}, errClosed()
@@ -43,33 +45,28 @@ func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driv
 		delete(s.acquiring, r.ID)
 	}()
 	ttl := s.round(r.TTL)
-	var old *session
+	var expired *session // an earlier session of the request, which may still have a node of it
 	for {
-		if o.pending() && (o.g.ss.ttl != ttl || o.g.ss.zk.Ended() != nil) {
-			o.alone(ctx) // the other session may take a while to begin
-		}
-		ss, err := s.session(ctx, ttl)
-		if o.pending() && ss != nil && ss != o.g.ss {
-			o.alone(ctx)
-		}
-		if err == nil && old != nil {
-			if err = ss.settle(ctx, r, old); err == nil {
-				old = nil
+		ss, err := s.sessionWithRelease(ctx, ttl, o)
+		if err == nil && expired != nil {
+			if err = ss.settle(ctx, r, expired); err == nil {
+				expired = nil
 			}
 		}
 		if err != nil {
-			if old != nil && ctx.Err() == nil && ss != nil && ss.zk.Ended() != nil && !s.closed.Load() {
-				continue
+			if expired != nil && ctx.Err() == nil && ss != nil && ss.zk.Ended() != nil && !s.closed.Load() {
+				continue // this session has ended, too: settle in the next one
 			}
-			return driver.Grant{}, doubtful(old != nil, err)
+			if expired != nil && driver.CodeOf(err) != driver.CodeClosed {
+				err = &driver.Error{Code: driver.CodeUnknown, Err: err}
+			}
+			return driver.Grant{}, err
 		}
 		g, err := s.recipe.acquire(ss, ctx, r, o)
 		if err != errSessionExpired {
 			return g, err
 		}
-		// A server reports that the session has expired. A waiting request starts again, at the
-		// end of the queue, after its entries of that session are certainly gone.
-		old = ss
+		expired = ss
 		s.remember(r.ID, ss, 0)
 		if ctx.Err() != nil || s.closed.Load() {
 			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: errSessionExpired}
@@ -77,12 +74,17 @@ func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driv
 	}
 }
 
-// doubtful returns err as an unknown outcome if an earlier session may have left something.
-func doubtful(again bool, err error) error {
-	if again && driver.CodeOf(err) != driver.CodeClosed {
-		return &driver.Error{Code: driver.CodeUnknown, Err: err}
+// sessionWithRelease returns the session for a TTL. If o has a grant of another session, it first
+// carries out o in a transaction of its own.
+func (s *Store) sessionWithRelease(ctx context.Context, ttl time.Duration, o *release) (*session, error) {
+	if o.pending() && (o.g.ss.ttl != ttl || o.g.ss.zk.Ended() != nil) {
+		o.alone(ctx) // before the call of session: a new session may take a while to begin
 	}
-	return err
+	ss, err := s.session(ctx, ttl)
+	if o.pending() && ss != nil && ss != o.g.ss {
+		o.alone(ctx)
+	}
+	return ss, err
 }
 
 // acquire implements Acquire for the layouts with a single queue.
@@ -100,7 +102,7 @@ func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (d
 	}
 	queued := false
 	if err == nil {
-		err = p.stand(ctx, names, &queued)
+		err = p.awaitGrant(ctx, names, &queued)
 	}
 	if err == nil {
 		return p.granted(ctx)
@@ -144,23 +146,24 @@ const maxBusyHolders = 8
 // errDeleted is the error of a queue entry that another client has deleted.
 var errDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the queue entry")
 
-// stand waits until the queue entry is a grant. It returns a *driver.BusyError if the request
-// does not wait.
-func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
-	ss, handed := p.ss, false
+// awaitGrant waits until the queue entry is a grant. names are the nodes of the directory. queued is
+// set when the requester has been notified that the request waits. If the request must not wait,
+// awaitGrant returns a *driver.BusyError.
+func (p *entry) awaitGrant(ctx context.Context, names []string, queued *bool) error {
+	ss, reused := p.ss, false
 	for {
 		all := nodesOf(names, p.read)
 		switch i := indexOf(all, p.node.name); {
-		case i < 0 && !handed:
+		case i < 0 && !reused:
 			return errDeleted
-		case i < 0: // the list is older than the entry
+		case i < 0: // the list may be older than the entry
 		case i < countGrants(all):
 			return nil
 		case !p.r.Wait:
 			return ss.busy(ctx, p.dir, all[:i])
 		default:
-			gone, err := p.watch(ctx, all, i, queued)
-			if err == nil && !gone {
+			changed, err := p.watch(ctx, all, i, queued)
+			if err == nil && !changed {
 				err = p.sleep(ctx)
 			}
 			if err != nil {
@@ -175,7 +178,7 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 			}
 		}
 		var err error
-		if names, handed, err = p.list(ctx); err != nil {
+		if names, reused, err = p.list(ctx); err != nil {
 			return err
 		}
 	}
@@ -185,6 +188,8 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 // read them already.
 const queuedDelay = 100 * time.Millisecond
 
+// sleep waits until the entry is woken. After queuedDelay it reads the holders that were not
+// reported yet, and reports them to the requester.
 func (p *entry) sleep(ctx context.Context) error {
 	var late <-chan time.Time
 	if len(p.ahead) > 0 {
@@ -197,7 +202,7 @@ func (p *entry) sleep(ctx context.Context) error {
 		return nil
 	case <-late:
 		if p.batched {
-			if gone, err := p.readBatch(ctx); gone || err != nil {
+			if changed, err := p.readBatch(ctx); changed || err != nil {
 				return err
 			}
 			return p.sleep(ctx)
@@ -242,9 +247,9 @@ func (p *entry) failed(ctx context.Context, err error) error {
 	return p.withdraw(ctx, ss.fail(err))
 }
 
-// list returns the directory as it was last read for this entry, or reads it. It continues
-// over new connections.
-func (p *entry) list(ctx context.Context) (names []string, handed bool, err error) {
+// list returns the nodes of the directory. It reuses the list that another call of this client has
+// left in fresh. Without one it reads the directory, and continues over new connections.
+func (p *entry) list(ctx context.Context) (names []string, reused bool, err error) {
 	ss := p.ss
 	ss.mu.Lock()
 	fresh := p.fresh
@@ -271,9 +276,12 @@ func (p *entry) list(ctx context.Context) (names []string, handed bool, err erro
 	}
 }
 
-// watch ensures that the entry wakes when an entry that it waits for goes. gone reports
-// that one has gone already. The first call reports to the requester that it is queued.
-func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gone bool, err error) {
+// watch ensures that the entry is woken when a node that it waits for is deleted. The entry is at
+// index i of the queue. The first call reports to the requester that it is queued.
+//
+// Here and in the functions below, changed reports that the entry must not sleep, because the queue
+// has changed or may have changed.
+func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (changed bool, err error) {
 	ss := p.ss
 	var paths []string
 	ss.mu.Lock()
@@ -303,10 +311,10 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	ss.mu.Unlock()
 	var holders []driver.Holder
 	if counted && len(paths) > 1 && p.zxid != 0 && len(unwatched) == 0 {
-		gone, err = p.watchBatch(ctx, paths)
+		changed, err = p.watchBatch(ctx, paths)
 	} else {
 		p.batched = false
-		gone, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:countGrants(all)])
+		changed, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:countGrants(all)])
 	}
 	if err != nil {
 		return false, err
@@ -316,12 +324,12 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 		p.ahead = all[:min(countGrants(all), maxBusyHolders)]
 	}
 	p.reportQueued(queued, holders)
-	return gone, nil
+	return changed, nil
 }
 
-// watchByReads sets the watches of paths by reads, and of the entry's own node if they are counted. It
-// returns the holders among grants that were read anyway. gone reports that the entry need not wait.
-func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, counted bool, grants []node) (gone bool, holders []driver.Holder, err error) {
+// watchByReads sets the watches of paths by reads, and of the entry's own node if they are counted.
+// It removes the watches of unwatched. It returns the holders among grants that were read anyway.
+func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, counted bool, grants []node) (changed bool, holders []driver.Holder, err error) {
 	ss := p.ss
 	var calls []*zk.Call
 	for _, path := range paths {
@@ -347,7 +355,7 @@ func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, cou
 		}
 		return false, nil, err
 	}
-	if gone, err = p.watched(paths, calls); err != nil {
+	if changed, err = p.watched(paths, calls); err != nil {
 		return false, nil, err
 	}
 	for j, c := range calls[:len(paths)] {
@@ -355,12 +363,11 @@ func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, cou
 			holders = append(holders, ss.holderOf(grants[h], c))
 		}
 	}
-	return gone, holders, nil
+	return changed, holders, nil
 }
 
 // readBatch reads the nodes that watchBatch has set watches on, and watches them again by these reads.
-// gone reports that the entry need not wait.
-func (p *entry) readBatch(ctx context.Context) (gone bool, err error) {
+func (p *entry) readBatch(ctx context.Context) (changed bool, err error) {
 	grants := p.ahead
 	p.ahead, p.batched = nil, false
 	p.ss.mu.Lock()
@@ -369,16 +376,16 @@ func (p *entry) readBatch(ctx context.Context) (gone bool, err error) {
 	if !counted {
 		return true, nil // read again
 	}
-	gone, holders, err := p.watchByReads(ctx, p.subscribed, nil, true, grants)
+	changed, holders, err := p.watchByReads(ctx, p.subscribed, nil, true, grants)
 	if len(holders) > 0 {
 		p.r.From.Queued(holders)
 	}
-	return gone, err
+	return changed, err
 }
 
 // watchBatch sets the watches of an entry that counts the nodes before it, in one request. The
-// entry's own node is among them. gone reports that the entry need not wait.
-func (p *entry) watchBatch(ctx context.Context, paths []string) (gone bool, err error) {
+// entry's own node is among them.
+func (p *entry) watchBatch(ctx context.Context, paths []string) (changed bool, err error) {
 	ss := p.ss
 	set := zk.SetWatches(p.zxid, append([]string{p.path}, paths...)...)
 	p.zxid, p.batched = 0, true
@@ -399,8 +406,8 @@ func (p *entry) watchBatch(ctx context.Context, paths []string) (gone bool, err 
 }
 
 // watched handles the answers to the reads of paths. If the entry is to count them, the reads
-// include its own node. gone reports that the entry need not wait.
-func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error) {
+// include its own node.
+func (p *entry) watched(paths []string, calls []*zk.Call) (changed bool, err error) {
 	ss := p.ss
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -413,13 +420,13 @@ func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error)
 				p.uncounted--
 			}
 		case errors.Is(err, zk.ErrNoNode):
-			gone = true
+			changed = true
 		case err != nil:
 			return false, err
 		}
 	}
 	if !p.counted {
-		return gone, nil
+		return changed, nil
 	}
 	p.conn, p.since = calls[0].Conn, calls[0].Sent
 	switch own := calls[len(paths)]; {
@@ -441,10 +448,11 @@ const maxCounted = 3
 
 // toWatchLocked returns the nodes that an entry watches. counted reports that these are all the
 // nodes before it. Then the entry need not read the queue when they have gone. An entry further
-// behind waits for the last node but one, so that it reads the queue before its turn.
+// behind watches the node two positions before it, so that it reads the queue one release before
+// its grant.
 //
-// Nodes of other clients are not counted: Curator's holder of a write lock may put the node of a
-// reader beside its own, before the entry. Nodes of this client are not counted either, because
+// Nodes of other client libraries are not counted: Curator's holder of a write lock may put the node
+// of a reader beside its own, before the entry. Nodes of this client are not counted either, because
 // they are not watched.
 func (p *entry) toWatchLocked(all []node, i int) (set []node, counted bool) {
 	own := func(n node) bool {
@@ -463,6 +471,7 @@ func (p *entry) toWatchLocked(all []node, i int) (set []node, counted bool) {
 	return toWatch(all, i), false
 }
 
+// reportQueued notifies the requester once that the request waits.
 func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
 	if !*queued {
 		*queued = true
@@ -470,8 +479,8 @@ func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
 	}
 }
 
-// granted makes an entry a grant. The grant's validity begins at p.at, the instant before the
-// request that showed the grant. The session has to be proven for a whole TTL from that instant.
+// granted makes an entry a grant. The grant's validity begins at p.at, and the session has to be
+// proven for a whole TTL from that instant.
 func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	ss := p.ss
 	at := p.at
@@ -505,12 +514,12 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	ss.maintaining = true
 	ss.mu.Unlock()
 	if idle {
-		ss.wakeMaintain() // not for each of many short locks: the timer continues for a while
+		ss.wakeMaintain() // once for many short locks: the timer of maintain continues for a while
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
-		// Another goroutine has inherited the entry. The check of the version ensures that this
-		// write does not overwrite a request to end.
+		// The entry has passed to another local waiter, so its owner has changed. The check of the
+		// version ensures that this write does not overwrite a request to end.
 		calls = append(calls, zk.Set(p.path, data, 0))
 	}
 	for _, path := range unwatched {

@@ -22,7 +22,8 @@ type entry struct {
 	path  string
 	token uint64
 	data  []byte
-	// at is the instant before the request that showed that the entry is a grant.
+	// at is where the validity of the grant begins: the instant before the request that showed that
+	// the entry is a grant, or the present if another call of this client has shown that.
 	at driver.Instant
 
 	// signal has capacity one and wakes the entry. fresh is a list that was read since, nil if the

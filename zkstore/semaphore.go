@@ -29,7 +29,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *relea
 	}
 	queued := false
 	if err == nil {
-		err = mutex.stand(ctx, names, &queued)
+		err = mutex.awaitGrant(ctx, names, &queued)
 	}
 	if err != nil {
 		return driver.Grant{}, mutex.failed(ctx, err)
@@ -37,7 +37,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *relea
 	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
 	lease, names, err := ss.enter(ctx, r, leases, markLease, data, nil)
 	if err == nil {
-		err = lease.stand(ctx, names, &queued)
+		err = lease.awaitGrant(ctx, names, &queued)
 	}
 	if err != nil {
 		return driver.Grant{}, ss.giveUp(ctx, lease, mutex, err)

@@ -22,7 +22,7 @@ type RedisReplicas struct {
 	Replicas []*Redis
 }
 
-// StartRedisReplicas starts a primary and n replicas that have caught up.
+// StartRedisReplicas starts a primary and n replicas, and waits until they follow it: see Linked.
 func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...string) (_ *RedisReplicas, err error) {
 	g := &RedisReplicas{}
 	defer func() {
@@ -43,7 +43,8 @@ func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...stri
 	return g, g.Linked(ctx)
 }
 
-// Linked waits until every running replica follows the primary and has acknowledged that.
+// Linked waits until every running replica has a link to the primary and has acknowledged data
+// over it.
 func (g *RedisReplicas) Linked(ctx context.Context) error {
 	return until(ctx, func() error {
 		// The replicas acknowledge this command, and it leaves no data.
@@ -73,16 +74,17 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 	})
 }
 
-// acknowledges reports whether a replica has sent its offset to the primary. Before that,
-// WAIT does not count the replica. The offset may arrive a second after the link is up.
+// acknowledges reports whether the replica on a port has sent its offset to the primary, whose
+// section "replication" of INFO is given. Before that, WAIT does not count the replica. The offset
+// may arrive a second after the link is up.
 func acknowledges(primary map[string]string, port int) bool {
 	for name, text := range primary {
 		if !strings.HasPrefix(name, "slave") {
 			continue
 		}
-		all := strings.Split(text, ",")
-		if slices.Contains(all, "port="+strconv.Itoa(port)) {
-			return slices.Contains(all, "state=online") && !slices.Contains(all, "offset=0")
+		fields := strings.Split(text, ",")
+		if slices.Contains(fields, "port="+strconv.Itoa(port)) {
+			return slices.Contains(fields, "state=online") && !slices.Contains(fields, "offset=0")
 		}
 	}
 	return false
@@ -120,10 +122,10 @@ func (r *Redis) Info(ctx context.Context, section string) (map[string]string, er
 	return info, nil
 }
 
-// until repeats f until it returns nil, or for half a minute.
+// until repeats f until f returns nil, for at most 30 seconds.
 func until(ctx context.Context, f func() error) error { return within(ctx, 30*time.Second, f) }
 
-// within repeats f until it returns nil, or for d.
+// within repeats f until f returns nil, for at most d. Its error wraps that of the last call.
 func within(ctx context.Context, d time.Duration, f func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -201,6 +203,8 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 	})
 }
 
+// startSentinel makes one attempt to start a sentinel on a free port. password is the sentinel's own.
+// settings are those of the primary and the replicas.
 func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, password string, settings []string) (*Redis, error) {
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return nil, err
@@ -215,7 +219,7 @@ func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, passwo
 	}
 	conf := fmt.Sprintf("bind 127.0.0.1\ndir .\nsentinel monitor %[1]s 127.0.0.1 %[2]d 2\nsentinel down-after-milliseconds %[1]s %[3]d\nsentinel failover-timeout %[1]s 3000\n",
 		s.Name, s.Primary.Port, SentinelDownAfter.Milliseconds())
-	if r.Password != "" {
+	if r.Password != "" { // here that of the primary and the replicas
 		conf += "sentinel auth-pass " + s.Name + " " + r.Password + "\n"
 	}
 	if r.Password = password; password != "" {
@@ -227,7 +231,7 @@ func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, passwo
 			own = append(own, settings[i:i+2]...)
 		}
 	}
-	for i := 0; i+1 < len(own); i += 2 {
+	for i := 0; i+1 < len(own); i += 2 { // "--port", "26379" becomes the line "port 26379"
 		conf += own[i][2:] + " " + own[i+1] + "\n"
 	}
 	if err := os.WriteFile(filepath.Join(home, "sentinel.conf"), []byte(conf), 0o600); err != nil {
@@ -243,6 +247,7 @@ func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, passwo
 	return r, err
 }
 
+// pairs returns the fields of an answer that lists names and values alternately.
 func pairs(answer any) map[string]string {
 	all, _ := answer.([]any)
 	m := map[string]string{}

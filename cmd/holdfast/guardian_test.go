@@ -13,11 +13,12 @@ import (
 	"testing"
 )
 
-// processSandbox is a sandbox with a FIFO. Its test processes run until endTestProcesses closes the FIFO.
+// processSandbox is a sandbox with a FIFO. Its test processes (see testprocess_test.go) run until
+// endTestProcesses closes the FIFO.
 type processSandbox struct {
 	*sandbox
-	mark string
-	hold *os.File
+	mark string   // in the environment of every test process
+	hold *os.File // the FIFO
 }
 
 func newProcessSandbox(t *testing.T) *processSandbox {
@@ -38,12 +39,12 @@ func newProcessSandbox(t *testing.T) *processSandbox {
 // endTestProcesses ends the remaining test processes.
 func (s *processSandbox) endTestProcesses() { _ = s.hold.Close() }
 
-// testProcess returns the words that start a test process.
+// testProcess returns the command line of a test process. The words select its behaviour.
 func (s *processSandbox) testProcess(words ...string) []string {
 	return append([]string{"env", roleEnv + "=" + roleTestProcess, markEnv + "=" + s.mark, testBinary}, words...)
 }
 
-// lister returns the words that start a lister.
+// lister returns the command line of a lister.
 func (s *processSandbox) lister() []string {
 	return []string{"env", roleEnv + "=" + roleLister, testBinary, s.mark}
 }

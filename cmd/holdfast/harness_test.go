@@ -599,6 +599,22 @@ func number(t *testing.T, s string) uint64 {
 	return n
 }
 
+// awaitQueue waits until the lock x has n waiters.
+func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit())
+	defer cancel()
+	for st, err := range l.Watch(ctx, "x") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(st.Waiters) == n {
+			return
+		}
+	}
+	t.Fatalf("the queue never has %d waiters", n)
+}
+
 // missing skips the test because a program is not installed. It fails the test if every program
 // must be installed.
 func missing(t *testing.T, program string) {

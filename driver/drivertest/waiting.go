@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+// order requires that waiters are granted in the order in which they queued, with rising tokens.
 func order(e *env) {
 	if e.g.Order != driver.OrderFIFO {
 		e.Skip("the store declares no order")
@@ -52,11 +53,11 @@ func waitEndsByRelease(e *env) {
 func waitEndsByExpiry(e *env) {
 	e.leases()
 	a, b, name := e.open(), e.open(), e.name()
-	e.free(b, name) // Connects, so that most of the TTL is left for the wait.
+	e.free(b, name) // b connects now, so that most of the TTL is left for the wait
 	g := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
 	w := e.wait(b, e.request(name, driver.Exclusive, long))
 	next := w.granted()
-	// Until the answer: see standsForItsTTL.
+	// The time ends with the answer: see standsUntilItsEnd.
 	if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
 		e.Errorf("%q: request %s was granted %s after request %s set the TTL of %s: no other grant begins before SentAt + TTL", name, w.r.ID, stood, g.ID, g.TTL)
 	}
@@ -104,6 +105,8 @@ func cancelInTheMiddle(e *env) {
 	for range 6 {
 		queue = append(queue, e.queue(e.open(), e.request(name, driver.Exclusive, long)))
 	}
+	// pending requires that the rest of the queue still waits, after each client has handled what the
+	// store had sent to it.
 	pending := func() {
 		e.Helper()
 		for _, w := range queue {
@@ -135,7 +138,7 @@ func cancelInTheMiddle(e *env) {
 			e.Fatalf("%q is free, and none of the other waiters was granted within %s: a freed name is granted to its next waiter", name, e.timeout())
 		}
 		got := next.granted()
-		next.left, next.done = true, nil
+		next.left, next.done = true, nil // nil is never ready in the select above
 		pending()
 		e.release(next.s, got)
 	}
@@ -181,16 +184,16 @@ func cancelAtAnyMoment(e *env) {
 	e.free(e.open(), name)
 }
 
-// cancelWaits lets workers with a client each wait for a name, and cancels each wait within a
-// random part of most. It calls granted for each grant before it is released.
-func (e *env) cancelWaits(name string, workers, rounds int, most time.Duration, granted func(driver.Grant)) {
+// cancelWaits lets workers with a client each wait for a name, and cancels each wait after a
+// random time below longest. It calls granted for each grant before it is released.
+func (e *env) cancelWaits(name string, workers, rounds int, longest time.Duration, granted func(driver.Grant)) {
 	var wg sync.WaitGroup
 	for range workers {
 		s := e.open()
 		wg.Go(func() {
 			for range rounds {
 				w := e.wait(s, e.request(name, driver.Exclusive, long))
-				t := time.AfterFunc(rand.N(most), w.cancel)
+				t := time.AfterFunc(rand.N(longest), w.cancel)
 				<-w.done
 				t.Stop()
 				if w.err == nil {
@@ -203,6 +206,8 @@ func (e *env) cancelWaits(name string, workers, rounds int, most time.Duration, 
 	wg.Wait()
 }
 
+// cancelledBefore makes a request with a context that has ended already. The store may grant it
+// or return an error, and nothing is left of it afterwards.
 func cancelledBefore(e *env) {
 	s, name := e.open(), e.name()
 	ctx, cancel := context.WithCancel(e.Context())

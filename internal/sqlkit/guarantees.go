@@ -17,13 +17,17 @@ func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 	return max((ttl+unit-1)/unit*unit, unit), nil
 }
 
+// guarantees returns what the engines have in common.
 func guarantees(kind string) driver.Guarantees {
-	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true, Reserves: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
+	return driver.Guarantees{
+		Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true,
+		Reserves: true, Pause: driver.PauseLoses, Break: driver.BreakNow,
+	}
 }
 
-// SessionGuarantees returns the guarantees of a store with the engine [Sessions], to which
-// its recipe adds. unit is the granularity of the server's timer, and kill the statement by
-// which an administrator ends a session.
+// SessionGuarantees returns the guarantees of a store with the engine [Sessions]. The store
+// adds those of its recipe. unit is the granularity of the server's timer. kill is the
+// statement or function with which an administrator ends a session.
 func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) driver.Guarantees {
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
@@ -38,8 +42,8 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 // PassNote is a note in the guarantees of recipes that are a [Passer].
 const PassNote = "the next local waiter of a process that holds a lock requests it with its release, and at most 5 ms after its grant. If no other client waits, the session hands the lock off, within 5 ms of the first grant; programs that lock by hand are not seen to wait"
 
-// OptimisticGuarantees returns the guarantees of a store with the engine [Optimistic]. It
-// polls unless it has a [Waker].
+// OptimisticGuarantees returns the guarantees of a store with the engine [Optimistic]. wakes
+// reports whether the store has a [Waker]; without one, its waiters poll.
 func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAfterTTL, driver.OrderNone, driver.WakePoll
@@ -48,7 +52,8 @@ func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
 	}
 	g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
 	g.Tokens = "the name's row: the last token plus one, or the database's clock in microseconds if that is larger. Tokens rise even after a restart or with a clock that is set back"
-	g.EarlyEnd, g.Notice = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}, 2*time.Second
+	g.EarlyEnd = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}
+	g.Notice = 2 * time.Second
 	g.MinTTL, g.Granularity, g.Linger, g.Visible = time.Millisecond, time.Microsecond, true, driver.VisibleHolders
 	return g
 }

@@ -24,7 +24,7 @@ func TestLabelSurvivesStatement(t *testing.T) {
 			Key:   append([]byte(rapid.StringN(0, 20, 128).Draw(t, "namespace")+"\x00"), rapid.StringN(1, 128, 512).Draw(t, "name")...),
 			Owner: driver.Owner{ID: rapid.StringMatching(`[a-z0-9-]{1,40}`).Draw(t, "id"), PID: rapid.IntRange(1, 1<<22).Draw(t, "pid"), Host: rapid.String().Draw(t, "host"), Reason: rapid.String().Draw(t, "reason")},
 			Limit: rapid.IntRange(1, driver.MaxLimit).Draw(t, "limit"), TTL: time.Duration(rapid.Int64Range(1, 1e6).Draw(t, "ms")) * time.Millisecond,
-			Tokens: rapid.SampledFrom([]int{0, 2, 65, mostTokens}).Draw(t, "tokens"),
+			Tokens: rapid.SampledFrom([]int{0, 2, 65, maxTokens}).Draw(t, "tokens"),
 		}
 		const most = 1400
 		s := l.Encode(most)

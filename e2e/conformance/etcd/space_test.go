@@ -26,12 +26,12 @@ func fill(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// makeSpace removes what fill has written.
+// makeSpace removes what fill has written, and ends the server's alarm.
 func (c *cluster) makeSpace(t *testing.T, client *clientv3.Client) {
 	t.Helper()
-	gone, err := client.Delete(t.Context(), "fill")
+	deleted, err := client.Delete(t.Context(), "fill")
 	if err == nil {
-		_, err = client.Compact(t.Context(), gone.Header.Revision, clientv3.WithCompactPhysical())
+		_, err = client.Compact(t.Context(), deleted.Header.Revision, clientv3.WithCompactPhysical())
 	}
 	if err == nil {
 		_, err = client.Defragment(t.Context(), c.members[0].Client)
@@ -93,12 +93,40 @@ func TestRequestAppliedWithoutSpaceIsUndone(t *testing.T) {
 	}
 }
 
+// TestWriteAppliedWithoutSpaceIsUnknown: the server applies the write of a value or of a guard, and
+// returns "no space". The client reports that the write may have been applied.
+func TestWriteAppliedWithoutSpaceIsUnknown(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	fill := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lose, l.reported = makes, rpctypes.ErrGRPCNoSpace
+	}
+	fill()
+	if _, err := s.Put(t.Context(), "config", []byte("one"), ""); s.Classify(err) != driver.CodeUnknown || err == nil {
+		t.Errorf("Put: %v; want an unknown outcome", err)
+	}
+	if data, _, err := s.Get(t.Context(), "config"); err != nil || string(data) != "one" {
+		t.Errorf("Get: %q, %v; want the value that was written", data, err)
+	}
+	guard := s.Guard()
+	fill()
+	if err := guard.Write(t.Context(), "stock", 7, nil); err == nil || !strings.Contains(err.Error(), "it may have been written") {
+		t.Errorf("Write: %v; want an unknown outcome", err)
+	}
+	if n, err := guard.Newest(t.Context(), "stock"); err != nil || n != 7 {
+		t.Errorf("Newest: %d, %v; want the token that was written", n, err)
+	}
+}
+
 // TestUndoWithoutSpaceRemovesEntry: a full server refuses the epoch of an undo, so the undo
 // is not confirmed. The undo still removes the queue entry.
 func TestUndoWithoutSpaceRemovesEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Args: []string{"--quota-backend-bytes", "65536"}})
 	s, l := c.late(t)
 	client, other := c.direct(t), c.open(t)
+	// The first request is delayed. The answer of the second is lost.
 	first, r := request("first", "n", 1, time.Minute), request("r", "n", 1, time.Minute)
 	l.mu.Lock()
 	l.hold = puts

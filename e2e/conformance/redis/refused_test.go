@@ -46,6 +46,7 @@ func TestRefusedExpiryAndDeletionLeaveNothing(t *testing.T) {
 	r := start(t)
 	restrict(t, []*servers.Redis{r})
 	s, admin := open(t, "redis://app:app-secret@"+r.Address()), open(t, "redis://"+r.Address())
+	// The first request also connects and probes the server. It is made with all documented rights.
 	release(t, s, must(t, s, request("other", driver.Exclusive, long)))
 	do(t, r, "ACL", "SETUSER", "app", "-pexpire", "-del")
 	_, err := s.Acquire(t.Context(), request("n", driver.Exclusive, long))
@@ -62,134 +63,174 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 	for _, right := range documented {
 		t.Run(right, func(t *testing.T) {
 			restrict(t, []*servers.Redis{r})
-			url := "redis://app:app-secret@" + r.Address()
-			s := open(t, url)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			type state struct {
-				name    string
-				holders []driver.Grant
-				own     *driver.Grant // the grant of the restricted client
-				waiter  *waiter
-			}
-			var states []*state
-			for i, limits := range [][]int{{1}, {driver.Unlimited, driver.Unlimited}, {3, 3}} {
-				for _, waits := range []bool{false, true} {
-					for _, owns := range []bool{false, true} {
-						st := &state{name: fmt.Sprintf("%s-%d-%t-%t", right, i, waits, owns)}
-						others := limits
-						if owns {
-							g := must(t, s, request(st.name, limits[0], long))
-							st.own, others = &g, limits[1:]
-						}
-						for _, limit := range others {
-							st.holders = append(st.holders, must(t, admin, request(st.name, limit, long)))
-						}
-						if waits {
-							st.waiter = queue(t, admin, request(st.name, driver.Exclusive, long))
-						}
-						states = append(states, st)
-					}
-				}
-			}
+			c := &restricted{t: t, r: r, admin: admin, s: open(t, "redis://app:app-secret@"+r.Address())}
+			names := c.prepare(right)
 			do(t, r, "ACL", "SETUSER", "app", "-"+right)
-			refusal := func(what string, err error) {
-				t.Helper()
-				// Where the queue entry could not be removed either, the outcome is unknown.
-				if code := s.Classify(err); err != nil && strings.Contains(err.Error(), "docs/redis.md") && code != driver.CodeRefused && code != driver.CodeUnknown {
-					t.Errorf("%s is refused with code %v: %v", what, code, err)
-				}
-			}
-			holds := func(st *state, after string) {
-				t.Helper()
-				got, err := admin.Inspect(t.Context(), st.name)
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, g := range st.holders {
-					if !slices.ContainsFunc(got.Holders, func(h driver.Holder) bool { return h.Token == g.Token && h.ID == g.ID }) {
-						t.Errorf("%s: after %s a holder has lost its grant: %+v", st.name, after, got)
-					}
-				}
-				most := len(st.holders)
-				if st.own != nil {
-					most++
-				}
-				if len(got.Holders) > most && st.holders != nil && st.holders[0].Limit == driver.Exclusive {
-					t.Errorf("%s: after %s a grant stands beside the holder: %+v", st.name, after, got)
-				}
-				if st.waiter != nil && len(st.holders) > 0 {
-					st.waiter.pending()
-					if len(got.Waiters) == 0 {
-						t.Errorf("%s: after %s the waiter has lost its queue entry: %+v", st.name, after, got)
-					}
-				}
-			}
-			// A refused request has neither a grant nor a queue entry: no client will undo it.
-			nothing := func(st *state, q driver.Request, err error) {
-				t.Helper()
-				if err == nil || s.Classify(err) != driver.CodeRefused {
-					return
-				}
-				for _, field := range strungTogether(do(t, r, "HGETALL", redisstore.Key("", st.name))) {
-					if strings.Contains(field, q.ID) {
-						t.Errorf("%s: a refused request of limit %d, wait %t has left %q", st.name, q.Limit, q.Wait, field)
-					}
-				}
-			}
-			for _, st := range states {
-				for _, limit := range []int{driver.Exclusive, 5, driver.Unlimited} {
-					q := request(st.name, limit, long)
-					g, err := s.Acquire(t.Context(), q)
-					refusal("a try", err)
-					holds(st, "a try")
-					nothing(st, q, err)
-					if err == nil {
-						release(t, admin, g)
-					}
-					q = request(st.name, limit, long)
-					q.Wait = true
-					short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
-					g, err = s.Acquire(short, q)
-					stop()
-					refusal("a wait", err)
-					holds(st, "a wait")
-					nothing(st, q, err)
-					if err == nil {
-						release(t, admin, g)
-					} else {
-						undone(t, admin, q)
-					}
-				}
-				if st.own != nil {
-					refusal("a renewal", s.Renew(t.Context(), []driver.Grant{*st.own})[0].Err)
-					holds(st, "a renewal")
-					refusal("a release", s.Release(t.Context(), *st.own, 0))
-					holds(st, "a release")
-				}
-				refusal("an undo", s.Undo(t.Context(), request(st.name, 1, long)))
-				holds(st, "an undo")
-				refusal("a break", s.Break(t.Context(), st.name, 1))
-				holds(st, "a break")
+			for _, n := range names {
+				c.acquire(n)
+				c.end(n)
 			}
 			do(t, r, "ACL", "SETUSER", "app", "+"+right)
-			for _, st := range states {
-				if st.own != nil {
-					release(t, s, *st.own)
-				}
-				for _, g := range st.holders {
-					release(t, admin, g)
-				}
-				if st.waiter != nil {
-					release(t, admin, st.waiter.granted())
-				}
-				if g, err := s.Acquire(t.Context(), request(st.name, driver.Exclusive, long)); err != nil {
-					t.Errorf("%s: the name is not free after all releases: %v", st.name, err)
-				} else {
-					release(t, s, g)
-				}
+			for _, n := range names {
+				c.releaseAll(n)
 			}
 		})
+	}
+}
+
+// restricted is a client that lacks a right, and admin is a client with all rights.
+type restricted struct {
+	t        *testing.T
+	r        *servers.Redis
+	s, admin *redisstore.Store
+}
+
+// heldName is a name with one or two grants, and perhaps a waiter.
+type heldName struct {
+	name    string
+	own     *driver.Grant  // the grant of the restricted client, nil if it has none
+	holders []driver.Grant // the grants of admin
+	waiter  *waiter        // a waiter of admin, nil if there is none
+}
+
+// prepare returns names with an exclusive grant, two shared ones or two permits. It is called while the
+// client has all rights. Of each kind there is a name with and without a waiter, and with and without a
+// grant of the restricted client.
+func (c *restricted) prepare(prefix string) (all []*heldName) {
+	c.t.Helper()
+	for i, limits := range [][]int{{driver.Exclusive}, {driver.Unlimited, driver.Unlimited}, {3, 3}} {
+		for _, waits := range []bool{false, true} {
+			for _, owns := range []bool{false, true} {
+				n := &heldName{name: fmt.Sprintf("%s-%d-%t-%t", prefix, i, waits, owns)}
+				others := limits
+				if owns {
+					g := must(c.t, c.s, request(n.name, limits[0], long))
+					n.own, others = &g, limits[1:]
+				}
+				for _, limit := range others {
+					n.holders = append(n.holders, must(c.t, c.admin, request(n.name, limit, long)))
+				}
+				if waits {
+					n.waiter = queue(c.t, c.admin, request(n.name, driver.Exclusive, long))
+				}
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
+
+// acquire requests the name with each limit, first without Wait and then with it.
+func (c *restricted) acquire(n *heldName) {
+	c.t.Helper()
+	for _, limit := range []int{driver.Exclusive, 5, driver.Unlimited} {
+		q := request(n.name, limit, long)
+		g, err := c.s.Acquire(c.t.Context(), q)
+		c.checkCode("a try", err)
+		c.checkKept(n, "a try")
+		c.checkNothingLeft(n, q, err)
+		if err == nil {
+			release(c.t, c.admin, g)
+		}
+		q = request(n.name, limit, long)
+		q.Wait = true
+		short, stop := context.WithTimeout(c.t.Context(), 20*time.Millisecond)
+		g, err = c.s.Acquire(short, q)
+		stop()
+		c.checkCode("a wait", err)
+		c.checkKept(n, "a wait")
+		c.checkNothingLeft(n, q, err)
+		if err == nil {
+			release(c.t, c.admin, g)
+		} else {
+			undone(c.t, c.admin, q)
+		}
+	}
+}
+
+// end renews and releases the client's own grant. Then it undoes and breaks what does not exist.
+func (c *restricted) end(n *heldName) {
+	c.t.Helper()
+	if n.own != nil {
+		c.checkCode("a renewal", c.s.Renew(c.t.Context(), []driver.Grant{*n.own})[0].Err)
+		c.checkKept(n, "a renewal")
+		c.checkCode("a release", c.s.Release(c.t.Context(), *n.own, 0))
+		c.checkKept(n, "a release")
+	}
+	c.checkCode("an undo", c.s.Undo(c.t.Context(), request(n.name, 1, long)))
+	c.checkKept(n, "an undo")
+	c.checkCode("a break", c.s.Break(c.t.Context(), n.name, 1))
+	c.checkKept(n, "a break")
+}
+
+// releaseAll releases all grants, also that of the waiter, and requires that the name is free then. The
+// client has all rights again.
+func (c *restricted) releaseAll(n *heldName) {
+	c.t.Helper()
+	if n.own != nil {
+		release(c.t, c.s, *n.own)
+	}
+	for _, g := range n.holders {
+		release(c.t, c.admin, g)
+	}
+	if n.waiter != nil {
+		release(c.t, c.admin, n.waiter.granted())
+	}
+	if g, err := c.s.Acquire(c.t.Context(), request(n.name, driver.Exclusive, long)); err != nil {
+		c.t.Errorf("%s: the name is not free after all releases: %v", n.name, err)
+	} else {
+		release(c.t, c.s, g)
+	}
+}
+
+// checkCode requires that an error of a missing right has the code for a refusal.
+func (c *restricted) checkCode(what string, err error) {
+	c.t.Helper()
+	// Where the queue entry could not be removed either, the outcome is unknown.
+	if code := c.s.Classify(err); err != nil && strings.Contains(err.Error(), "docs/redis.md") && code != driver.CodeRefused && code != driver.CodeUnknown {
+		c.t.Errorf("%s is refused with code %v: %v", what, code, err)
+	}
+}
+
+// checkKept requires that admin's grants and waiter are as before, and that no grant stands beside an
+// exclusive one.
+func (c *restricted) checkKept(n *heldName, after string) {
+	c.t.Helper()
+	got, err := c.admin.Inspect(c.t.Context(), n.name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, g := range n.holders {
+		if !slices.ContainsFunc(got.Holders, func(h driver.Holder) bool { return h.Token == g.Token && h.ID == g.ID }) {
+			c.t.Errorf("%s: after %s a holder has lost its grant: %+v", n.name, after, got)
+		}
+	}
+	most := len(n.holders)
+	if n.own != nil {
+		most++
+	}
+	if len(got.Holders) > most && n.holders != nil && n.holders[0].Limit == driver.Exclusive {
+		c.t.Errorf("%s: after %s a grant stands beside the holder: %+v", n.name, after, got)
+	}
+	if n.waiter != nil && len(n.holders) > 0 {
+		n.waiter.pending()
+		if len(got.Waiters) == 0 {
+			c.t.Errorf("%s: after %s the waiter has lost its queue entry: %+v", n.name, after, got)
+		}
+	}
+}
+
+// checkNothingLeft requires that a refused request has neither a grant nor a queue entry: no client will
+// undo it.
+func (c *restricted) checkNothingLeft(n *heldName, q driver.Request, err error) {
+	c.t.Helper()
+	if err == nil || c.s.Classify(err) != driver.CodeRefused {
+		return
+	}
+	for _, field := range strungTogether(do(c.t, c.r, "HGETALL", redisstore.Key("", n.name))) {
+		if strings.Contains(field, q.ID) {
+			c.t.Errorf("%s: a refused request of limit %d, wait %t has left %q", n.name, q.Limit, q.Wait, field)
+		}
 	}
 }
 
@@ -214,13 +255,13 @@ func TestRefusedRequestChangesNothing(t *testing.T) {
 	for _, right := range []string{"hdel", "hset", "pexpire", "set", "get", "hget", "pttl"} {
 		restrict(t, []*servers.Redis{r})
 		s := open(t, "redis://app:app-secret@"+r.Address())
-		release(t, s, must(t, s, request(right+"-warm", driver.Exclusive, long)))
+		release(t, s, must(t, s, request(right+"-warm", driver.Exclusive, long))) // connects, and probes the server
 		must(t, admin, request(right+"-other", driver.Exclusive, long))
 		w := queue(t, slow, request(right+"-other", driver.Exclusive, long))
 		key := redisstore.Key("", right+"-other")
 		gate.hold()
-		// Change the record so that the lease has expired. The client of the waiter has all rights, but
-		// is disconnected and cannot react.
+		// Change the record so that the lease expired in 1970: common.lua describes the fields s0 and m.
+		// The client of the waiter has all rights, but is disconnected and cannot react.
 		rec, _ := do(t, r, "HGET", key, "s0").(string)
 		at := strings.LastIndex(rec, " ")
 		do(t, r, "HSET", key, "s0", rec[:at]+" 1+1")
@@ -247,7 +288,7 @@ func TestRefusedRequestChangesNothing(t *testing.T) {
 				_, err := s.Acquire(ctx, q)
 				cancel()
 				if err == nil || s.Classify(err) != driver.CodeRefused {
-					break requests // the request does not need this right
+					break requests // the request does not need this right, and may have changed the name
 				}
 				if after := state(); after != before {
 					t.Errorf("without %s: %v, and the name has changed from\n%s\nto\n%s", right, err, before, after)

@@ -46,9 +46,9 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 	must(t, next.Unlock())
 
 	for _, c := range []struct {
-		what, path   string
-		all, without int32
-		lock, unlock bool // the result is a refusal
+		what, path   string // what is the missing right
+		all, without int32  // the usual rights on path, and the one that is missing
+		lock, unlock bool   // the result is a refusal
 	}{
 		{"to create on the root", root, onRoot, servers.RightCreate, false, false}, // the name's node exists
 		{"to read the root", root, onRoot, servers.RightRead, false, false},        // only List needs it
@@ -87,7 +87,8 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 		})
 	}
 
-	// A waiter loses a right while it waits.
+	// A waiter loses a right while it waits. It gets the lock or the refusal, and leaves nothing
+	// behind.
 	k = lock(t, a, name, lasting)
 	waited := make(chan error, 1)
 	go func() {

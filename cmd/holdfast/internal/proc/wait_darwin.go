@@ -11,7 +11,7 @@ type child struct {
 	stop bool
 }
 
-// childInfo is siginfo_t.
+// childInfo is siginfo_t, with room for all fields that the system writes.
 type childInfo struct {
 	signo, errno, code, pid int32
 	uid                     uint32
@@ -36,8 +36,8 @@ func waitid(pid, options int) (info childInfo, err error) {
 	return info, err
 }
 
-// peek waits for the next change of the leader and does not consume it. This system hands no
-// orphans to this process.
+// peek waits for the next change of the leader, whose number is pid, and does not consume it. The
+// leader is the only child to wait for, because this system hands no orphans to this process.
 func peek(pid int) (child, error) {
 	info, err := waitid(pid, wEXITED|wSTOPPED|wNOWAIT)
 	return child{pid: pid, stop: info.code == cldStopped}, err
@@ -50,4 +50,5 @@ func takeStop(pid int) (syscall.Signal, bool) {
 	return syscall.Signal(info.status), err == nil && info.code == cldStopped
 }
 
+// adoptOrphans does nothing: this system has no subreapers.
 func adoptOrphans() {}

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// ending contains the signals that end a wait. When the command runs, it gets them like the other
-// signals.
+// ending contains the signals that end a wait or a section. A running command gets them like the
+// other signals.
 var ending = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
 // signals receives this process's signals from the start of the process to its end, so that no
@@ -18,24 +18,16 @@ var ending = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscal
 type signals struct {
 	ch    chan os.Signal
 	ended atomic.Int32 // the first signal that ended a wait
-	stops []os.Signal  // the stop signals that were not ignored at the start
 }
 
+// listen begins to receive the signals, except for the stop signals (see catchStops).
 func listen() *signals {
 	s := &signals{ch: make(chan os.Signal, 32)}
-	catch := func(sig os.Signal) bool {
+	for _, sig := range append(forwarded(), ending...) {
 		// Under nohup, or behind a script's "&", HUP and INT are ignored. They stay ignored, also
 		// for the command. For other signals a Go program cannot detect that they are ignored.
-		return !signal.Ignored(sig)
-	}
-	for _, sig := range append(forwarded(), ending...) {
-		if catch(sig) {
+		if !signal.Ignored(sig) {
 			signal.Notify(s.ch, sig)
-		}
-	}
-	for _, sig := range stopping() {
-		if catch(sig) {
-			s.stops = append(s.stops, sig)
 		}
 	}
 	return s
@@ -53,14 +45,14 @@ func (s *signals) got(sig os.Signal) {
 // catchStops makes the front receive the terminal's stop signals, so that the command can stop
 // first. The front calls it again after each stop.
 func (s *signals) catchStops() {
-	if len(s.stops) > 0 {
-		signal.Notify(s.ch, s.stops...)
+	if stops := stopping(); len(stops) > 0 { // without signals, Notify would register all of them
+		signal.Notify(s.ch, stops...)
 	}
 }
 
-// interrupt calls cancel at the first signal of ending, or when gone is closed. It ends when the
-// caller calls stop. suspend handles the terminal's stop signals. The other signals are for the
-// command, and have no effect before it runs.
+// interrupt handles the signals while no command runs. It calls cancel at a signal of ending, or
+// when gone is closed, and suspend at SIGTSTP. It drops the other signals, which are for a command.
+// It ends when the caller calls stop.
 func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc, suspend func(syscall.Signal)) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {

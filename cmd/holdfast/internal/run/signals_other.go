@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// This system does not have these signals. The numbers are never those of a received signal.
+// signals_unix.go documents these names. Systems other than Unix have no job control. No signal that
+// this process receives has a negative number, and it does not receive SIGPIPE.
 const (
 	sigCont = syscall.Signal(-1)
 	sigTstp = syscall.Signal(-2)

@@ -192,9 +192,9 @@ func TestNarrowTable(t *testing.T) {
 		width int
 		want  []string
 	}{
-		"a long name does not cut the other columns": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
-		"40 columns show the holder":                 {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
-		"24 columns":                                 {"nightly-report", 24, []string{"nightly-r…", "…:11765"}},
+		"a long name leaves room for the other columns": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
+		"40 columns show the holder":                    {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
+		"24 columns show the pid":                       {"nightly-report", 24, []string{"nightly-r…", "…:11765"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := view.Table([]driver.State{{Name: c.name, Holders: []driver.Holder{h}}}, now, false, c.width)

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -11,9 +12,9 @@ import (
 
 const (
 	// noticeTimeout is the longest time until a holder notices that the server has lost its
-	// grant. Every checkInterval the store checks the grants that were not proven for provenFor, with
-	// the timeout checkTimeout. So the store checks a grant every two seconds unless it is renewed more
-	// often.
+	// grant. Every checkInterval the store checks the grants whose last proof is older than
+	// provenFor, with the timeout checkTimeout. So it checks a grant every two seconds, unless
+	// the grant is renewed more often.
 	noticeTimeout = checkInterval + provenFor + checkTimeout
 	checkInterval = time.Second
 	provenFor     = 1200 * time.Millisecond
@@ -32,14 +33,14 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	s.entries[e.r.ID] = e
 	s.listen(e.channel) // for the message of a break
 	e.held, e.token, e.handle, e.proven = true, g.Token, g.Handle.(*handle), g.SentAt.Time()
-	if s.beating || s.closing {
+	if s.checksGrants || s.closing {
 		return
 	}
-	s.beating = true
-	if s.beat == nil {
-		s.beat = time.AfterFunc(checkInterval, s.checkGrants)
+	s.checksGrants = true
+	if s.checkTimer == nil {
+		s.checkTimer = time.AfterFunc(checkInterval, s.checkGrants)
 	} else {
-		s.beat.Reset(checkInterval)
+		s.checkTimer.Reset(checkInterval)
 	}
 }
 
@@ -66,14 +67,14 @@ func (s *Store) prove(id string, sent time.Time) {
 
 // checkSoon starts a check of all grants now. The caller holds the store's mutex.
 func (s *Store) checkSoon() {
-	if s.beating && !s.closing {
+	if s.checksGrants && !s.closing {
 		s.checkAll = true
-		s.beat.Reset(0)
+		s.checkTimer.Reset(0)
 	}
 }
 
-// checkGrants checks the grants that were not proven for provenFor. It runs again after checkInterval while
-// there are grants.
+// checkGrants checks the grants whose last proof is older than provenFor, or all grants if checkAll
+// is set. It runs again after checkInterval while the store has grants or requests.
 func (s *Store) checkGrants() {
 	if s.enter() != nil {
 		return
@@ -111,39 +112,32 @@ func (s *Store) checkGrants() {
 	defer s.mu.Unlock()
 	s.checking = false
 	if held == 0 && len(s.entries) == 0 || s.closing {
-		s.beating = false
+		s.checksGrants = false
 		return
 	}
 	next := max(checkInterval-time.Since(began), checkInterval/8)
 	if s.checkAll {
 		next = 0
 	}
-	s.beat.Reset(next)
+	s.checkTimer.Reset(next)
 }
 
-// checkEntries checks grants, many in each call and all calls at once. So many grants or a slow link do
-// not delay the last check.
+// checkEntries checks grants: many in each call, and many calls at once. One call after the other
+// would delay the last check if there are many grants or the link is slow.
 func (s *Store) checkEntries(due map[uint16][]*entry) {
 	var batches [][]*entry
-	batch := checkBatch
+	size := checkBatch
 	if s.spread.Load() {
-		batch = 1
+		size = 1 // the keys of two names may be on different servers
 	}
 	for _, group := range due {
-		for len(group) > 0 {
-			n := min(len(group), batch)
-			batches = append(batches, group[:n])
-			group = group[n:]
-		}
+		batches = slices.AppendSeq(batches, slices.Chunk(group, size))
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, checkTimeout)
 	defer cancel()
 	var pipes sync.WaitGroup
 	slots := make(chan struct{}, checkPipelines)
-	for len(batches) > 0 {
-		n := min(len(batches), checkCalls)
-		some := batches[:n]
-		batches = batches[n:]
+	for some := range slices.Chunk(batches, checkCalls) {
 		slots <- struct{}{}
 		pipes.Go(func() {
 			s.checkBatches(ctx, some)
@@ -153,6 +147,8 @@ func (s *Store) checkEntries(due map[uint16][]*entry) {
 	pipes.Wait()
 }
 
+// checkBatches checks each batch of grants by a call of the script, in one pipeline. A failed check
+// changes nothing: if the renewals fail as well, the validity of the grants ends.
 func (s *Store) checkBatches(ctx context.Context, batches [][]*entry) {
 	calls := make([]Call, len(batches))
 	for i, batch := range batches {
@@ -168,42 +164,49 @@ func (s *Store) checkBatches(ctx context.Context, batches [][]*entry) {
 		rep, err := s.read(checkScript, sent, at, a.Values, a.Err)
 		if isTryAgain(err) && len(batches[i]) > 1 {
 			// The keys are on two servers while their hash slot moves.
-			var singles [][]*entry
-			for j := range batches[i] {
-				singles = append(singles, batches[i][j:j+1])
-			}
-			s.checkBatches(ctx, singles)
+			s.checkBatches(ctx, slices.Collect(slices.Chunk(batches[i], 1)))
 			continue
 		}
-		if err != nil || rep.kind != 'R' {
-			continue // without a renewal the validity ends
+		if err == nil && rep.kind == 'R' {
+			s.checked(batches[i], endedGrants(rep.values), sent.Time())
 		}
-		ended := map[int]driver.Cause{}
-		for _, text := range rep.values {
-			n, err := strconv.Atoi(text)
-			if err != nil {
-				continue
-			}
-			if n > 0 {
-				ended[n-1] = driver.CauseGone
-			} else {
-				ended[-n-1] = driver.CauseTaken
-			}
+	}
+}
+
+// endedGrants parses the answer of the script to one call: a number for each grant that has ended,
+// negative if it was taken away. It returns the causes by index in the batch.
+func endedGrants(numbers []string) map[int]driver.Cause {
+	causes := map[int]driver.Cause{}
+	for _, text := range numbers {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			continue
 		}
-		for j, e := range batches[i] {
-			cause, is := ended[j]
-			s.mu.Lock()
-			lost := s.entries[e.r.ID] == e && is
-			switch {
-			case lost:
-				s.forget(e)
-			case sent.Time().After(e.proven):
-				e.proven = sent.Time()
-			}
-			s.mu.Unlock()
-			if lost {
-				e.r.From.Lost(cause, notHeld(e.r.Name, e.token))
-			}
+		if n > 0 {
+			causes[n-1] = driver.CauseGone
+		} else {
+			causes[-n-1] = driver.CauseTaken
+		}
+	}
+	return causes
+}
+
+// checked records the result of a check that was sent at sent. It reports the grants that have a
+// cause as lost, unless they were released meanwhile.
+func (s *Store) checked(batch []*entry, causes map[int]driver.Cause, sent time.Time) {
+	for i, e := range batch {
+		cause, isEnded := causes[i]
+		s.mu.Lock()
+		lost := s.entries[e.r.ID] == e && isEnded
+		switch {
+		case lost:
+			s.forget(e)
+		case sent.After(e.proven):
+			e.proven = sent
+		}
+		s.mu.Unlock()
+		if lost {
+			e.r.From.Lost(cause, notHeld(e.r.Name, e.token))
 		}
 	}
 }
