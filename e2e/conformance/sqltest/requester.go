@@ -81,20 +81,6 @@ func Must(t testing.TB, s driver.Store, name string, limit int, ttl time.Duratio
 	return g, a
 }
 
-// Eventual acquires a lock, which may be free or held.
-func Eventual(t testing.TB, s driver.Store, name string, ttl time.Duration) driver.Grant {
-	t.Helper()
-	r, _ := Request(name, driver.Exclusive, ttl)
-	r.Wait = true
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
-	g, err := s.Acquire(ctx, r)
-	if err != nil {
-		t.Fatalf("Acquire(%q): %v", name, err)
-	}
-	return g
-}
-
 // Busy requires that a lock is held.
 func Busy(t testing.TB, s driver.Store, name string, limit int) {
 	t.Helper()
