@@ -178,7 +178,7 @@ func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
 				})))
 			held := request("held", "n", 1, time.Hour)
 			must(t, s, held)
-			watched(t, client)
+			c.watched(t, 2)
 			restore(t, c, client, func() {
 				seen := read.Load()
 				eventually(t, "the client compares the server with what it has seen", func() bool { return read.Load() >= seen+2 })

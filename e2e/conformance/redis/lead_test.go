@@ -159,13 +159,13 @@ func TestSilentNodeKeepsTheLead(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Kill)
-	if err := c.NodeTimeout(t.Context(), time.Hour); err != nil { // no node is replaced
+	if err := c.SetNodeTimeout(t.Context(), time.Hour); err != nil { // no node is replaced
 		t.Fatal(err)
 	}
 	node, silent := c.Nodes[0], c.Nodes[2]
 	replica, behind := c.Nodes[3], c.Nodes[5] // of these nodes
 	fakeClock(t, behind)
-	if err := errors.Join(c.NodeTimeout(t.Context(), time.Hour), c.Whole(t.Context()), behind.SetClock(ahead)); err != nil {
+	if err := errors.Join(c.SetNodeTimeout(t.Context(), time.Hour), c.Whole(t.Context()), behind.SetClock(ahead)); err != nil {
 		t.Fatal(err)
 	}
 	url := "redis+cluster://" + node.Address() + "?replicas=1"
