@@ -100,6 +100,7 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 			fmt.Sprintf("a crash frees the lock when the session expires: the TTL plus %s, and up to two more ticks", s.slack()),
 			fmt.Sprintf("the servers' tickTime must be at most %s (set it with tick=)", s.cfg.tick),
 			fmt.Sprintf("a holder is notified of a deletion or a break within %s, if its server follows the leader", 2*watchDelay),
+			"a leader that is stopped and cut off from its followers, while their connections do not end, may confirm a lost session for syncLimit ticks; only the token protects then",
 			fmt.Sprintf("break first notifies the holder, by %s, and deletes the node after %s", revoke, s.cfg.grace),
 			"the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant",
 		},
