@@ -55,24 +55,24 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		}
 		g = res.grant
 	}
-	if err != nil && !c.settle(ctx) {
+	if err != nil && !c.awaitEnd(ctx) {
 		err = driver.Errorf(driver.CodeUnknown, "%w; votes for the request may stand", err)
 	}
 	return g, err
 }
 
-// settle waits until no ballot of a failed request can be granted, for at most
+// awaitEnd waits until no ballot of a failed request can be granted, for at most
 // withdrawTimeout. It reports whether that is certain.
-func (c *candidate) settle(ctx context.Context) bool {
+func (c *candidate) awaitEnd(ctx context.Context) bool {
 	c.s.mu.Lock()
 	all := slices.Clone(c.s.ballots[c.r.ID])
 	c.s.mu.Unlock()
-	settled := true
-	end := time.Now().Add(withdrawTimeout)
+	ended := true
+	deadline := time.Now().Add(withdrawTimeout)
 	for _, b := range all {
-		settled = b.settle(ctx, time.Until(end)) && settled
+		ended = b.awaitEnd(ctx, time.Until(deadline)) && ended
 	}
-	return settled
+	return ended
 }
 
 // check returns an error for an invalid request.
@@ -117,13 +117,16 @@ type result struct {
 }
 
 const (
-	// splitTimeout is how long a try continues while no request has a quorum, and splitWait
+	// splitTimeout is how long a try continues while no ballot has a quorum. splitWait is
 	// the first pause between two ballots.
 	splitTimeout = time.Second
+	splitWait    = 2 * time.Millisecond
 	// lateTimeout is how long a ballot continues while servers refuse its requests as
 	// late.
 	lateTimeout = 2 * time.Second
-	splitWait   = 2 * time.Millisecond
+	// maxRounds is how often a ballot with the most votes repeats its requests. Then it ends
+	// like the others: the votes of a client that has died stand until they expire.
+	maxRounds = 8
 )
 
 // try requests votes until the request is granted, another request has a quorum, or no
@@ -155,21 +158,29 @@ func withdrawn(ctx context.Context) error {
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
-// tally has the numbers of votes and other answers of a ballot.
+// tally counts the votes and other answers of a ballot.
 type tally struct {
-	given, fresh, pending, slow, refused, late int
-	rivals                                     map[string]int
-	errs                                       []error
-	highest                                    uint64
+	given   int // votes
+	fresh   int // votes of servers whose counter was below the proposed token
+	pending int // requests in flight
+	refused int // votes for other ballots
+	late    int // requests that the server found late, or whose clock differs
+	errs    []error
+	highest uint64 // the largest counter of a server that voted
+	// rival is the other ballot with the most votes, and rivalVotes is their number.
+	rival      string
+	rivalVotes int
 }
 
 // count counts the votes. If a quorum of servers has answered, it leaves out the others
 // that are slow, or were silent before. The caller holds the mutex.
 func (b *ballot) count() (t tally) {
+	slow := 0
+	var rivals map[string]int
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
 		case v.state == voteRequested && v.slow:
-			t.slow++
+			slow++
 		case v.state == voteRequested:
 			t.pending++
 		case v.state == voteGiven:
@@ -178,94 +189,100 @@ func (b *ballot) count() (t tally) {
 			if v.counter < b.token {
 				t.fresh++
 			}
-		case v.last == 'B':
+		case v.last == answerBusy:
 			t.refused++
 			id, _, _ := strings.Cut(v.rival, " ")
-			if t.rivals == nil {
-				t.rivals = map[string]int{}
+			if rivals == nil {
+				rivals = map[string]int{}
 			}
-			t.rivals[id]++
+			rivals[id]++
 		default:
-			if v.last == 'C' {
+			if v.last == answerClock {
 				t.late++
 			}
 			t.errs = append(t.errs, v.err)
 		}
 	}
 	if t.given+t.refused < b.s.quorum {
-		t.pending, t.slow = t.pending+t.slow, 0
+		t.pending += slow
+	}
+	for id, n := range rivals {
+		if n > t.rivalVotes || n == t.rivalVotes && id < t.rival {
+			t.rival, t.rivalVotes = id, n
+		}
 	}
 	return t
 }
 
-// ballot requests the votes of all servers once. It repeats the request to a server
-// whose refusal may be temporary. If several requests have a part of the votes, the one
-// with the most continues.
+// ballot makes one ballot. It returns a grant, or the holders of the name. split is true if
+// several ballots have a part of the votes, and this one has ended.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
-	s := c.s
-	now := s.now()
-	if now == 0 {
-		_, err := s.offset()
+	b, err := c.requestVotes(entry)
+	if err != nil {
 		return res, false, err
 	}
+	res, split, err = c.awaitVotes(ctx, b)
+	if err != nil {
+		b.mu.Lock()
+		b.end(true, 0)
+		b.mu.Unlock()
+	}
+	return res, split, err
+}
+
+// requestVotes begins a ballot, and requests the votes of all servers.
+func (c *candidate) requestVotes(entry string) (*ballot, error) {
+	s := c.s
+	offset, err := s.offset()
+	if err != nil {
+		return nil, err
+	}
+	now := micros() + offset
 	if c.since == 0 {
 		c.since = now
 	}
 	c.ballots++
 	b := s.newBallot(c.r, c.ballots, entry, c.since)
-	owner := ownerText(c.r.From.Owner())
+	b.owner = ownerText(c.r.From.Owner())
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.token = b.propose(now)
 	b.sent = driver.Now()
 	for _, n := range s.nodes {
-		b.requestVote(n, owner)
+		b.requestVote(n)
 	}
-	b.mu.Unlock()
-	var again, grace <-chan time.Time
-	var timer *time.Timer
-	defer func() {
-		if timer != nil {
-			timer.Stop()
-		}
-	}()
+	return b, nil
+}
+
+// awaitVotes waits until the votes of a ballot decide the request. It repeats the request to a server
+// whose refusal may be temporary. If several ballots have a part of the votes, the one with the most
+// continues.
+func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, split bool, err error) {
+	s := c.s
+	var repeat, grace <-chan time.Time
 	began := time.Now()
 	for rounds := 0; ; {
 		b.mu.Lock()
 		t := b.count()
-		token := b.token
 		b.mu.Unlock()
 		reachable := t.given + t.refused + t.pending
-		top, topID := 0, ""
-		for id, n := range t.rivals {
-			if n > top || n == top && id < topID {
-				top, topID = n, id
-			}
-		}
+		complete := t.pending == 0 && repeat == nil // no answer is missing, and no request is to be repeated
 		switch {
 		case t.fresh >= s.quorum:
-			return c.grant(ctx, b, token)
+			res, err = c.grant(b)
+			return res, false, err
 		case t.given >= s.quorum:
 			// A counter is not below the proposed token, so the client writes a larger
 			// token to the servers.
-			token = max(t.highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
-			if err := b.raise(ctx, token, owner); err != nil {
-				return res, false, c.fail(ctx, b, err)
+			if err = b.raise(ctx, t.highest); err == nil {
+				res, err = c.grant(b)
 			}
-			return c.grant(ctx, b, token)
-		case top >= s.quorum, top+t.pending < s.quorum && t.pending == 0 && reachable >= s.quorum && again == nil && !c.best(t.given, b.id, top, topID, rounds):
-			res = b.busy(topID, top >= s.quorum)
-			split = top < s.quorum
-			b.mu.Lock()
-			b.end(split, 0)
-			b.mu.Unlock()
-			b.settle(ctx, settleGrace)
-			if ctx.Err() != nil && split {
-				return res, false, withdrawn(ctx)
-			}
-			return res, split, nil
+			return res, false, err
+		case t.rivalVotes >= s.quorum, complete && reachable >= s.quorum && (rounds >= maxRounds || !b.leads(t)):
+			return c.yield(ctx, b, t)
 		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
-			return res, false, c.fail(ctx, b, c.short(t))
-		case t.pending == 0 && again == nil:
+			return res, false, c.short(t)
+		case complete:
 			// The next request goes to the servers that refused this one, or found it
 			// late.
 			rounds++
@@ -273,103 +290,91 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			if t.late > 0 {
 				pause = 0 // the clocks were measured by the answers
 			}
-			timer = time.NewTimer(pause)
-			again = timer.C
+			repeat = time.After(pause)
 		case t.pending > 0 && t.given+t.refused >= s.quorum && grace == nil:
 			// Wait for the others as long again as the quorum took, since they may be
 			// as fast.
-			grace = time.After(max(settleGrace, time.Since(began)))
+			grace = time.After(max(quorumGrace, time.Since(began)))
 		}
 		select {
 		case <-b.changed:
 		case <-grace:
 			grace = nil
-			b.mu.Lock()
-			for i := range b.votes {
-				b.votes[i].slow = b.votes[i].state == voteRequested
-			}
-			b.mu.Unlock()
-		case <-again:
-			again = nil
-			b.mu.Lock()
-			for _, n := range s.nodes {
-				if v := &b.votes[n.i]; v.state == voteNone && (v.last == 'B' || v.last == 'C') {
-					b.requestVote(n, owner)
-				}
-			}
-			b.mu.Unlock()
+			b.leaveOutSlow()
+		case <-repeat:
+			repeat = nil
+			b.repeatRequests()
 		case <-ctx.Done():
-			return res, false, c.fail(ctx, b, nil)
+			return res, false, withdrawn(ctx)
 		}
 	}
 }
 
-// best reports whether this ballot has the most of the given votes, so that it continues. Of two
+// leads reports whether this ballot has the most of the given votes, so that it continues. Of two
 // ballots with as many votes, the one with the smaller identifier continues.
-func (c *candidate) best(given int, id string, top int, topID string, rounds int) bool {
-	return rounds < 8 && (given > top || given == top && given > 0 && id < topID)
+func (b *ballot) leads(t tally) bool {
+	return t.given > t.rivalVotes || t.given == t.rivalVotes && t.given > 0 && b.id < t.rival
+}
+
+// leaveOutSlow makes the ballot continue without the answers that are still missing.
+func (b *ballot) leaveOutSlow() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.votes {
+		b.votes[i].slow = b.votes[i].state == voteRequested
+	}
+}
+
+// repeatRequests requests the votes of the servers whose refusal may be temporary.
+func (b *ballot) repeatRequests() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, n := range b.s.nodes {
+		if v := &b.votes[n.i]; v.state == voteNone && (v.last == answerBusy || v.last == answerClock) {
+			b.requestVote(n)
+		}
+	}
+}
+
+// yield ends a ballot that does not get a quorum of votes. split is true if no other ballot has a
+// quorum either.
+func (c *candidate) yield(ctx context.Context, b *ballot, t tally) (res result, split bool, err error) {
+	split = t.rivalVotes < c.s.quorum
+	res = b.busy(t.rival, !split)
+	b.mu.Lock()
+	b.end(split, 0)
+	b.mu.Unlock()
+	b.awaitEnd(ctx, quorumGrace)
+	if split && ctx.Err() != nil {
+		return res, false, withdrawn(ctx)
+	}
+	return res, split, nil
 }
 
 // short returns why no quorum of servers gave an answer that counts.
 func (c *candidate) short(t tally) error {
 	code := driver.CodeUnavailable
-	for _, err := range t.errs {
-		if driver.CodeOf(err) == driver.CodeRefused {
-			code = driver.CodeRefused
-		}
-	}
-	if code == driver.CodeRefused && len(t.errs) < c.s.quorum {
-		code = driver.CodeUnavailable
+	refused := func(err error) bool { return driver.CodeOf(err) == driver.CodeRefused }
+	if len(t.errs) >= c.s.quorum && slices.ContainsFunc(t.errs, refused) {
+		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
 }
 
-// fail withdraws a ballot, and returns the error of the request. why is nil if the
-// context has ended.
-func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
-	if why == nil {
-		why = withdrawn(ctx)
-	}
-	b.mu.Lock()
-	b.end(true, 0)
-	b.mu.Unlock()
-	return why
-}
-
-// raise writes a token to the servers that voted, and returns when a quorum has
+// raise writes a token above highest to the servers that voted, and returns when a quorum has
 // acknowledged it.
-func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
+func (b *ballot) raise(ctx context.Context, highest uint64) error {
 	s := b.s
+	token := max(highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
 	if token >= maxToken {
 		return driver.Errorf(driver.CodeRefused, "tokens are used up")
 	}
 	b.mu.Lock()
 	b.token = token
-	value := b.value(token, owner)
+	args := []string{b.id + " ", b.value(token, b.owner), field(b.bucket), text(token)}
 	for _, n := range s.nodes {
-		if b.votes[n.i].state != voteGiven {
-			continue
-		}
-		v := &b.votes[n.i]
-		v.state = voteRequested
-		if !s.task(func() {
-			r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, []string{b.id + " ", value, field(b.bucket), text(token)})
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			v.state, v.err, v.last = voteGiven, err, r.kind
-			v.raised = err == nil && r.kind == 'A'
-			switch {
-			case err != nil:
-				v.state = voteUnsure
-			case r.kind == 'N':
-				v.state, v.err = voteNone, s.unavailable("%s: the vote has ended", n.store)
-			}
-			if b.ended {
-				b.endVote(n, true)
-			}
-			b.notify()
-		}) {
-			v.state = voteGiven
+		if b.votes[n.i].state == voteGiven {
+			b.requestRaise(n, args)
 		}
 	}
 	b.mu.Unlock()
@@ -402,26 +407,51 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	}
 }
 
-// grant returns the grant of a ballot with a quorum. It withdraws the ballot if the TTL
-// has passed.
-func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res result, split bool, err error) {
+// requestRaise writes the ballot's token to a server that voted, in the background. The caller holds
+// the mutex.
+func (b *ballot) requestRaise(n *node, args []string) {
+	v := &b.votes[n.i]
+	v.state = voteRequested
+	if !b.s.task(func() {
+		r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, args)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		v.state, v.err, v.last = voteGiven, err, r.kind
+		v.raised = err == nil && r.kind == answerDone
+		switch {
+		case err != nil:
+			v.state = voteUnsure
+		case r.kind == answerNoVote:
+			v.state, v.err = voteNone, b.s.unavailable("%s: the vote has ended", n.store)
+		}
+		if b.ended {
+			b.endVote(n)
+		}
+		b.notify()
+	}) {
+		v.state = voteGiven
+	}
+}
+
+// grant returns the grant of a ballot with a quorum, or an error if the TTL has passed.
+func (c *candidate) grant(b *ballot) (result, error) {
 	s := c.s
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if total, _ := b.sent.Elapsed(); total >= b.ttl {
-		b.end(true, 0)
-		return res, false, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
+		return result{}, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
 	}
-	b.granted, b.token, b.expires = true, token, b.sent
-	s.tokens.see(b.bucket, token)
+	b.granted, b.validFrom = true, b.sent
+	s.tokens.see(b.bucket, b.token)
 	s.checkInBackground()
 	return result{grant: driver.Grant{
-		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
-		Handle: &handle{b: b, token: token},
-	}}, false, nil
+		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: b.token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
+		Handle: &handle{b: b, token: b.token},
+	}}, nil
 }
 
-// busy returns the holder of the name, and when the name may be free.
+// busy returns when the name may be free, and with quorum the holder of the name: the ballot that
+// has a quorum of votes.
 func (b *ballot) busy(holder string, quorum bool) (res result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -436,12 +466,12 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 		switch {
 		case v.state == voteGiven:
 			ends = append(ends, now)
-		case v.last == 'B':
+		case v.last == answerBusy:
 			ends = append(ends, v.until)
 			if id, _, _ := strings.Cut(v.rival, " "); id != holder || !quorum {
 				continue
 			}
-			h, ours := b.s.readHolder(v.rival, time.Until(v.until))
+			h, _, ours := b.s.readHolder(v.rival, time.Until(v.until))
 			res.foreign = res.foreign || !ours
 			if len(res.holders) == 0 {
 				res.holders = append(res.holders, h)
@@ -456,34 +486,36 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 	return res
 }
 
-// readHolder parses the value of a lock. It returns false for a value of another client
-// library.
-func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, bool) {
-	h := driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
+// readHolder parses the value of a lock that expires after left; see ballot.value. It returns the
+// holder and the TTL that the holder requested. ours is false for a value of another client library.
+func (s *Store) readHolder(value string, left time.Duration) (h driver.Holder, ttl time.Duration, ours bool) {
+	h = driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
+	foreign := h
+	foreign.Note = "of another client library"
 	part := strings.SplitN(value, " ", 5)
 	if len(part) != 5 {
-		h.Note = "of another client library"
-		return h, false
+		return foreign, 0, false
 	}
-	id, _, ok := strings.Cut(part[0], ".")
+	id, _, isBallot := strings.Cut(part[0], ".")
 	token, err1 := strconv.ParseUint(part[1], 10, 64)
 	since, err2 := strconv.ParseInt(part[2], 10, 64)
-	ttl, err3 := strconv.ParseInt(part[3], 10, 64)
+	ms, err3 := strconv.ParseInt(part[3], 10, 64)
 	owner, err4 := url.ParseQuery(part[4])
-	if !ok && part[0] != "*" || errors.Join(err1, err2, err3, err4) != nil {
-		h.Note = "of another client library"
-		return h, false
+	released := part[0] == "*" // written by end.lua
+	if !isBallot && !released || errors.Join(err1, err2, err3, err4) != nil {
+		return foreign, 0, false
 	}
-	requested := time.Duration(ttl) * time.Millisecond
-	h.TTL = max(min(left-(s.standing(requested)-requested), requested), time.Millisecond)
 	h.Token = token
 	h.Owner = driver.Owner{ID: id, Host: owner.Get("h"), Instance: owner.Get("i"), Reason: owner.Get("r"), Since: time.UnixMicro(since)}
 	h.PID, _ = strconv.Atoi(owner.Get("p"))
-	if part[0] == "*" {
+	ttl = time.Duration(ms) * time.Millisecond
+	if released {
 		h.ID, h.Note = "", "released, kept for a while"
-		h.TTL = max(left, time.Millisecond)
+	} else {
+		// A vote stands longer than the TTL. The difference is no time of the lease.
+		h.TTL = max(min(left-(s.standing(ttl)-ttl), ttl), time.Millisecond)
 	}
-	return h, true
+	return h, ttl, true
 }
 
 // ownerText returns an owner as one word.
