@@ -105,16 +105,27 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 			return nil, coded("creating", s.valuesDir(), err)
 		}
 	}
-	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, coded("opening", path, err)
-	}
-	_ = lock.Chmod(s.fileMode()) // it fails if another user created the file, but then that user has set the mode
-	if err := s.pollFlock(ctx, lock); err != nil {
+	for {
+		lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, coded("opening", path, err)
+		}
+		_ = lock.Chmod(s.fileMode()) // it fails if another user created the file, but then that user has set the mode
+		if err := s.pollFlock(ctx, lock); err != nil {
+			_ = lock.Close()
+			return nil, err
+		}
+		// If the file was deleted meanwhile, other processes lock a new one.
+		own, err := lock.Stat()
+		there, terr := os.Stat(path)
+		if err == nil && terr == nil && os.SameFile(own, there) {
+			return lock, nil
+		}
 		_ = lock.Close()
-		return nil, err
+		if err := errors.Join(err, terr); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, coded("checking", path, err)
+		}
 	}
-	return lock, nil
 }
 
 // pollFlock waits for the flock of a file by polling, because a blocking flock cannot be cancelled. A
