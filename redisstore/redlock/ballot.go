@@ -31,7 +31,7 @@ type vote struct {
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
 	slow    bool   // after a quorum of other answers the ballot continues without this one
-	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
+	// last is the answer of the last request: a letter of vote.lua or raise.lua, or 0 for an error.
 	last byte
 	err  error
 	// rival is the value of the lock at the server, and until is when that value expires.
@@ -60,7 +60,7 @@ type ballot struct {
 	votes   []vote
 	changed chan struct{} // its buffer holds one value
 	token   uint64
-	sent    driver.Instant
+	sent    driver.Instant // just before the first request
 	granted bool
 	// validFrom is when the last confirmed request was sent. The TTL counts from there.
 	validFrom driver.Instant
@@ -110,6 +110,7 @@ func (b *ballot) forget() {
 	}
 }
 
+// notify wakes the goroutine that waits for answers; notifications coalesce.
 func (b *ballot) notify() {
 	select {
 	case b.changed <- struct{}{}:

@@ -396,22 +396,27 @@ func (s *Store) checkGrants() bool {
 		}
 	}
 	for j := range held {
-		lost, cause := held[j].lost()
-		if !lost {
-			continue
-		}
-		b := held[j].b
-		b.mu.Lock()
-		report := b.stillHeld() // and not released since
-		if report && cause == driver.CauseTaken {
-			b.broken = true
-		}
-		b.mu.Unlock()
-		if report {
-			b.r.From.Lost(cause, nil)
-		}
+		held[j].reportLoss()
 	}
 	return true
+}
+
+// reportLoss notifies the holder if the grant is lost.
+func (r *renewal) reportLoss() {
+	lost, cause := r.lost()
+	if !lost {
+		return
+	}
+	b := r.b
+	b.mu.Lock()
+	held := b.stillHeld() // and not released since
+	if held && cause == driver.CauseTaken {
+		b.broken = true
+	}
+	b.mu.Unlock()
+	if held {
+		b.r.From.Lost(cause, nil)
+	}
 }
 
 // Break ends the grant of a token. It returns when a quorum of servers has confirmed
