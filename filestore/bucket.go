@@ -29,8 +29,8 @@ type bucket struct {
 	store *Store
 	path  string
 	sem   chan struct{}
-	fd    int
-	id    fileID
+	fd    int         // -1 if the file is not open
+	id    fileID      // of the open file
 	page  []byte      // the first page, as read
 	out   []byte      // the page or body being written
 	empty bool        // the file was never written
@@ -103,6 +103,7 @@ func (b *bucket) reserveFile(ctx context.Context, done <-chan struct{}) error {
 
 // isCurrent reports whether the locked file is the one at the path, which is the valid one. If not, other
 // processes may use a new file. isCurrent then closes this one, and notifies the holders with entries there.
+// It does so, too, if it cannot check the path.
 func (b *bucket) isCurrent() (bool, error) {
 	var st unix.Stat_t
 	err := stat(b.path, &st)
