@@ -61,20 +61,6 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return g, err
 }
 
-// awaitEnd waits until no ballot of a failed request can be granted, for at most
-// withdrawTimeout. It reports whether that is certain.
-func (c *candidate) awaitEnd(ctx context.Context) bool {
-	c.s.mu.Lock()
-	all := slices.Clone(c.s.ballots[c.r.ID])
-	c.s.mu.Unlock()
-	ended := true
-	deadline := time.Now().Add(withdrawTimeout)
-	for _, b := range all {
-		ended = b.awaitEnd(ctx, time.Until(deadline)) && ended
-	}
-	return ended
-}
-
 // check returns an error for an invalid request.
 func (s *Store) check(r *driver.Request) error {
 	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
@@ -100,37 +86,47 @@ func (s *Store) check(r *driver.Request) error {
 type candidate struct {
 	s       *Store
 	r       driver.Request
-	ballots int
-	since   int64
+	ballots int   // the number of its ballots so far
+	since   int64 // when its first ballot began, by the fleet's time
 }
 
-// result is the outcome of a try without an error: a grant, or the holders of a busy
-// name.
+// awaitEnd waits until no ballot of a failed request can be granted, for at most
+// withdrawTimeout. It reports whether that is certain.
+func (c *candidate) awaitEnd(ctx context.Context) bool {
+	c.s.mu.Lock()
+	all := slices.Clone(c.s.ballots[c.r.ID])
+	c.s.mu.Unlock()
+	ended := true
+	deadline := time.Now().Add(withdrawTimeout)
+	for _, b := range all {
+		ended = b.awaitEnd(ctx, time.Until(deadline)) && ended
+	}
+	return ended
+}
+
+// result is the outcome of a try without an error: a grant, or the holders of a busy name.
 type result struct {
 	grant   driver.Grant
-	holders []driver.Holder // not nil if busy
-	// placed is the number of servers on which the request has a queue entry. free is when a
-	// quorum of servers may be free. foreign is set if a client of another library holds the name.
-	placed  int
-	free    time.Time
-	foreign bool
+	holders []driver.Holder // not nil if the name is busy; empty if no request has a quorum
+	queued  int             // the number of servers on which the request has a queue entry
+	free    time.Time       // when a quorum of servers may be free
+	foreign bool            // a client of another library holds the name
 }
 
 const (
-	// splitTimeout is how long a try continues while no ballot has a quorum. splitWait is
-	// the first pause between two ballots.
+	// splitTimeout is how long a try continues while no request has a quorum.
 	splitTimeout = time.Second
-	splitWait    = 2 * time.Millisecond
-	// lateTimeout is how long a ballot continues while servers refuse its requests as
-	// late.
+	// splitWait is the base of the random delay between two ballots, or two rounds of one ballot.
+	splitWait = 2 * time.Millisecond
+	// lateTimeout is how long a ballot continues while servers refuse its requests as late.
 	lateTimeout = 2 * time.Second
-	// maxRounds is how often a ballot with the most votes repeats its requests. Then it ends
-	// like the others: the votes of a client that has died stand until they expire.
+	// maxRounds is the number of rounds after which a ballot without a quorum ends, even if it
+	// has the most votes.
 	maxRounds = 8
 )
 
-// try requests votes until the request is granted, another request has a quorum, or no
-// request can get one.
+// try makes ballots until the request is granted, or another request has a quorum. If no
+// request gets one, it stops after splitTimeout.
 func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 	began := time.Now()
 	for pauses := 0; ; pauses++ {
@@ -150,6 +146,7 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 	}
 }
 
+// withdrawn returns the error of a request whose context has ended.
 func withdrawn(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, errClosed) {
@@ -158,22 +155,25 @@ func withdrawn(ctx context.Context) error {
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
-// tally counts the votes and other answers of a ballot.
+// tally counts the servers of a ballot by their last answers.
 type tally struct {
-	given   int // votes
-	fresh   int // votes of servers whose counter was below the proposed token
-	pending int // requests in flight
-	refused int // votes for other ballots
-	late    int // requests that the server found late, or whose clock differs
-	errs    []error
-	highest uint64 // the largest counter of a server that voted
-	// rival is the other ballot with the most votes, and rivalVotes is their number.
+	given   int // the server has given its vote
+	fresh   int // of the given votes, those of servers whose counters are below the proposed token
+	refused int // another request has the vote
+	late    int // the server found the request late
+	pending int // the ballot waits for the answer
+	// rival is the other ballot with the most votes, and rivalVotes their number. Of two ballots
+	// with as many votes, it is the one with the smaller identifier.
 	rival      string
 	rivalVotes int
+	// errs are the errors of the servers that cannot vote, the late ones included.
+	errs []error
+	// highest is the largest counter of the servers that have given their votes.
+	highest uint64
 }
 
-// count counts the votes. If a quorum of servers has answered, it leaves out the others
-// that are slow, or were silent before. The caller holds the mutex.
+// count counts the votes. Once a quorum of servers has answered, the ballot does not wait for the
+// servers that are slow, or were silent before. The caller holds the mutex.
 func (b *ballot) count() (t tally) {
 	slow := 0
 	var rivals map[string]int
@@ -214,8 +214,8 @@ func (b *ballot) count() (t tally) {
 	return t
 }
 
-// ballot makes one ballot. It returns a grant, or the holders of the name. split is true if
-// several ballots have a part of the votes, and this one has ended.
+// ballot makes one ballot. split reports that no request has a quorum, and that this ballot does not
+// continue.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
 	b, err := c.requestVotes(entry)
 	if err != nil {
@@ -254,19 +254,19 @@ func (c *candidate) requestVotes(entry string) (*ballot, error) {
 	return b, nil
 }
 
-// awaitVotes waits until the votes of a ballot decide the request. It repeats the request to a server
-// whose refusal may be temporary. If several ballots have a part of the votes, the one with the most
-// continues.
+// awaitVotes waits until the votes of a ballot decide the request, in rounds: it repeats the request to
+// the servers whose refusal may be temporary. If several ballots have a part of the votes, the one with
+// the most continues.
 func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, split bool, err error) {
 	s := c.s
-	var repeat, grace <-chan time.Time
+	var nextRound, grace <-chan time.Time
 	began := time.Now()
 	for rounds := 0; ; {
 		b.mu.Lock()
 		t := b.count()
 		b.mu.Unlock()
-		reachable := t.given + t.refused + t.pending
-		complete := t.pending == 0 && repeat == nil // no answer is missing, and no request is to be repeated
+		roundOver := t.pending == 0 && nextRound == nil
+		canVote := t.given + t.refused + t.pending
 		switch {
 		case t.fresh >= s.quorum:
 			res, err = c.grant(b)
@@ -278,19 +278,19 @@ func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, spli
 				res, err = c.grant(b)
 			}
 			return res, false, err
-		case t.rivalVotes >= s.quorum, complete && reachable >= s.quorum && (rounds >= maxRounds || !b.leads(t)):
-			return c.yield(ctx, b, t)
-		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
-			return res, false, c.short(t)
-		case complete:
-			// The next request goes to the servers that refused this one, or found it
-			// late.
+		case t.rivalVotes >= s.quorum:
+			return c.concede(ctx, b, t.rival, true)
+		case roundOver && canVote >= s.quorum && (rounds >= maxRounds || !b.leads(t)):
+			return c.concede(ctx, b, t.rival, false)
+		case t.pending == 0 && canVote < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
+			return res, false, c.noQuorum(t)
+		case roundOver:
 			rounds++
-			pause := rand.N(splitWait) + splitWait/4
+			delay := rand.N(splitWait) + splitWait/4
 			if t.late > 0 {
-				pause = 0 // the clocks were measured by the answers
+				delay = 0 // the clocks were measured by the answers
 			}
-			repeat = time.After(pause)
+			nextRound = time.After(delay)
 		case t.pending > 0 && t.given+t.refused >= s.quorum && grace == nil:
 			// Wait for the others as long again as the quorum took, since they may be
 			// as fast.
@@ -300,9 +300,9 @@ func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, spli
 		case <-b.changed:
 		case <-grace:
 			grace = nil
-			b.leaveOutSlow()
-		case <-repeat:
-			repeat = nil
+			b.leaveOutPending()
+		case <-nextRound:
+			nextRound = nil
 			b.repeatRequests()
 		case <-ctx.Done():
 			return res, false, withdrawn(ctx)
@@ -310,14 +310,14 @@ func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, spli
 	}
 }
 
-// leads reports whether this ballot has the most of the given votes, so that it continues. Of two
-// ballots with as many votes, the one with the smaller identifier continues.
+// leads reports whether this ballot has votes, and more of them than its top rival. Of two ballots
+// with as many votes, the one with the smaller identifier leads.
 func (b *ballot) leads(t tally) bool {
 	return t.given > t.rivalVotes || t.given == t.rivalVotes && t.given > 0 && b.id < t.rival
 }
 
-// leaveOutSlow makes the ballot continue without the answers that are still missing.
-func (b *ballot) leaveOutSlow() {
+// leaveOutPending marks the servers without an answer as slow.
+func (b *ballot) leaveOutPending() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range b.votes {
@@ -325,7 +325,7 @@ func (b *ballot) leaveOutSlow() {
 	}
 }
 
-// repeatRequests requests the votes of the servers whose refusal may be temporary.
+// repeatRequests requests the votes of the servers that refused the last request, or found it late.
 func (b *ballot) repeatRequests() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -336,23 +336,22 @@ func (b *ballot) repeatRequests() {
 	}
 }
 
-// yield ends a ballot that does not get a quorum of votes. split is true if no other ballot has a
-// quorum either.
-func (c *candidate) yield(ctx context.Context, b *ballot, t tally) (res result, split bool, err error) {
-	split = t.rivalVotes < c.s.quorum
-	res = b.busy(t.rival, !split)
+// concede ends a ballot without a quorum. quorum reports whether the rival has one, and so holds
+// the name. If it does not, the outcome is a split.
+func (c *candidate) concede(ctx context.Context, b *ballot, rival string, quorum bool) (res result, split bool, err error) {
+	res = b.busy(rival, quorum)
 	b.mu.Lock()
-	b.end(split, 0)
+	b.end(!quorum, 0)
 	b.mu.Unlock()
 	b.awaitEnd(ctx, quorumGrace)
-	if split && ctx.Err() != nil {
+	if ctx.Err() != nil && !quorum {
 		return res, false, withdrawn(ctx)
 	}
-	return res, split, nil
+	return res, !quorum, nil
 }
 
-// short returns why no quorum of servers gave an answer that counts.
-func (c *candidate) short(t tally) error {
+// noQuorum returns the error of a ballot for which fewer servers than a quorum can vote.
+func (c *candidate) noQuorum(t tally) error {
 	code := driver.CodeUnavailable
 	refused := func(err error) bool { return driver.CodeOf(err) == driver.CodeRefused }
 	if len(t.errs) >= c.s.quorum && slices.ContainsFunc(t.errs, refused) {
@@ -461,7 +460,7 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 	for i := range b.votes {
 		v := &b.votes[i]
 		if v.queued {
-			res.placed++
+			res.queued++
 		}
 		switch {
 		case v.state == voteGiven:

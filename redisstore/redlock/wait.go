@@ -76,7 +76,7 @@ func (c *candidate) waitInQueue(ctx context.Context, w *waiter, entry string) (d
 			return res.grant, nil
 		case err == nil:
 			failures = 0
-			if res.placed >= c.s.quorum || polls > 0 {
+			if res.queued >= c.s.quorum || polls > 0 {
 				c.r.From.Queued(res.holders)
 			}
 		case ctx.Err() == nil && (code == driver.CodeUnavailable || code == driver.CodeUnknown):
