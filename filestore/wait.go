@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // waiter is a request of this store with a queue entry.
@@ -25,14 +26,6 @@ type waiter struct {
 	slot   int
 	tokens int     // the number of the grant's tokens
 	links  []*link // the connections to the watched sessions
-}
-
-// wakeUp wakes the waiter; wake-ups coalesce.
-func (w *waiter) wakeUp() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
 }
 
 // firstDelay is the first delay before an unreachable session is checked again. When a process ends, the
@@ -113,7 +106,7 @@ func (s *Store) readBucket(ctx context.Context, w *waiter) (watched []string, er
 	if i < 0 {
 		// Another goroutine has just ended the session, together with its entries.
 		s.notify(b, b.unlock())
-		w.wakeUp()
+		wakeup.Send(w.wake)
 		return nil, nil
 	}
 	e := &b.entries[i]

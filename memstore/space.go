@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // The caller of every method here, except now and at, holds the space's mutex.
@@ -194,10 +195,7 @@ func (sp *space) changed(n *name) {
 		if got, ok := strings.CutPrefix(n.key, w.prefix); !ok || w.name != "" && got != w.name {
 			continue
 		}
-		select {
-		case w.ch <- struct{}{}:
-		default: // the watcher has not handled the last change yet
-		}
+		wakeup.Send(w.ch)
 	}
 }
 

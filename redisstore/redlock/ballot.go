@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // voteState is the state of one server's vote for a ballot, as far as this client has learned it.
@@ -76,7 +77,7 @@ type ballot struct {
 // standing returns how long a vote for a TTL stands: the TTL, plus the possible drift of the clocks in that
 // time, plus twice the tolerated difference between clocks.
 func (s *Store) standing(ttl time.Duration) time.Duration {
-	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.Skew
+	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.skew
 }
 
 // timeout returns the timeout of one request to a server. It need not be short: a client that has the
@@ -110,14 +111,6 @@ func (b *ballot) forget() {
 	}
 }
 
-// notify wakes the goroutine that waits for answers; notifications coalesce.
-func (b *ballot) notify() {
-	select {
-	case b.changed <- struct{}{}:
-	default:
-	}
-}
-
 // value returns the value of the lock under this ballot: the ballot, the token, the start of the wait, the
 // TTL and the owner.
 func (b *ballot) value(token uint64, owner string) string {
@@ -146,7 +139,7 @@ func (b *ballot) requestVote(n *node) {
 		b.mu.Unlock()
 	}) {
 		v.state, v.err = voteNone, errClosed
-		b.notify()
+		wakeup.Send(b.changed)
 	}
 }
 
@@ -158,7 +151,7 @@ func (b *ballot) voteKeys() []string {
 func (b *ballot) voteArgs(token uint64, owner string) []string {
 	s := b.s
 	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
-		text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.cfg.MaxTTL), strconv.Itoa(len(s.nodes)))
+		text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.cfg.maxTTL), strconv.Itoa(len(s.nodes)))
 	if b.entry != "" && !b.granted {
 		args = append(args, b.entry, text(b.since), millis(queueTTL))
 	}
@@ -179,7 +172,7 @@ func (b *ballot) recordAnswer(n *node, r reply, err error) {
 	if b.ended {
 		b.endVote(n)
 	}
-	b.notify()
+	wakeup.Send(b.changed)
 }
 
 // recordReply records the reply of vote.lua. It sets the state of a vote that may stand, and the
@@ -258,13 +251,13 @@ func (b *ballot) endVote(n *node) {
 	args := b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake)
 	if !b.s.task(func() { b.endAt(n, args) }) {
 		v.state, v.err = voteUnsure, errClosed
-		b.notify()
+		wakeup.Send(b.changed)
 	}
 }
 
 // endArgs returns the arguments of end.lua for a request that is sent now.
 func (s *Store) endArgs(prefix, keepOut, keep, entry string, wake bool) []string {
-	return []string{prefix, keepOut, keep, entry, digit(wake), text(s.now()), text(s.cfg.Skew.Microseconds())}
+	return []string{prefix, keepOut, keep, entry, digit(wake), text(s.now()), text(s.cfg.skew.Microseconds())}
 }
 
 func digit(b bool) string {
@@ -276,7 +269,7 @@ func digit(b bool) string {
 
 // late returns the age after which every server refuses a request for a vote. It is also how long a
 // tombstone stands that refuses such a request.
-func (s *Store) late() time.Duration { return 4*s.cfg.Skew + time.Second }
+func (s *Store) late() time.Duration { return 4*s.cfg.skew + time.Second }
 
 func (s *Store) keepOutMillis() string { return millis(s.late()) }
 
@@ -295,7 +288,7 @@ func (b *ballot) endAt(n *node, args []string) {
 				v.ended = r.kind
 			}
 			last := b.clean() == len(b.votes)
-			b.notify()
+			wakeup.Send(b.changed)
 			b.mu.Unlock()
 			if last {
 				b.forget()
@@ -308,7 +301,7 @@ func (b *ballot) endAt(n *node, args []string) {
 		if backoff.Sleep(b.s.life, rand.N(20*time.Millisecond<<min(failures, 5))+5*time.Millisecond) != nil {
 			b.mu.Lock()
 			b.votes[n.i].state = voteUnsure
-			b.notify()
+			wakeup.Send(b.changed)
 			b.mu.Unlock()
 			return
 		}
@@ -319,7 +312,7 @@ func (b *ballot) endAt(n *node, args []string) {
 func (b *ballot) expiry() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.voteSent.Add(2*b.s.cfg.Skew + b.stands + b.keep)
+	return b.voteSent.Add(2*b.s.cfg.skew + b.stands + b.keep)
 }
 
 // clean returns how many servers certainly have no vote. The caller holds the mutex.

@@ -262,7 +262,7 @@ func (r *renewal) decide(sent driver.Instant) bool {
 
 // renew renews grants at one server. It then requests a vote for each grant that has no vote there.
 func (n *node) renew(live []renewal) []answer {
-	now, skew := text(n.s.now()), text(n.s.cfg.Skew.Microseconds())
+	now, skew := text(n.s.now()), text(n.s.cfg.skew.Microseconds())
 	calls := make([]redisstore.Call, len(live))
 	var longest time.Duration
 	for j := range live {

@@ -15,7 +15,7 @@ import (
 func init() {
 	for _, scheme := range []string{"redlock", "redlocks"} {
 		driver.Register(scheme, func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
-			s, err := openParsed(ctx, u, namespace)
+			s, err := openParsed(ctx, u, []Option{Namespace(namespace)})
 			if err != nil {
 				return nil, err // not s: an interface with a nil *Store is not nil
 			}
@@ -24,8 +24,8 @@ func init() {
 	}
 }
 
-// Open opens the locks on a fleet of servers, in a namespace, which may be empty. It
-// does not connect yet.
+// Open opens the locks on a fleet of servers. It does not connect yet. An option replaces the
+// parameter of the URL.
 //
 //	redlock://[USER[:PASSWORD]@][HOST[:PORT]][/DB]?node=HOST[:PORT]&node=HOST[:PORT]...
 //
@@ -33,26 +33,26 @@ func init() {
 // password and database are the same everywhere. With redlocks instead of redlock
 // connections use TLS. The default port is 6379. Parameters, all optional:
 //
-//	max_ttl=1m        as Config.MaxTTL
-//	skew=500ms        as Config.Skew
-//	layout=redsync    as Config.Redsync
-//	fresh=true        as Config.Fresh
+//	max_ttl=1m        as MaxTTL
+//	skew=500ms        as Skew
+//	layout=redsync    as Redsync
+//	fresh=true        as Fresh
 //	insist=true, ca=FILE, cert=FILE, key=FILE, server_name=NAME
 //	                  as for the URLs of package redisstore
-func Open(ctx context.Context, rawURL, namespace string) (*Store, error) {
+func Open(ctx context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The errors of net/url quote the URL, which may contain a password.
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: the URL cannot be read")
 	}
-	return openParsed(ctx, u, namespace)
+	return openParsed(ctx, u, options)
 }
 
 func invalidURL(format string, args ...any) error {
 	return driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
 }
 
-func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, error) {
+func openParsed(ctx context.Context, u *url.URL, given []Option) (*Store, error) {
 	scheme, ok := map[string]string{"redlock": "redis", "redlocks": "rediss"}[u.Scheme]
 	switch {
 	case !ok:
@@ -62,11 +62,10 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 	case u.Fragment != "":
 		return nil, invalidURL("a fragment has no meaning here: write # in a password as %%23")
 	}
-	c, hosts, passed, err := parseQuery(u.RawQuery)
+	options, hosts, passed, err := parseQuery(u.RawQuery)
 	if err != nil {
 		return nil, err
 	}
-	c.Namespace = namespace
 	if u.Host != "" {
 		hosts = append([]string{u.Host}, hosts...)
 	}
@@ -91,7 +90,7 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 		}
 		stores = append(stores, s)
 	}
-	s, err := c.New(stores...)
+	s, err := New(stores, append(options, given...)...)
 	if err != nil {
 		closeAll()
 		return nil, err
@@ -100,10 +99,10 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 	return s, nil
 }
 
-// parseQuery returns the settings, the nodes, and the parameters that belong to the URL of each server.
-func parseQuery(raw string) (c Config, nodes []string, passed url.Values, err error) {
-	fail := func(format string, args ...any) (Config, []string, url.Values, error) {
-		return Config{}, nil, nil, invalidURL(format, args...)
+// parseQuery returns the options, the nodes, and the parameters that belong to the URL of each server.
+func parseQuery(raw string) (options []Option, nodes []string, passed url.Values, err error) {
+	fail := func(format string, args ...any) ([]Option, []string, url.Values, error) {
+		return nil, nil, nil, invalidURL(format, args...)
 	}
 	query, err := url.ParseQuery(raw)
 	if err != nil {
@@ -129,18 +128,22 @@ func parseQuery(raw string) (c Config, nodes []string, passed url.Values, err er
 				return fail("%s %q: give a duration such as 500ms", name, v)
 			}
 			if name == "skew" {
-				c.Skew = d
+				options = append(options, Skew(d))
 			} else {
-				c.MaxTTL = d
+				options = append(options, MaxTTL(d))
 			}
 		case "layout":
 			if v != "redsync" {
 				return fail("layout %q: there is redsync, and without the parameter holdfast's own", v)
 			}
-			c.Redsync = true
+			options = append(options, Redsync())
 		case "fresh":
-			if c.Fresh, err = strconv.ParseBool(v); err != nil {
+			fresh, err := strconv.ParseBool(v)
+			if err != nil {
 				return fail("fresh %q: give true or false", v)
+			}
+			if fresh {
+				options = append(options, Fresh())
 			}
 		case "insist", "ca", "cert", "key", "server_name":
 			passed.Set(name, v)
@@ -148,5 +151,5 @@ func parseQuery(raw string) (c Config, nodes []string, passed url.Values, err er
 			return fail("unknown parameter %q: there are node, max_ttl, skew, layout, fresh, insist, ca, cert, key, server_name", name)
 		}
 	}
-	return c, nodes, passed, nil
+	return options, nodes, passed, nil
 }

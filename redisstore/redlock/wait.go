@@ -9,6 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 const (
@@ -205,14 +206,7 @@ func (s *Store) setSubscribed(n *node, yes bool) {
 	close(s.subscription)
 	s.subscription = make(chan struct{})
 	for _, w := range s.waiters {
-		w.wake()
-	}
-}
-
-func (w *waiter) wake() {
-	select {
-	case w.woken <- struct{}{}:
-	default:
+		wakeup.Send(w.woken)
 	}
 }
 
@@ -221,7 +215,7 @@ func (s *Store) receive(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.waiters[id]; w != nil {
-		w.wake()
+		wakeup.Send(w.woken)
 	}
 }
 
