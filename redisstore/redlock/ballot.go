@@ -243,13 +243,8 @@ func (b *ballot) endVote(n *node) {
 	if v.state == voteUnsure {
 		keepOut = b.s.keepOutMillis()
 	}
-	keep := "0"
-	if b.keep > 0 {
-		keep = millis(b.keep)
-	}
 	v.state = voteEnding
-	args := b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake)
-	if !b.s.task(func() { b.endAt(n, args) }) {
+	if !b.s.task(func() { b.endAt(n, keepOut) }) {
 		v.state, v.err = voteUnsure, errClosed
 		wakeup.Send(b.changed)
 	}
@@ -274,12 +269,16 @@ func (s *Store) late() time.Duration { return 4*s.cfg.skew + time.Second }
 func (s *Store) keepOutMillis() string { return millis(s.late()) }
 
 // endAt ends the vote at one server. It repeats the request until the server has answered or the vote
-// must have expired.
-func (b *ballot) endAt(n *node, args []string) {
+// must have expired. A tombstone stands for keepOut milliseconds.
+func (b *ballot) endAt(n *node, keepOut string) {
 	expiry := b.expiry()
+	keep := "0"
+	if b.keep > 0 {
+		keep = millis(b.keep)
+	}
 	for failures := 0; ; failures++ {
-		args[5] = text(b.s.now())
-		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key}, args)
+		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key},
+			b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake))
 		if err == nil || time.Now().After(expiry) {
 			b.mu.Lock()
 			v := &b.votes[n.i]
@@ -296,7 +295,7 @@ func (b *ballot) endAt(n *node, args []string) {
 			return
 		}
 		if driver.CodeOf(err) == driver.CodeUnknown {
-			args[1] = b.s.keepOutMillis() // also refuses a late request for the vote
+			keepOut = b.s.keepOutMillis() // also refuses a late request for the vote
 		}
 		if backoff.Sleep(b.s.life, rand.N(20*time.Millisecond<<min(failures, 5))+5*time.Millisecond) != nil {
 			b.mu.Lock()
