@@ -39,6 +39,7 @@ type vote struct {
 	rival     string
 	until     time.Time
 	ended     byte // the answer of end.lua
+	unclear   bool // a request that ends the vote had no answer, and may have ended it
 	requested time.Time
 }
 
@@ -67,7 +68,7 @@ type ballot struct {
 	validFrom driver.Instant
 	ended     bool          // end was called
 	undone    bool          // Undo has ended the ballot
-	answered  bool          // a Release was confirmed or denied; each later one is denied
+	answered  bool          // a Release has decided about the grant; each later one is denied
 	broken    bool          // the servers have a tombstone of Break or Undo, so that no renewal counts
 	wake      bool          // ending a vote notifies a waiter
 	keep      time.Duration // for how long an ended vote keeps the name taken
@@ -296,6 +297,9 @@ func (b *ballot) endAt(n *node, keepOut string) {
 		}
 		if driver.CodeOf(err) == driver.CodeUnknown {
 			keepOut = b.s.keepOutMillis() // also refuses a late request for the vote
+			b.mu.Lock()
+			b.votes[n.i].unclear = true
+			b.mu.Unlock()
 		}
 		if backoff.Sleep(b.s.life, rand.N(20*time.Millisecond<<min(failures, 5))+5*time.Millisecond) != nil {
 			b.mu.Lock()

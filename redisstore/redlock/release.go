@@ -43,17 +43,20 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	b.mu.Unlock()
 	for {
 		b.mu.Lock()
-		ended, pending := b.countEnded()
-		denied := b.answered || ended+pending < s.quorum // undone, lost, or released by another call
-		b.answered = denied || ended >= s.quorum
-		answered := b.answered
+		ended, unclear, pending := b.countEnded()
+		denied := b.answered || ended+unclear+pending < s.quorum // undone, lost, or released by another call
+		confirmed := ended >= s.quorum
+		impossible := ended+pending < s.quorum
+		b.answered = denied || confirmed || impossible
 		b.mu.Unlock()
 		switch {
 		case denied:
 			return notHeld(&g)
-		case answered:
+		case confirmed:
 			b.awaitEnd(ctx, 0)
 			return nil
+		case impossible:
+			return driver.Errorf(driver.CodeUnknown, "redlock: %q: answers to the release were lost, and the votes have ended", g.Name)
 		}
 		select {
 		case <-b.changed:
@@ -65,9 +68,9 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 }
 
-// countEnded returns on how many servers the release has ended a vote, and on how many the outcome is
-// pending. The caller holds the mutex.
-func (b *ballot) countEnded() (ended, pending int) {
+// countEnded returns on how many servers the release has ended a vote, on how many it may have, because an
+// answer was lost, and on how many the outcome is pending. The caller holds the mutex.
+func (b *ballot) countEnded() (ended, unclear, pending int) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
 		case v.state != voteNone:
@@ -75,9 +78,11 @@ func (b *ballot) countEnded() (ended, pending int) {
 		case b.undone:
 		case v.ended == answerVoteEnded, v.ended == answerWithheld: // a withheld server has given no vote to another client
 			ended++
+		case v.unclear:
+			unclear++
 		}
 	}
-	return ended, pending
+	return ended, unclear, pending
 }
 
 // Undo withdraws a request. See [driver.Store].
