@@ -173,16 +173,16 @@ func (f *file) failed(what string, err error) error {
 const (
 	copySpacing = 4096
 	copyMagic   = "holdfast-fence 1 "
-	copyLen     = len(copyMagic) + 19 + 1 + 8 + 1
+	tokenDigits = 19 // of the largest token
+	copyLen     = len(copyMagic) + tokenDigits + len(" ") + 8 + len("\n")
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// formatCopy returns "holdfast-fence 1 TOKEN CRC\n". TOKEN has 19 decimal digits, as many as
-// the largest token has. CRC is the CRC-32C of the preceding bytes, in 8 hexadecimal digits. A
+// formatCopy returns "holdfast-fence 1 TOKEN CRC\n". TOKEN has tokenDigits decimal digits. CRC is the CRC-32C of the preceding bytes, in 8 hexadecimal digits. A
 // record that has seen no token has token 0.
 func formatCopy(token uint64) []byte {
-	b := fmt.Appendf(make([]byte, 0, copyLen), "%s%019d ", copyMagic, token)
+	b := fmt.Appendf(make([]byte, 0, copyLen), "%s%0*d ", copyMagic, tokenDigits, token)
 	return fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
 }
 
@@ -191,7 +191,7 @@ func parseCopy(b []byte) (token uint64, ok bool) {
 	if len(b) != copyLen {
 		return 0, false
 	}
-	token, err := strconv.ParseUint(string(b[len(copyMagic):len(copyMagic)+19]), 10, 63)
+	token, err := strconv.ParseUint(string(b[len(copyMagic):len(copyMagic)+tokenDigits]), 10, 63)
 	if err != nil || string(formatCopy(token)) != string(b) {
 		return 0, false
 	}
