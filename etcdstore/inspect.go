@@ -58,12 +58,12 @@ func (s *Store) state(ctx context.Context, name string, q queue, left ttls) (dri
 	return st, nil
 }
 
-// leasesLeft reads the remaining TTLs of the holders' leases, 16 at a time.
+// leasesLeft reads the remaining TTLs of the holders' leases into left.
 func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error {
 	var mu sync.Mutex
 	var reading sync.WaitGroup
 	var failed error
-	slots := make(chan struct{}, 16)
+	slots := make(chan struct{}, readsAtOnce)
 	for i := range holders {
 		lease := holders[i].lease
 		mu.Lock()
@@ -154,8 +154,8 @@ func (s *Store) entries(ctx context.Context, start string) (map[string]queue, er
 	}
 }
 
-// Break deletes the entry that was granted with the token. A holder of this package notices
-// within a second.
+// Break deletes the entry that was granted with the token. The guarantees' Notice is how soon a holder
+// of this package is notified.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.isClosed() {
 		return errClosed
@@ -216,7 +216,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		if u.err != nil {
 			return u.err
 		}
-		if u.stands || slices.ContainsFunc(u.events, func(ev *mvccpb.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
+		if u.isSet || slices.ContainsFunc(u.events, func(ev *mvccpb.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
 			changed()
 		}
 	}
@@ -225,5 +225,5 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 // aboutLocks reports whether a key may belong to a lock. The store's own keys do not.
 func (l layout) aboutLocks(key string) bool {
 	rest, own := strings.CutPrefix(key, l.prefix+reserved)
-	return !own || strings.HasPrefix(rest, "ns/")
+	return !own || strings.HasPrefix(rest, namespaces)
 }
