@@ -123,18 +123,19 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// entries reads all entries whose key begins with start, at one revision, page by page.
+// entries reads all entries whose key begins with start, page by page. All pages have the revision of
+// the first one. If the server compacts that revision, the remaining pages have a later one.
 func (s *Store) entries(ctx context.Context, start string) (map[string]queue, error) {
 	found := map[string]queue{}
 	end := clientv3.GetPrefixRangeEnd(start)
 	if start == "" {
 		start, end = "\x00", "\x00" // everything
 	}
-	var rev int64
+	var rev int64 // 0 reads the newest revision
 	for {
 		resp, err := s.client.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
 		if errors.Is(err, rpctypes.ErrCompacted) {
-			rev = 0 // continue at the present revision
+			rev = 0
 			continue
 		}
 		if err != nil {
@@ -149,7 +150,9 @@ func (s *Store) entries(ctx context.Context, start string) (map[string]queue, er
 		if !resp.More {
 			return found, nil
 		}
-		rev = resp.Header.Revision
+		if rev == 0 { // an answer has the newest revision, whatever revision was read
+			rev = resp.Header.Revision
+		}
 		start = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
 }
