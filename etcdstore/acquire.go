@@ -119,29 +119,41 @@ func createError(ctx context.Context, err error) error {
 
 // notUndone returns a condition of every transaction that creates an entry. The condition fails if
 // an undo came before the transaction. It compares the revision of the epoch key with epoch.
-func (a *request) notUndone(n int) (_ clientv3.Cmp, epoch int64) {
+func (a *request) notUndone() (_ clientv3.Cmp, epoch int64) {
 	a.e.mu.Lock()
-	epoch = a.e.epochs[n]
+	epoch = a.e.epochs[a.shard]
 	a.e.mu.Unlock()
-	return clientv3.Compare(clientv3.ModRevision(a.e.s.lay.epoch(a.e.lease, n)), "=", epoch), epoch
+	return clientv3.Compare(clientv3.ModRevision(a.epochKey()), "=", epoch), epoch
 }
 
-// learnEpoch records the revision of an epoch key. A transaction reads the key when its comparison
-// has failed. An epoch key exists as long as its lease, and its revision never falls, unless the
-// server was restored from an older copy.
-func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.ResponseOp) error {
+// epochKey returns the epoch key of the request's name.
+func (a *request) epochKey() string { return a.e.s.lay.epoch(a.e.lease, a.shard) }
+
+// readEpoch returns the operation that reads the epoch key when the comparison of a transaction has
+// failed.
+func (a *request) readEpoch() clientv3.Op {
+	return clientv3.OpGet(a.epochKey(), clientv3.WithKeysOnly())
+}
+
+// learnEpoch records the revision of the epoch key from the answer to readEpoch. The key exists as long
+// as its lease, and its revision never falls, unless the server was restored from an older copy.
+func (a *request) learnEpoch(compared int64, answer *etcdserverpb.ResponseOp) error {
 	var read int64
 	if kvs := answer.GetResponseRange().Kvs; len(kvs) > 0 {
 		read = kvs[0].ModRevision
 	}
 	if read < compared {
-		e.abandon()
+		a.e.abandon()
 		return rpctypes.ErrLeaseNotFound
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.epochs[n] = max(e.epochs[n], read)
+	a.raiseEpoch(read)
 	return nil
+}
+
+func (a *request) raiseEpoch(rev int64) {
+	a.e.mu.Lock()
+	defer a.e.mu.Unlock()
+	a.e.epochs[a.shard] = max(a.e.epochs[a.shard], rev)
 }
 
 // sweep deletes an entry under the session's own lease and the request's key. The store calls it
@@ -173,8 +185,7 @@ const tryRounds = 8
 // try creates an entry only if it is granted at once. It reads the queue and creates the entry on
 // the condition that no other entry has been added since.
 func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
-	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
-	epochKey := s.lay.epoch(a.e.lease, n)
+	prefix := s.lay.entries(a.r.Name)
 	// The first transaction assumes that the name is free.
 	var q queue
 	var rev int64
@@ -191,12 +202,12 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		a.written = rec
 		unchanged := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
-		notUndone, epoch := a.notUndone(n)
+		notUndone, epoch := a.notUndone()
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			return s.client.Txn(ctx).
 				If(notUndone, unchanged, absent).
 				Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
-				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
+				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), a.readEpoch()).
 				Commit()
 		})
 		if err != nil {
@@ -205,7 +216,7 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		if resp.Succeeded {
 			return a.grant(resp.Header.Revision, rec), nil
 		}
-		if err := a.e.learnEpoch(n, epoch, resp.Responses[1]); err != nil {
+		if err := a.learnEpoch(epoch, resp.Responses[1]); err != nil {
 			return driver.Grant{}, err
 		}
 		rev = resp.Header.Revision
@@ -278,18 +289,17 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 // enqueue adds an entry to the end of the queue. If there are other entries, the same transaction
 // reads them. The first transaction also carries out the release old, unless that is nil.
 func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
-	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
-	epochKey := s.lay.epoch(a.e.lease, n)
+	prefix := s.lay.entries(a.r.Name)
 	for {
 		a.written = newRecord(a.r, time.Now())
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
-		notUndone, epoch := a.notUndone(n)
+		notUndone, epoch := a.notUndone()
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		behind := clientv3.OpTxn(
 			[]clientv3.Cmp{notUndone, absent},
 			append([]clientv3.Op{put}, a.reads(prefix)...),
 			// A read of keys only does not return leases.
-			[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
+			[]clientv3.Op{a.readEpoch(), clientv3.OpGet(a.key)},
 		)
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			if old != nil {
@@ -316,7 +326,7 @@ func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, er
 		}
 		inner := answer.GetResponseTxn()
 		if !inner.Succeeded {
-			if err := a.e.learnEpoch(n, epoch, inner.Responses[0]); err != nil {
+			if err := a.learnEpoch(epoch, inner.Responses[0]); err != nil {
 				return view{}, err
 			}
 			if kvs := inner.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {

@@ -95,20 +95,17 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		return nil // nothing was sent, or etcd has answered
 	}
 	a.granted.Store(false)
-	n := shard(r.Name)
-	epochKey := s.lay.epoch(a.e.lease, n)
-	var full error
+	var full error // the error of a server without space
 	for {
 		// The key may belong to a later request once an undo was confirmed. A later undo finds
 		// another epoch. A key with another lease is a grant that was released and kept.
 		ours := clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease)
 		ops := []clientv3.Op{clientv3.OpTxn([]clientv3.Cmp{ours}, []clientv3.Op{clientv3.OpDelete(a.key)}, nil)}
 		if full == nil {
-			ops = append(ops, clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)))
+			ops = append(ops, clientv3.OpPut(a.epochKey(), "", clientv3.WithLease(a.e.lease)))
 		}
-		made, epoch := a.notUndone(n)
-		resp, err := s.client.Txn(ctx).If(made).Then(ops...).
-			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
+		notUndone, epoch := a.notUndone()
+		resp, err := s.client.Txn(ctx).If(notUndone).Then(ops...).Else(a.readEpoch()).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
 			// The write of the epoch needs space, and the deletion of the entry does not: delete
@@ -122,16 +119,14 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		case err != nil:
 			return unknown(ctx, err)
 		case !resp.Succeeded:
-			if a.e.learnEpoch(n, epoch, resp.Responses[0]) == nil {
+			if a.learnEpoch(epoch, resp.Responses[0]) == nil {
 				continue
 			}
 			a.e.end(errLeaseEnded)
 		case full != nil:
 			return unknown(ctx, full)
 		default:
-			a.e.mu.Lock()
-			a.e.epochs[n] = max(a.e.epochs[n], resp.Header.Revision)
-			a.e.mu.Unlock()
+			a.raiseEpoch(resp.Header.Revision)
 		}
 		s.forget(a)
 		return nil

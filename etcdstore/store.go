@@ -49,6 +49,8 @@ type request struct {
 	e   *session
 	n   int // the number of its entry among those of its lease and name
 	key string
+	// shard is the number of the epoch key that its transactions compare, and that an undo writes.
+	shard int
 	// rev is the entry's create revision, 0 before an answer.
 	rev atomic.Int64
 	// granted is set when the store has returned a grant.
@@ -272,7 +274,7 @@ func (s *Store) Close(ctx context.Context) error {
 
 // begin registers a request before the store sends anything for it.
 func (s *Store) begin(r driver.Request, e *session) (*request, error) {
-	a := &request{r: r, e: e, woken: make(chan int64, 1)}
+	a := &request{r: r, e: e, shard: shard(r.Name), woken: make(chan int64, 1)}
 	if !e.add(a) {
 		return nil, errLeaseEnded
 	}
