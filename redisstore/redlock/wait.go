@@ -74,7 +74,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 			}
 			return driver.Grant{}, err
 		}
-		if err == nil && (res.placed >= s.quorum || polls > 0) {
+		if err == nil && (res.queued >= s.quorum || polls > 0) {
 			c.r.From.Queued(res.holders)
 		}
 		// A lost message delays the waiter by at most this time.
