@@ -139,8 +139,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	answers := make([]driver.Renewal, len(grants))
 	closed := s.isClosed()
 	var entries []*request
-	var index []int
-	sessions := map[*session]*error{}
+	var index []int                     // the index in grants of each entry
+	keepalives := map[*session]*error{} // the outcome of each session's keepalive
 	for i, g := range grants {
 		a := s.requestOf(g)
 		switch {
@@ -150,8 +150,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 			answers[i].Err = errNotHeld
 		default:
 			entries, index = append(entries, a), append(index, i)
-			if sessions[a.e] == nil {
-				sessions[a.e] = new(error)
+			if keepalives[a.e] == nil {
+				keepalives[a.e] = new(error)
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		return answers
 	}
 	var renewing sync.WaitGroup
-	for e, err := range sessions {
+	for e, err := range keepalives {
 		// Concurrent batches of one lease share a keepalive.
 		renewing.Go(func() { *err = e.renewIfOlder(ctx, e.ttl/64) })
 	}
@@ -167,13 +167,13 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	renewing.Wait()
 	for n, a := range entries {
 		r := &answers[index[n]]
-		switch serr := *sessions[a.e]; {
+		switch renewErr := *keepalives[a.e]; {
 		case a.e.leaseEnded():
 			r.Err, r.Cause = errLeaseEnded, driver.CauseSessionEnded
 		case found[n].err == nil && !found[n].exists:
 			r.Err, r.Cause = errDeleted, driver.CauseTaken
-		case serr != nil:
-			r.Err = unavailable(ctx, serr)
+		case renewErr != nil:
+			r.Err = unavailable(ctx, renewErr)
 		case found[n].err != nil:
 			r.Err = unavailable(ctx, found[n].err)
 		default:
