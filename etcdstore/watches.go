@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // watches is the stream on which a store watches keys. The client library's Watcher opens a new
@@ -117,7 +118,7 @@ func (s *Store) watch(w *watch) {
 	if m.open {
 		m.request(w)
 	}
-	signal(m.added)
+	wakeup.Send(m.added)
 	serving := m.serving
 	m.serving = true
 	m.mu.Unlock()
@@ -136,13 +137,6 @@ func (s *Store) unwatch(w *watch) {
 	delete(m.all, w)
 	if w.isSet {
 		m.cancel(w)
-	}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 
@@ -166,7 +160,7 @@ func (m *watches) cancel(w *watch) {
 
 func (m *watches) send(r *etcdserverpb.WatchRequest) {
 	m.unsent = append(m.unsent, r)
-	signal(m.sendNow)
+	wakeup.Send(m.sendNow)
 }
 
 // serveWatches keeps the stream until the store is closed.

@@ -80,7 +80,7 @@ func Declared(options ...Option) (driver.Guarantees, error) {
 
 // guarantees returns the guarantees on servers that allow TTLs up to longest.
 func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
-	unseen := (s.clientConfig(longest+s.slack()).Silence() + s.beat() + time.Second - 1).Truncate(time.Second)
+	notice := (s.clientConfig(longest+s.slack()).HeartbeatTimeout() + s.heartbeat() + time.Second - 1).Truncate(time.Second)
 	g := driver.Guarantees{
 		Kind:  s.recipe.kind,
 		Scope: driver.ScopeNetwork,
@@ -89,10 +89,10 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Order: driver.OrderFIFO,
 		Wake:  driver.WakePush,
 		// A server that is cut off sends no events. The client leaves it after this time.
-		Fallback: unseen,
+		Fallback: notice,
 		Tokens:   "the czxid of the grant's node: the leader's count of transactions, which survives restarts and elections. After a restore from an older copy, tokens rise again when a client that has seen the later state begins a session",
 		EarlyEnd: []string{"an operator deletes the grant's node", "the ensemble is restored from an older copy"},
-		Notice:   unseen,
+		Notice:   notice,
 		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,

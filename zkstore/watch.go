@@ -5,6 +5,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -19,22 +20,16 @@ type tree struct {
 // notify reports an event. The caller holds the session's mutex.
 func (t *tree) notify(path string) {
 	if path == t.path || strings.HasPrefix(path, t.path+"/") {
-		signal(t.ch)
+		wakeup.Send(t.ch)
 	}
 }
 
+// renewWatch handles the end of all watches with their connection.
 func (t *tree) renewWatch() {
 	if t.renew != nil {
-		signal(t.renew)
+		wakeup.Send(t.renew)
 	}
-	signal(t.ch)
-}
-
-func signal(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
+	wakeup.Send(t.ch)
 }
 
 func (ss *session) watchTree(t *tree) {
@@ -67,7 +62,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		if s.closed.Load() {
 			return errClosed()
 		}
-		ss, err := s.any(ctx)
+		ss, err := s.anySession(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -84,7 +79,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 func (ss *session) follow(ctx context.Context, path string, changed func()) error {
 	t := &tree{path: path, ch: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
 	ss.watchTree(t)
-	signal(t.renew)
+	wakeup.Send(t.renew)
 	at := cmp.Or(path, "/")
 	defer func() {
 		if ss.unwatchTree(t) && ss.zk.Conn() != 0 {
@@ -104,23 +99,23 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 			case err == nil:
 				changed()
 			case ss.zk.Ended() != nil:
-				return ss.ending()
+				return ss.endError()
 			default:
-				signal(t.renew) // set the watch again on the next connection
+				wakeup.Send(t.renew) // set the watch again on the next connection
 			}
 		case <-t.ch:
 			changed()
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ss.over:
-			return ss.ending()
+			return ss.endError()
 		}
 	}
 }
 
-// ending returns the error of a session that is over: the store was closed, or the session has
+// endError returns the error of a session that is over: the store was closed, or the session has
 // expired.
-func (ss *session) ending() error {
+func (ss *session) endError() error {
 	if ss.s.closed.Load() {
 		return errClosed()
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // handle is the store's own data in a grant.
@@ -73,10 +74,10 @@ func (s *Store) check(r *driver.Request) error {
 	if r.Limit != driver.Exclusive {
 		return driver.Errorf(driver.CodeUnsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
 	}
-	if r.TTL < minTTL || r.TTL > s.cfg.MaxTTL {
-		return driver.Errorf(driver.CodeInvalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.MaxTTL)
+	if r.TTL < minTTL || r.TTL > s.cfg.maxTTL {
+		return driver.Errorf(driver.CodeInvalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.maxTTL)
 	}
-	if strings.HasPrefix(s.prefix()+r.Name, stateKey) && s.cfg.Redsync {
+	if strings.HasPrefix(s.prefix()+r.Name, stateKey) && s.cfg.redsync {
 		return driver.Errorf(driver.CodeInvalid, "redlock: name %q: keys that begin with %s are the store's own", r.Name, stateKey)
 	}
 	return nil
@@ -424,7 +425,7 @@ func (b *ballot) requestRaise(n *node, token uint64, value string) {
 		if b.ended {
 			b.endVote(n, true)
 		}
-		b.notify()
+		wakeup.Send(b.changed)
 	}) {
 		v.state = voteGiven
 	}
