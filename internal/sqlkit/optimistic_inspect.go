@@ -120,12 +120,12 @@ func (o *Optimistic) unproven(ctx context.Context, some []*kept) []*kept {
 	}
 	standing := map[string]content{}
 	for _, r := range answers[len(answers)-1] {
-		key, err := hex.DecodeString(r.Text(1))
-		c, broken := decode(r.Text(4))
-		if err != nil || broken != nil || readOnly(r.Text(5)) {
+		key, err := hex.DecodeString(r.Text(columnName))
+		c, broken := decode(r.Text(columnState))
+		if err != nil || broken != nil || readOnly(r.Text(columnReadOnly)) {
 			return some
 		}
-		standing[string(key)] = c.live(r.Int(0))
+		standing[string(key)] = c.live(r.Int(columnNow))
 	}
 	return slices.DeleteFunc(slices.Clone(some), func(k *kept) bool {
 		c := standing[string(o.key(k.g.Name))]
@@ -150,7 +150,7 @@ func (o *Optimistic) Break(ctx context.Context, name string, token uint64) error
 		return &content{Holders: slices.Delete(slices.Clone(row.Holders), i, i+1),
 			Taken: append(slices.Clone(row.Taken), taken{row.Holders[i].Token, row.now + takenTime.Microseconds()})}, nil
 	}
-	return o.change(ctx, p)
+	return o.applyOne(ctx, p)
 }
 
 // Inspect returns the holders of one name.
@@ -161,7 +161,7 @@ func (o *Optimistic) Inspect(ctx context.Context, name string) (driver.State, er
 		st.Holders = row.describe(row.now)
 		return nil, nil
 	}
-	err := o.change(ctx, p)
+	err := o.applyOne(ctx, p)
 	return st, err
 }
 
@@ -176,11 +176,7 @@ func (o *Optimistic) List(ctx context.Context, prefix string) iter.Seq2[driver.S
 		defer end()
 		answers, err := o.pool.Run(ctx, o.table.List(o.key(prefix)))
 		if err != nil {
-			coded, _ := o.faults.Sort(err)
-			if driver.CodeOf(coded) == driver.CodeUnknown {
-				coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
-			}
-			yield(driver.State{}, o.ended(coded))
+			yield(driver.State{}, o.ended(Unreached(o.faults, err)))
 			return
 		}
 		var all []driver.State
@@ -225,9 +221,9 @@ func (o *Optimistic) sweep() {
 // Sweep removes rows that were unused for at least this time. The engine calls it with
 // rowIdleTime. Only tests use a shorter time.
 func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
-	const most = 200
+	const maxRows = 200
 	for {
-		answers, err := o.pool.Run(ctx, o.table.Idle(idle.Microseconds(), most))
+		answers, err := o.pool.Run(ctx, o.table.Idle(idle.Microseconds(), maxRows))
 		if err != nil {
 			return o.coded(err)
 		}
@@ -258,7 +254,7 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 		if _, err := o.pool.Run(ctx, remove...); err != nil {
 			return o.coded(err)
 		}
-		if len(rows) < most {
+		if len(rows) < maxRows {
 			return nil
 		}
 	}
