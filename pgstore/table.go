@@ -12,7 +12,7 @@ import (
 const clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
 // table builds the statements of the optimistic recipe.
-type table struct{ wake bool }
+type table struct{}
 
 // lit returns bytes as a literal that means the same under every setting.
 func lit(b []byte) string { return fmt.Sprintf("decode('%x', 'hex')", b) }
@@ -68,10 +68,7 @@ func (table) UpdateEach(changes []sqlkit.Change) string {
 // channel carries the names of rows that have changed.
 const channel = "holdfast"
 
-func (t table) Wake(name []byte) string {
-	if !t.wake {
-		return ""
-	}
+func (table) Wake(name []byte) string {
 	return "NOTIFY " + channel + ", '" + payload(name) + "'"
 }
 
@@ -83,9 +80,9 @@ func (table) List(prefix []byte) string {
 		clock, lit(prefix), len(prefix), lit(prefix), clock)
 }
 
-func (table) Idle(micros int64, most int) string {
+func (table) Idle(micros int64, maxRows int) string {
 	return fmt.Sprintf("SELECT encode(name, 'hex'), bucket, version, token FROM holdfast_row WHERE expires < %s - %d AND touched < %s - %d LIMIT %d",
-		clock, micros, clock, micros, most)
+		clock, micros, clock, micros, maxRows)
 }
 
 func (table) Raise(bucket int, token int64) string {
