@@ -21,10 +21,11 @@ type facts struct {
 	notes         []string
 }
 
-// labelBytes returns the space for a label. Other text precedes it in a statement.
-func (s *Store) labelBytes() int {
-	return max(s.facts().shows, 1024) - 64
-}
+// beforeLabel is the space for the text of a statement before its label.
+const beforeLabel = 64
+
+// labelBytes returns the space for a label in the part of a statement that the server shows.
+func (s *Store) labelBytes() int { return s.facts().shows - beforeLabel }
 
 // refuse returns the error of a server on which the recipe would not be safe.
 func (s *Store) refuse(format string, args ...any) error {
