@@ -192,7 +192,7 @@ func (r advisory) clockFor(a *sqlkit.LockRequest) string {
 // turnMark returns the advisory lock that a session has while it reads the clock for a shared grant.
 func turnMark(key []byte) mark { return hashed("token\x00", key) }
 
-// try takes the lock if it is free. The mark /*hf*/ shows that the session has a grant that
+// try takes the lock if it is free. unlabelledMark shows that the session has a grant that
 // is not recorded.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
@@ -201,7 +201,7 @@ func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequ
 		}
 		return p.prepared(ctx, tryOne, m.args())
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT "+unlabelledMark+" pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
 		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", r.severalTokens(a))))
 	return answers.Last(), err
 }

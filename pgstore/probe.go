@@ -172,7 +172,7 @@ func Declared(r Recipe) driver.Guarantees {
 		"the server's idle timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old primary continues to serve clients, both grant, and no client notices: stop the old one first",
-		"on a user's pool a ping every second detects the end of a connection",
+		"on a user's pool a ping every half second detects the end of a connection",
 	}
 	switch r {
 	case Advisory:
