@@ -87,7 +87,7 @@ func decode(s string) (c content, err error) {
 	return c, nil
 }
 
-// live returns the content without what has expired.
+// live returns the content without what has expired, and shortens grants that are ahead.
 func (c content) live(now int64) content {
 	l := content{
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), func(h holder) bool { return h.Expires <= now }),
