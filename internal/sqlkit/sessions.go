@@ -151,19 +151,9 @@ func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle I
 
 // take returns an idle session or begins one.
 func (e *Sessions) take(ctx context.Context) (*Session, error) {
-	e.mu.Lock()
-	for len(e.idle) > 0 {
-		s := e.idle[len(e.idle)-1]
-		e.idle = e.idle[:len(e.idle)-1]
-		if !ended(s.Link) {
-			s.resting = time.Time{}
-			e.mu.Unlock()
-			return s, nil
-		}
-		delete(e.all, s)
-		s.Close()
+	if s := e.takeIdle(); s != nil {
+		return s, nil
 	}
-	e.mu.Unlock()
 	ctx, end := e.bind(ctx)
 	defer end()
 	l, err := e.dial(ctx)
@@ -186,16 +176,36 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 		return nil, ErrClosed
 	}
 	e.all[s] = struct{}{}
-	if gone := l.Gone(); gone != nil {
-		e.tasks.Go(func() {
-			select {
-			case <-gone:
-				e.connectionEnded(s)
-			case <-e.ctx.Done():
-			}
-		})
+	if s.Gone() != nil {
+		e.tasks.Go(func() { e.watch(s) })
 	}
 	return s, nil
+}
+
+// takeIdle returns the session that became idle last, nil if there is none.
+func (e *Sessions) takeIdle() *Session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.idle) > 0 {
+		s := e.idle[len(e.idle)-1]
+		e.idle = e.idle[:len(e.idle)-1]
+		if !ended(s.Link) {
+			s.idleSince = time.Time{}
+			return s
+		}
+		delete(e.all, s)
+		s.Close()
+	}
+	return nil
+}
+
+// watch waits until the connection of a session ends.
+func (e *Sessions) watch(s *Session) {
+	select {
+	case <-s.Gone():
+		e.connectionEnded(s)
+	case <-e.ctx.Done():
+	}
 }
 
 // put keeps a session without a grant for the next lock.
@@ -207,7 +217,7 @@ func (e *Sessions) put(s *Session) {
 		s.Close()
 		return
 	}
-	s.resting = time.Now()
+	s.idleSince = time.Now()
 	e.idle = append(e.idle, s)
 	e.tend()
 }
@@ -269,7 +279,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 	}
 	soon := false // a session needs the next tick
 	for s := range e.all {
-		if !s.resting.IsZero() {
+		if !s.idleSince.IsZero() {
 			soon = e.tendIdleLocked(s, now) || soon
 		} else if l := s.lease; l != nil && !l.closed {
 			soon = e.tendLeaseLocked(l, now) || soon
@@ -293,10 +303,10 @@ func (e *Sessions) tendIdleLocked(s *Session, now time.Time) bool {
 	if s.TTL > 0 {
 		limit = min(limit, s.TTL/2) // before the server's timer ends it
 	}
-	switch rested := now.Sub(s.resting); {
-	case rested > limit:
+	switch idle := now.Sub(s.idleSince); {
+	case idle > limit:
 		e.retireLocked(s)
-	case rested <= recordAfter:
+	case idle <= recordAfter:
 		return true
 	case s.Unrecorded:
 		e.restLocked(s)
@@ -347,8 +357,8 @@ func (e *Sessions) restLocked(s *Session) {
 		return
 	}
 	e.idle = slices.Delete(e.idle, i, i+1)
-	since := s.resting
-	s.resting = time.Time{}
+	since := s.idleSince
+	s.idleSince = time.Time{}
 	e.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(e.ctx, cancelTimeout)
 		defer cancel()
@@ -360,7 +370,7 @@ func (e *Sessions) restLocked(s *Session) {
 			s.Close()
 			return
 		}
-		s.resting = since
+		s.idleSince = since
 		e.idle = slices.Insert(e.idle, 0, s)
 	})
 }
