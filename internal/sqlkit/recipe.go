@@ -93,7 +93,7 @@ type Session struct {
 	// Turn alternates between 0 and 1 with the grants of the session. The recipe sets it.
 	Turn int
 
-	idleSince time.Time // zero while a request uses the session
+	idleSince time.Time // zero while it is in use
 	lease     *lease    // the request that uses the session
 }
 
