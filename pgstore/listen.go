@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // listener receives the notifications of releases, on one connection that exists while there
@@ -87,7 +88,7 @@ func (l *listener) Close() {
 func (l *listener) notify(payload string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	wake(l.waiting[payload])
+	wakeAll(l.waiting[payload])
 }
 
 // notifyAll wakes all waiters. A notification may have been lost.
@@ -95,16 +96,13 @@ func (l *listener) notifyAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, waiters := range l.waiting {
-		wake(waiters)
+		wakeAll(waiters)
 	}
 }
 
-func wake(waiters map[chan struct{}]struct{}) {
+func wakeAll(waiters map[chan struct{}]struct{}) {
 	for ch := range waiters {
-		select {
-		case ch <- struct{}{}:
-		default:
-		}
+		wakeup.Send(ch)
 	}
 }
 

@@ -25,7 +25,8 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	return one.state, one.err
 }
 
-// readState parses the fields and values of a name's hash.
+// readState parses the fields and values of a name's hash. now is the server's time. readState
+// leaves out the grants and queue entries that have expired.
 func readState(name string, rep reply, now int64) driver.State {
 	st := driver.State{Name: name}
 	hash := rep.values
@@ -44,11 +45,11 @@ func readState(name string, rep reply, now int64) driver.State {
 			continue // the field is of another kind
 		}
 		switch field[0] {
-		case 's':
+		case 's': // a grant
 			if h, ok := readHolder(field[1:]+" "+value, now); ok {
 				st.Holders = append(st.Holders, h)
 			}
-		case 'q':
+		case 'q': // a queue entry
 			if w, ok := readWaiter(value, now); ok {
 				queue = append(queue, queued{n, w})
 			}
@@ -62,7 +63,8 @@ func readState(name string, rep reply, now int64) driver.State {
 	return st
 }
 
-// readWaiter parses a queue entry, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER".
+// readWaiter parses a queue entry, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER". It returns false
+// if the text is no queue entry, or if the deadline has passed.
 func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
 	part := strings.SplitN(rec, " ", 7)
 	if len(part) != 7 {
@@ -77,7 +79,11 @@ func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
 	return driver.Waiter{Owner: readOwner(part[0], part[6], since), Limit: limit}, true
 }
 
-// List yields the names of this namespace that are held or waited for.
+// inspectBatch is the largest number of names of one call of inspectAll.
+const inspectBatch = 100
+
+// List yields the states of the names that begin with prefix and are held or waited for, in byte
+// order.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if err := s.begin(ctx); err != nil {
@@ -90,11 +96,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 			yield(driver.State{}, err)
 			return
 		}
-		const batch = 100
-		for len(names) > 0 {
-			now := names[:min(batch, len(names))]
-			names = names[len(now):]
-			for _, a := range s.inspectAll(ctx, now) {
+		for some := range slices.Chunk(names, inspectBatch) {
+			for _, a := range s.inspectAll(ctx, some) {
 				if a.err == nil && len(a.state.Holders)+len(a.state.Waiters) == 0 {
 					continue
 				}
@@ -106,19 +109,20 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
+// inspected is the state of a name, or why it could not be read.
 type inspected struct {
 	state driver.State
 	err   error
 }
 
+// inspectAll returns the states of names, in their order.
 func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 	if s.peers != nil {
 		return s.peers.inspectAll(ctx, names)
 	}
 	calls := make([]Call, len(names))
 	for i, name := range names {
-		key := s.keys.key(name)
-		calls[i] = Call{Keys: []string{key}}
+		calls[i] = Call{Keys: []string{s.keys.key(name)}}
 	}
 	sent, at := driver.Now(), micros()
 	all := make([]inspected, len(names))
@@ -134,7 +138,7 @@ func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 	return all
 }
 
-// names returns the names that have a key, in byte order.
+// names returns the names that begin with prefix and have a key, in byte order.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	if s.peers != nil {
 		return s.peers.names(ctx, prefix)
@@ -179,8 +183,9 @@ const (
 	watchAll = 500 * time.Millisecond
 )
 
-// Watch polls. The scripts notify only the waiters and holders of a name: to publish every change
-// would make each lock slower, and watchers are rare.
+// Watch polls the state, and calls changed after each change that it finds. The scripts notify only
+// the waiters and holders of a name: to publish every change would make each lock slower, and
+// watchers are rare.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -193,9 +198,9 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	seen, first := "", true
 	for {
 		began := time.Now()
-		now, err := s.fingerprint(ctx, name)
-		if err == nil && (first || now != seen) {
-			seen, first = now, false
+		current, err := s.fingerprint(ctx, name)
+		if err == nil && (first || current != seen) {
+			seen, first = current, false
 			changed()
 		} else if err != nil && ctx.Err() == nil {
 			switch driver.CodeOf(err) {
@@ -218,7 +223,8 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// fingerprint returns a text that changes when holders or waiters do.
+// fingerprint returns a text that changes when the holders or waiters of the name change. Without a
+// name it covers all names.
 func (s *Store) fingerprint(ctx context.Context, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -230,9 +236,7 @@ func (s *Store) fingerprint(ctx context.Context, name string) (string, error) {
 		}
 	}
 	var b strings.Builder
-	for len(names) > 0 {
-		some := names[:min(100, len(names))]
-		names = names[len(some):]
+	for some := range slices.Chunk(names, inspectBatch) {
 		for _, a := range s.inspectAll(ctx, some) {
 			if a.err != nil {
 				return "", a.err

@@ -190,7 +190,7 @@ func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 	}
 	// Skip keys of the same type that are no locks.
 	var held []string
-	for some := range slices.Chunk(names, 100) {
+	for some := range slices.Chunk(names, inspectBatch) {
 		for _, a := range p.inspectAll(ctx, some) {
 			if a.err == nil && slices.ContainsFunc(a.state.Holders, p.isLock) {
 				held = append(held, a.state.Name)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // subscription is the subscription to one channel, until Close.
@@ -47,7 +48,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 			// Messages that were sent before the subscription are lost.
 			for _, e := range s.entries {
 				if e.seq != 0 && e.channel == channel {
-					notify(e.wake)
+					wakeup.Send(e.wake)
 				}
 			}
 			s.mu.Unlock()
@@ -56,7 +57,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 		sub.ready, sub.failed = 0, true
 		for _, e := range s.entries {
 			if e.seq != 0 && e.channel == channel {
-				notify(e.close) // refresh more often
+				wakeup.Send(e.close) // refresh more often
 			}
 		}
 		s.mu.Unlock()
@@ -82,18 +83,18 @@ func (s *Store) receive(message string) {
 	case 'g', 'w': // the request was granted
 		e.start = start
 		if e.seq != 0 {
-			notify(e.wake)
+			wakeup.Send(e.wake)
 		} else {
 			e.woken = true
 		}
 	case 'n': // the queue entry is near the head
 		if e.seq != 0 {
-			notify(e.close)
+			wakeup.Send(e.close)
 		}
 	case 'x': // the grant was broken
 		e.start = ""
 		if !e.held && e.seq != 0 {
-			notify(e.wake)
+			wakeup.Send(e.wake)
 		}
 		if e.held {
 			s.forget(e)

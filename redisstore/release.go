@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 func notHeld(name string, token uint64) error {
@@ -65,7 +66,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if next != nil && err != nil {
 		s.mu.Lock()
 		if next.seq != 0 {
-			notify(next.wake) // the server may have granted to it, and a refresh finds that out
+			wakeup.Send(next.wake) // the server may have granted to it, and a refresh finds that out
 		}
 		s.mu.Unlock()
 	}
@@ -126,7 +127,7 @@ func (s *Store) pass(e *entry, rep reply) {
 	defer s.mu.Unlock()
 	e.passed = &g
 	if e.wake != nil {
-		notify(e.wake)
+		wakeup.Send(e.wake)
 	}
 }
 
