@@ -84,7 +84,8 @@ type claim struct {
 	writes []grantWrite
 }
 
-// grantWrite is a write of a grant: the expiry time in it, and when the row that it replaces was read.
+// grantWrite is a write of a grant: the expiry time in it, and when the client sent the read of the row that it
+// replaces.
 type grantWrite struct {
 	expires int64
 	sent    driver.Instant
