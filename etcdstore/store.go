@@ -212,7 +212,7 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Mixed:     true,
 		Slots:     true,
 		Tokens:    "the create revision of the entry's key: one counter of the cluster, which survives restarts and changes of leader. Only a restore from a backup sets it back",
-		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease"},
+		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease", "the cluster is restored from an older copy"},
 		Notice:    noticeTimeout,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
 		Linger:  true,
