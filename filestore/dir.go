@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/filesystem"
 )
 
 // format is the content of the file named format. A version with another layout has another content,
@@ -91,7 +92,7 @@ func (s *Store) makeDir() (made bool, err error) {
 
 // checkPlace checks the file system and the owner of the directory.
 func (s *Store) checkPlace() error {
-	switch name, local, err := fileSystemOf(s.dir); {
+	switch name, local, err := filesystem.Of(s.dir); {
 	case err != nil:
 		return s.refuse("%w: its file system cannot be found out", err)
 	case !local && !slices.Contains(s.allowed, name):
