@@ -155,7 +155,7 @@ func (m *Mistake) target() *check.Target {
 		Faults: []check.StoreFault{
 			{
 				Kind:  faultSlow,
-				Begin: func(ctx context.Context, _ check.Fault) error { s.spoil(ctx); return nil },
+				Begin: func(ctx context.Context, _ check.Fault) error { s.disturbNetwork(ctx); return nil },
 			},
 			{
 				Kind:  faultDies,

@@ -215,7 +215,7 @@ func (c *client) take(name string, v value) (value, bool) {
 
 // arrive delays an answer if the network is slow.
 func (c *client) arrive() {
-	if c.far && c.s.bad() {
+	if c.far && c.s.networkFault() {
 		time.Sleep(slowBy)
 	}
 }
@@ -279,7 +279,7 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 		if c.renewAnyones {
 			pick = anyones
 		}
-		if c.s.bad() {
+		if c.s.networkFault() {
 			all[i].Err = driver.Errorf(driver.CodeUnknown, "no answer")
 			continue
 		}

@@ -64,8 +64,8 @@ func newServer() *server {
 	return &server{values: map[string][]value{}, counts: map[counter]int{}, subscribers: map[string]map[chan struct{}]bool{}}
 }
 
-// standing returns the values of a name that have not expired. The caller holds s.mu.
-func (s *server) standing(name string, now time.Time) []value {
+// unexpired returns the values of a name that have not expired. The caller holds s.mu.
+func (s *server) unexpired(name string, now time.Time) []value {
 	s.values[name] = slices.DeleteFunc(s.values[name], func(v value) bool { return !v.expires.IsZero() && !v.expires.After(now) })
 	return s.values[name]
 }
@@ -78,7 +78,7 @@ func (s *server) free(name string, limit int, now time.Time) bool {
 }
 
 func (s *server) admits(name string, limit int, now time.Time) bool {
-	all := s.standing(name, now)
+	all := s.unexpired(name, now)
 	for _, v := range all {
 		limit = min(limit, v.limit)
 	}
@@ -99,7 +99,7 @@ func (s *server) take(name string, v value, now time.Time) (value, bool) {
 func (s *server) has(name string, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.standing(name, time.Now()), pick)
+	return slices.ContainsFunc(s.unexpired(name, time.Now()), pick)
 }
 
 func (s *server) put(name string, v value) value {
@@ -124,7 +124,7 @@ func (s *server) extend(name string, expires time.Time, pick func(value) bool) b
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	found := false
-	for i, v := range s.standing(name, time.Now()) {
+	for i, v := range s.unexpired(name, time.Now()) {
 		if pick(v) {
 			s.values[name][i].expires, found = expires, true
 		}
@@ -138,7 +138,7 @@ func (s *server) extend(name string, expires time.Time, pick func(value) bool) b
 func (s *server) remove(name string, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := s.standing(name, time.Now())
+	all := s.unexpired(name, time.Now())
 	n := len(all)
 	s.values[name] = slices.DeleteFunc(all, pick)
 	for c := range s.subscribers[name] {
@@ -217,7 +217,7 @@ func (s *server) state(name string) driver.State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := driver.State{Name: name}
-	for _, v := range s.standing(name, time.Now()) {
+	for _, v := range s.unexpired(name, time.Now()) {
 		st.Holders = append(st.Holders, driver.Holder{Owner: v.owner, Token: v.token, Limit: v.limit, Slot: driver.NoSlot, TTL: time.Until(v.expires)})
 	}
 	return st
@@ -227,9 +227,9 @@ func (s *server) state(name string) driver.State {
 // shorter than a third of the TTL, after which the Locker ends the request.
 const slowBy = ttl / 4
 
-// spoil delays the answers of far clients and loses renewals, until ctx ends. If other
+// disturbNetwork delays the answers of far clients and loses renewals, until ctx ends. If other
 // faults of the network are under way, the effect lasts until all have ended.
-func (s *server) spoil(ctx context.Context) {
+func (s *server) disturbNetwork(ctx context.Context) {
 	count := func(by int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -240,8 +240,8 @@ func (s *server) spoil(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// bad reports whether the network has a fault.
-func (s *server) bad() bool {
+// networkFault reports whether the network has a fault.
+func (s *server) networkFault() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.networkFaults > 0
