@@ -36,10 +36,10 @@ type peers struct {
 	channels channels
 	compares conditional
 
-	mu    sync.Mutex
-	held  map[string]*holding // by ID of the request
-	timer *time.Timer
-	runs  bool
+	mu           sync.Mutex
+	held         map[string]*holding // by ID of the request
+	timer        *time.Timer         // calls checkGrants
+	checksGrants bool                // timer is set, or checkGrants runs
 }
 
 // peerHandle is the store's own data in a grant.
@@ -418,7 +418,7 @@ func (p *peers) holders(listed []string) []driver.Holder {
 	var all []driver.Holder
 	for i := 0; i+2 < len(listed); i += 3 {
 		h := driver.Holder{Owner: driver.Owner{ID: p.shown(strings.Clone(listed[i]))}, Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: driver.Forever, Note: "of another client"}
-		if p.layout == RedissonReadWrite && !strings.HasSuffix(listed[i], ":write") {
+		if p.layout == RedissonReadWrite && !strings.HasSuffix(listed[i], writerSuffix) {
 			h.Limit = driver.Unlimited
 		}
 		if part := strings.SplitN(strings.Clone(listed[i+1]), " ", 5); len(part) == 5 {
