@@ -24,7 +24,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 
 // acquire requests a grant. Its first call also releases the grant old, unless old is nil.
 func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (driver.Grant, error) {
-	e := &entry{r: r, channel: s.channel} // one allocation with the request, which escapes
+	e := &entry{r: r} // one allocation with the request, which escapes
 	if err := checkRequest(&e.r); err != nil {
 		return driver.Grant{}, err
 	}
@@ -56,7 +56,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing of the request was sent
 		}
 		s.mu.Lock()
-		delete(s.entries, r.ID)
+		s.forget(e)
 		if driver.CodeOf(err) == driver.CodeUnknown && a.lateUntil != 0 {
 			s.late[r.ID] = a.lateUntil
 		}
@@ -93,14 +93,14 @@ func ttlMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) 
 type attempt struct {
 	s *Store
 	e *entry
-	// unanswered is true after a request that creates an entry or a grant had no answer. That
-	// request may arrive until lateUntil, by the server's clock.
-	unanswered bool
-	lateUntil  int64
-	refreshed  bool // the queue entry was refreshed once before Queued
-	notified   bool // Queued was called
-	holders    []driver.Holder
-	old        *oldGrant // released by the next call, or nil
+	// lateUntil is the time, by the server's clock, until which a call without an answer may
+	// arrive, if it creates an entry or a grant. It is 0 if there is no such call.
+	lateUntil int64
+	failures  int  // calls that have failed since the last answer
+	refreshed bool // the queue entry was refreshed once before Queued
+	notified  bool // Queued was called
+	holders   []driver.Holder
+	old       *oldGrant // released by the next call, or nil
 
 	// secret and calls make the tag of each call, "" if the request may not start before it
 	// confirms a grant. lastTag and lastOwner are those of the last call.
@@ -140,7 +140,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		h := s.encodeHead(a.e)
 		a.lastOwner = h.owner
 		args := append(make([]string, 0, 13), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
-		if again := a.unanswered || a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
+		if again := a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
 		if r.Tokens > 1 {
@@ -155,7 +155,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		a.releaseAnswered(&rep, err)
 		if err != nil {
 			if seq == 0 && driver.CodeOf(err) == driver.CodeUnknown {
-				a.unanswered, a.lateUntil = true, max(a.lateUntil, late)
+				a.lateUntil = max(a.lateUntil, late)
 			}
 			return rep, err
 		}
@@ -293,15 +293,13 @@ func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	if err != nil {
 		return g, err
 	}
-	return a.markLate(g), nil
+	return a.setLate(g), nil
 }
 
-// markLate records in a grant until when a late request may arrive, which the Release of the
-// grant has to refuse.
-func (a *attempt) markLate(g driver.Grant) driver.Grant {
-	if a.unanswered {
-		g.Handle.(*handle).lateUntil = a.lateUntil
-	}
+// setLate records in a grant until when a late call may arrive, which the Release of the grant has
+// to refuse.
+func (a *attempt) setLate(g driver.Grant) driver.Grant {
+	g.Handle.(*handle).lateUntil = a.lateUntil
 	return g
 }
 

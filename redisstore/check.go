@@ -31,7 +31,7 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries[e.r.ID] = e
-	s.listen(e.channel) // for the message of a break
+	s.listen() // for the message of a break
 	e.held, e.token, e.handle, e.proven = true, g.Token, g.Handle.(*handle), g.SentAt.Time()
 	if s.checksGrants || s.closing {
 		return

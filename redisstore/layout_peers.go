@@ -105,13 +105,11 @@ func (p *peers) serverTTL(ttl time.Duration) time.Duration {
 
 // pending is one Acquire.
 type pending struct {
-	p  *peers
-	r  *driver.Request
-	st step
-	// unanswered and lateUntil are as in attempt.
-	unanswered bool
-	lateUntil  int64
-	lead       time.Duration // by which the step's TTL is longer than the requested one
+	p         *peers
+	r         *driver.Request
+	st        step
+	lateUntil int64         // as in attempt
+	lead      time.Duration // by which the step's TTL is longer than the requested one
 }
 
 func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {
@@ -162,7 +160,7 @@ func (a *pending) call(ctx context.Context) (reply, error) {
 		rep, err := p.send(ctx, p.verbs.acquire, "G", st)
 		if err != nil {
 			if driver.CodeOf(err) == driver.CodeUnknown {
-				a.unanswered, a.lateUntil = true, max(a.lateUntil, st.late)
+				a.lateUntil = max(a.lateUntil, st.late)
 			}
 			return rep, err
 		}
@@ -206,12 +204,9 @@ func (a *pending) granted(rep reply) (driver.Grant, error) {
 	if err != nil {
 		return driver.Grant{}, a.failed(driver.Errorf(driver.CodeUnknown, "a grant that cannot be parsed: %w", err))
 	}
-	h := &peerHandle{own: a.st.own}
+	h := &peerHandle{own: a.st.own, lateUntil: a.lateUntil}
 	if len(rep.values) > 1 {
 		h.value = strings.Clone(rep.values[1])
-	}
-	if a.unanswered {
-		h.lateUntil = a.lateUntil
 	}
 	if p.layout != RedissonFenced {
 		p.s.highWater.raise(p.s.keys.bucket(r.Name), token)
@@ -294,16 +289,12 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 
 // leave withdraws the request, if the server may have an entry or a grant of it.
 func (a *pending) leave(ctx context.Context, why error) error {
-	if !a.st.queue && !a.unanswered {
+	if !a.st.queue && a.lateUntil == 0 {
 		return why
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	lateUntil := int64(0)
-	if a.unanswered {
-		lateUntil = a.lateUntil
-	}
-	if err := a.p.undo(ctx, &a.st, lateUntil); err != nil {
+	if err := a.p.undo(ctx, &a.st, a.lateUntil); err != nil {
 		return driver.Errorf(driver.CodeUnknown, "%w; the request could not be withdrawn: %w", why, err)
 	}
 	return why

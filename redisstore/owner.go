@@ -30,10 +30,10 @@ func (s *Store) encodeOwner(o driver.Owner) string {
 // encodedHead caches the first arguments of the last request. Most requests differ only in
 // their ID.
 type encodedHead struct {
-	limit          int
-	channel, owner string
-	ttl            int64 // see serverTTL
-	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the expiry of the key.
+	limit int
+	owner string
+	ttl   int64 // see serverTTL
+	// text is "LIMIT p:CHANNEL OWNER ", micros the TTL, millis the expiry of the key.
 	text, micros, millis string
 }
 
@@ -41,12 +41,12 @@ type encodedHead struct {
 func (s *Store) encodeHead(e *entry) *encodedHead {
 	owner := s.encodeOwner(e.r.From.Owner())
 	ttl := s.serverTTL(e.r.TTL)
-	if h := s.lastHead.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.channel == e.channel && h.owner == owner {
+	if h := s.lastHead.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.owner == owner {
 		return h
 	}
 	h := &encodedHead{
-		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: ttl,
-		text:   strconv.Itoa(e.r.Limit) + " " + e.channel + " " + owner + " ",
+		limit: e.r.Limit, owner: owner, ttl: ttl,
+		text:   strconv.Itoa(e.r.Limit) + " p:" + s.channel + " " + owner + " ",
 		micros: strconv.FormatInt(ttl, 10), millis: strconv.FormatInt(ttl/1000+2, 10),
 	}
 	s.lastHead.Store(h)
