@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -65,8 +64,9 @@ func (p *peers) keys(key string) []string {
 	return all
 }
 
-// step holds the arguments of a script.
+// step has the key and the arguments of a script, which scripts/layout/common.lua describes.
 type step struct {
+	key     string // of the name
 	id, own string
 	ttl     time.Duration
 	late    int64
@@ -74,16 +74,15 @@ type step struct {
 	owner   string
 	limit   int
 	queue   bool
-	last    string // ARGV 13
-	key     string
+	verbArg string
 }
 
+// args returns the arguments of a script.
 func (p *peers) args(st *step) []string {
-	wait := p.s.cfg.fairWait
 	return []string{
 		st.id, st.own, strconv.FormatInt(millis(st.ttl), 10), strconv.FormatInt(st.late, 10), strconv.FormatUint(st.least, 10), st.owner,
-		strconv.Itoa(st.limit), digit(p.channels.sharded), digit(st.queue), strconv.FormatInt(wait.Milliseconds(), 10),
-		p.channel(st.key), stemOf(st.key), st.last,
+		strconv.Itoa(st.limit), digit(p.channels.sharded), digit(st.queue), strconv.FormatInt(p.s.cfg.fairWait.Milliseconds(), 10),
+		p.channel(st.key), stemOf(st.key), st.verbArg,
 	}
 }
 
@@ -109,9 +108,12 @@ type pending struct {
 	r         *driver.Request
 	st        step
 	lateUntil int64         // as in attempt
+	failures  int           // calls that have failed since the last answer
+	notified  bool          // Queued was called
 	lead      time.Duration // by which the step's TTL is longer than the requested one
 }
 
+// acquire requests a grant. See [driver.Store].
 func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {
 	if !p.rules.limits(r.Limit) {
 		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "redisstore: the layout %s has no locks of limit %d", p.layout, r.Limit)
@@ -156,7 +158,7 @@ func (a *pending) call(ctx context.Context) (reply, error) {
 		}
 		bucket := s.keys.bucket(a.r.Name)
 		st.late, st.owner, st.least = s.clock.deadline(), s.encodeOwner(a.r.From.Owner()), s.highWater.of(bucket).Load()
-		st.last = digit(!a.r.First)
+		st.verbArg = digit(!a.r.First)
 		rep, err := p.send(ctx, p.verbs.acquire, "G", st)
 		if err != nil {
 			if driver.CodeOf(err) == driver.CodeUnknown {
@@ -198,6 +200,7 @@ func (p *peers) send(ctx context.Context, sc *Script, only string, st *step) (re
 	return rep, err
 }
 
+// granted returns the grant of an answer "TOKEN" or "TOKEN VALUE", and registers it.
 func (a *pending) granted(rep reply) (driver.Grant, error) {
 	p, r := a.p, a.r
 	token, err := strconv.ParseUint(rep.values[0], 10, 64)
@@ -240,42 +243,24 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	failures, notified := 0, false
 	for {
-		call, done := context.WithTimeout(ctx, max(callTimeout, s.cfg.ackTimeout+ackMargin))
+		call, done := context.WithTimeout(ctx, s.waiterTimeout())
 		rep, err := a.call(call)
 		done()
-		delay := fallback.After(ctx, peerFallback)
-		switch {
-		case err == nil && rep.kind == 'G':
+		if err == nil && rep.kind == 'G' {
 			return a.granted(rep)
-		case ctx.Err() != nil:
-		case err == nil && rep.kind == 'B':
-			failures = 0
-			if !notified {
-				notified = true
-				a.r.From.Queued(p.holders(rep.values[1:]))
-			}
-			delay -= rand.N(delay/5 + 1)
-			if left, err := strconv.ParseInt(rep.values[0], 10, 64); err == nil && left >= 0 {
-				delay = min(delay, time.Duration(left+1)*time.Millisecond)
-			}
-		case err == nil:
-			err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
-			fallthrough
-		default:
-			code := driver.CodeOf(err)
-			if code != driver.CodeUnknown && code != driver.CodeUnavailable || errors.Is(err, errUndoFailed) || errors.Is(err, errUndone) {
+		}
+		if ctx.Err() == nil {
+			delay, err := a.nextCall(ctx, rep, err)
+			if err != nil {
 				return driver.Grant{}, a.failed(a.leave(context.Background(), err))
 			}
-			failures++
-			delay = min(peerFallback, 20*time.Millisecond<<min(failures, 6))
-		}
-		timer.Reset(delay)
-		select {
-		case <-l.wake:
-		case <-timer.C:
-		case <-ctx.Done():
+			timer.Reset(delay)
+			select {
+			case <-l.wake:
+			case <-timer.C:
+			case <-ctx.Done():
+			}
 		}
 		if ctx.Err() != nil {
 			why := driver.Errorf(driver.CodeWithdrawn, "%w", context.Cause(ctx))
@@ -285,6 +270,31 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 			return driver.Grant{}, a.failed(a.leave(ctx, why))
 		}
 	}
+}
+
+// nextCall returns the delay until the next call, after the answer rep or the error err of the last
+// one. It reports once that the request waits. It returns an error if the wait ends.
+func (a *pending) nextCall(ctx context.Context, rep reply, err error) (time.Duration, error) {
+	if err == nil && rep.kind == 'B' {
+		a.failures = 0
+		if !a.notified {
+			a.notified = true
+			a.r.From.Queued(a.p.holders(rep.values[1:]))
+		}
+		delay := spread(fallback.After(ctx, peerFallback))
+		if left, err := strconv.ParseInt(rep.values[0], 10, 64); err == nil && left >= 0 {
+			delay = min(delay, time.Duration(left+1)*time.Millisecond)
+		}
+		return delay, nil
+	}
+	if err == nil {
+		err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
+	}
+	if endsWait(err) {
+		return 0, err
+	}
+	a.failures++
+	return retryDelay(a.failures, peerFallback), nil
 }
 
 // leave withdraws the request, if the server may have an entry or a grant of it.
@@ -300,6 +310,7 @@ func (a *pending) leave(ctx context.Context, why error) error {
 	return why
 }
 
+// undo removes what the server has of a request, and makes it refuse the request until lateUntil.
 func (p *peers) undo(ctx context.Context, st *step, lateUntil int64) error {
 	st.late = lateUntil
 	_, err := p.s.eval(ctx, p.verbs.undo, p.keys(st.key), p.args(st))
@@ -321,12 +332,13 @@ func (p *peers) undoAll(ctx context.Context, r *driver.Request, lateUntil int64)
 	return nil
 }
 
+// release ends a grant.
 func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 	h, ok := g.Handle.(*peerHandle)
 	if !ok {
 		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
-	st := &step{id: g.ID, own: h.own, late: h.lateUntil, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
+	st := &step{id: g.ID, own: h.own, late: h.lateUntil, key: p.key(g.Name), verbArg: strconv.FormatUint(g.Token, 10)}
 	p.forget(g.ID)
 	if done, err := p.deleteIfEqual(ctx, st, h); done || err != nil {
 		return err
@@ -338,6 +350,7 @@ func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 	return err
 }
 
+// renew sets new deadlines for grants.
 func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	calls := make([]Call, len(grants))
@@ -384,6 +397,7 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
+// renewed returns the result of the renewal of a grant.
 func (p *peers) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	switch {
 	case err != nil:
@@ -395,8 +409,9 @@ func (p *peers) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
 }
 
+// take ends a grant for an operator, and notifies waiters.
 func (p *peers) take(ctx context.Context, name string, token uint64) error {
-	st := &step{key: p.key(name), last: strconv.FormatUint(token, 10)}
+	st := &step{key: p.key(name), verbArg: strconv.FormatUint(token, 10)}
 	rep, err := p.s.eval(ctx, p.verbs.take, p.keys(st.key), p.args(st))
 	if err == nil && rep.kind != 'R' {
 		err = notHeld(name, token)

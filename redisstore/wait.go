@@ -63,10 +63,6 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	timeout := callTimeout
-	if s.cfg.replicas > 0 {
-		timeout = max(timeout, s.cfg.ackTimeout+ackMargin)
-	}
 	var err error // of the last call
 	for {
 		if err == nil && rep.kind == 'G' {
@@ -89,7 +85,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 		if g, ok := a.startUnconfirmed(); ok {
 			return g, nil
 		}
-		call, done := context.WithTimeout(ctx, timeout)
+		call, done := context.WithTimeout(ctx, s.waiterTimeout())
 		sentAt = micros()
 		rep, err = a.call(call, s.seqOf(e))
 		done()
@@ -109,15 +105,32 @@ func (a *attempt) nextRefresh(ctx context.Context, rep reply, sentAt int64, err 
 		a.s.dequeue(a.e)
 		a.tag = ""
 		return 0, nil
-	case !isTransient(err):
+	case endsWait(err):
 		return 0, err
-	case errors.Is(err, errUndoFailed):
-		return 0, err // the undo may still arrive, and would remove a later grant of this ID
-	case errors.Is(err, errUndone):
-		return 0, err // a new request with another ID may be granted
 	}
 	a.failures++
-	return spread(min(near, 20*time.Millisecond<<min(a.failures, 6))), nil
+	return spread(retryDelay(a.failures, near)), nil
+}
+
+// endsWait reports whether the error of a call ends the wait of its request.
+func endsWait(err error) bool {
+	return !isTransient(err) ||
+		errors.Is(err, errUndoFailed) || // the undo may still arrive, and would remove a later grant of this ID
+		errors.Is(err, errUndone) // a new request with another ID may be granted
+}
+
+// retryDelay returns the delay after failed calls: 40 ms after the first one, doubled after each
+// further one, at most limit.
+func retryDelay(failures int, limit time.Duration) time.Duration {
+	return min(limit, 20*time.Millisecond<<min(failures, 6))
+}
+
+// waiterTimeout returns the timeout of one call of a waiter.
+func (s *Store) waiterTimeout() time.Duration {
+	if s.cfg.replicas == 0 {
+		return callTimeout
+	}
+	return max(callTimeout, s.cfg.ackTimeout+ackMargin)
 }
 
 // spread shortens a delay by up to a fifth, so that the refreshes of many waiters are spread over
