@@ -56,7 +56,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing of the request was sent
 		}
 		s.mu.Lock()
-		s.forget(e)
+		s.forget(r.ID)
 		if driver.CodeOf(err) == driver.CodeUnknown && a.lateUntil != 0 {
 			s.late[r.ID] = a.lateUntil
 		}
@@ -149,10 +149,10 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 			args = append(args, "1", a.lastTag)
 		}
 		if a.old != nil {
-			args = a.old.release(args)
+			args = a.old.appendTo(args)
 		}
 		rep, err := s.sendAcquire(ctx, a.e, args)
-		a.releaseAnswered(&rep, err)
+		a.reportRelease(&rep, err)
 		if err != nil {
 			if seq == 0 && driver.CodeOf(err) == driver.CodeUnknown {
 				a.lateUntil = max(a.lateUntil, late)

@@ -44,11 +44,15 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	}
 }
 
-// forget removes an entry. The caller holds the store's mutex.
-func (s *Store) forget(e *entry) { delete(s.entries, e.r.ID) }
+// forget removes the entry of a request, if there is one. The caller holds the store's mutex.
+func (s *Store) forget(id string) { delete(s.entries, id) }
 
 // setLead records the lead with which a grant was renewed; see serverTTL.
 func (s *Store) setLead(id string, lead time.Duration) {
+	if s.peers != nil {
+		s.peers.setLead(id, lead)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[id]; e != nil {
@@ -200,7 +204,7 @@ func (s *Store) checked(batch []*entry, causes map[int]driver.Cause, sent time.T
 		lost := s.entries[e.r.ID] == e && isEnded
 		switch {
 		case lost:
-			s.forget(e)
+			s.forget(e.r.ID)
 		case sent.After(e.proven):
 			e.proven = sent
 		}

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -334,9 +335,9 @@ func (p *peers) undoAll(ctx context.Context, r *driver.Request, lateUntil int64)
 
 // release ends a grant.
 func (p *peers) release(ctx context.Context, g *driver.Grant) error {
-	h, ok := g.Handle.(*peerHandle)
-	if !ok {
-		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
+	h, err := handleOf[*peerHandle](g)
+	if err != nil {
+		return err
 	}
 	st := &step{id: g.ID, own: h.own, late: h.lateUntil, key: p.key(g.Name), verbArg: strconv.FormatUint(g.Token, 10)}
 	p.forget(g.ID)
@@ -357,12 +358,9 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	steps := make([]step, len(grants))
 	for i := range grants {
 		g := &grants[i]
-		h, ok := g.Handle.(*peerHandle)
-		if !ok {
-			for i := range answers {
-				answers[i].Err = driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
-			}
-			return answers
+		h, err := handleOf[*peerHandle](g)
+		if err != nil {
+			return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 		}
 		steps[i] = step{id: g.ID, own: h.own, ttl: p.serverTTL(g.TTL), limit: g.Limit, key: p.key(g.Name)}
 		calls[i] = Call{p.keys(steps[i].key), p.args(&steps[i])}

@@ -95,7 +95,7 @@ func (s *Store) receive(message string) {
 	case 'x': // the grant was broken
 		e.start = ""
 		if e.held {
-			s.forget(e)
+			s.forget(id)
 			s.mu.Unlock()
 			e.r.From.Lost(driver.CauseTaken, nil)
 			return
