@@ -17,7 +17,7 @@ type holding struct {
 	from   driver.Requester
 	grant  driver.Grant
 	proven time.Time
-	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see Store.serverTTL
+	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see serverTTL
 }
 
 // hold registers a grant, so that its holder is notified when it ends.

@@ -98,11 +98,6 @@ func (p *peers) channel(key string) string {
 // millis rounds a duration up to the unit of the layouts, milliseconds.
 func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
-// serverTTL returns the TTL that the scripts get: see Store.serverTTL.
-func (p *peers) serverTTL(ttl time.Duration) time.Duration {
-	return time.Duration(p.s.serverTTL(ttl)) * time.Microsecond
-}
-
 // pending is one Acquire.
 type pending struct {
 	p         *peers
@@ -123,7 +118,7 @@ func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, e
 		return driver.Grant{}, err
 	}
 	a := &pending{p: p, r: r, lead: p.s.lead()}
-	a.st = step{id: r.ID, own: p.owner(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}
+	a.st = step{id: r.ID, own: p.owner(r.ID, r.Limit), ttl: serverTTL(r.TTL, a.lead), limit: r.Limit, key: p.key(r.Name)}
 	rep, err := a.call(ctx)
 	switch {
 	case err != nil:
@@ -352,7 +347,7 @@ func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 }
 
 // renew sets new deadlines for grants.
-func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+func (p *peers) renew(ctx context.Context, grants []driver.Grant, lead time.Duration) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	calls := make([]Call, len(grants))
 	steps := make([]step, len(grants))
@@ -362,7 +357,7 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		if err != nil {
 			return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 		}
-		steps[i] = step{id: g.ID, own: h.own, ttl: p.serverTTL(g.TTL), limit: g.Limit, key: p.key(g.Name)}
+		steps[i] = step{id: g.ID, own: h.own, ttl: serverTTL(g.TTL, lead), limit: g.Limit, key: p.key(g.Name)}
 		calls[i] = Call{p.keys(steps[i].key), p.args(&steps[i])}
 	}
 	if p.s.cfg.replicas > 0 {

@@ -40,7 +40,7 @@ type encodedHead struct {
 // encodeHead returns the first arguments of a request: its limit, channel, owner and TTL.
 func (s *Store) encodeHead(e *entry) *encodedHead {
 	owner := s.encodeOwner(e.r.From.Owner())
-	ttl := s.serverTTL(e.r.TTL)
+	ttl := ttlMicros(serverTTL(e.r.TTL, e.lead))
 	if h := s.lastHead.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.owner == owner {
 		return h
 	}

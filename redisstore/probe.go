@@ -395,11 +395,11 @@ func clockOf(ctx context.Context, n Node) (upper, lower int64, err error) {
 	return now - sent, now - received, nil
 }
 
-// serverTTL returns the TTL that the server keeps, in microseconds: the requested TTL plus the
-// lead.
-func (s *Store) serverTTL(ttl time.Duration) int64 {
-	ttl += s.lead() // mutation: redis-lead
-	return ttlMicros(ttl)
+// serverTTL returns the TTL that the server keeps: the requested TTL plus the lead. The caller
+// records this lead for the grant, so it does not read the lead twice.
+func serverTTL(ttl, lead time.Duration) time.Duration {
+	ttl += lead // mutation: redis-lead
+	return ttl
 }
 
 // lead returns how far a replica's clock is ahead. It is rounded up, so that the round trips by which

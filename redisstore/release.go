@@ -161,9 +161,9 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	lead := s.lead()
 	var answers []driver.Renewal
 	if s.peers != nil {
-		answers = s.peers.renew(ctx, grants)
+		answers = s.peers.renew(ctx, grants, lead)
 	} else {
-		answers = s.renew(ctx, grants)
+		answers = s.renew(ctx, grants, lead)
 	}
 	for i := range answers {
 		if answers[i].Err == nil && s.cfg.replicas > 0 {
@@ -174,8 +174,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 }
 
 // renew is Renew in the native layout.
-func (s *Store) renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	calls, err := s.renewCalls(grants)
+func (s *Store) renew(ctx context.Context, grants []driver.Grant, lead time.Duration) []driver.Renewal {
+	calls, err := s.renewCalls(grants, lead)
 	if err != nil {
 		return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 	}
@@ -193,7 +193,7 @@ func (s *Store) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 }
 
 // renewCalls returns the keys and arguments of the renew script for each grant.
-func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
+func (s *Store) renewCalls(grants []driver.Grant, lead time.Duration) ([]Call, error) {
 	calls := make([]Call, len(grants))
 	for i := range grants {
 		g := &grants[i]
@@ -201,7 +201,7 @@ func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
 		if err != nil {
 			return nil, err
 		}
-		args := append(make([]string, 0, 4), mark(g.ID, g.Token), h.slot, strconv.FormatInt(s.serverTTL(max(g.TTL, h.ttl)), 10))
+		args := append(make([]string, 0, 4), mark(g.ID, g.Token), h.slot, strconv.FormatInt(ttlMicros(serverTTL(max(g.TTL, h.ttl), lead)), 10))
 		if h.ttl != 0 {
 			args = append(args, "1")
 		}
