@@ -94,12 +94,11 @@ func (s *Store) checkGrants() {
 	all := s.checkAll
 	s.checkAll = false
 	due := map[uint16][]*entry{} // by bucket in a Cluster, else all under 0
-	held, lead, short := 0, s.lead(), false
+	lead, short := s.lead(), false
 	for _, e := range s.entries {
 		if !e.held {
 			continue
 		}
-		held++
 		short = short || e.lead < lead
 		if all || began.Sub(e.proven) >= provenFor {
 			group := uint16(0)
@@ -115,7 +114,7 @@ func (s *Store) checkGrants() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checking = false
-	if held == 0 && len(s.entries) == 0 || s.closing {
+	if len(s.entries) == 0 || s.closing {
 		s.checksGrants = false
 		return
 	}
