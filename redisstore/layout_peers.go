@@ -277,7 +277,7 @@ func (a *pending) nextCall(ctx context.Context, rep reply, err error) (time.Dura
 			a.notified = true
 			a.r.From.Queued(a.p.holders(rep.values[1:]))
 		}
-		delay := spread(fallback.After(ctx, peerFallback))
+		delay := jitter(fallback.After(ctx, peerFallback))
 		if left, err := strconv.ParseInt(rep.values[0], 10, 64); err == nil && left >= 0 {
 			delay = min(delay, time.Duration(left+1)*time.Millisecond)
 		}

@@ -109,7 +109,7 @@ func (a *attempt) nextRefresh(ctx context.Context, rep reply, sentAt int64, err 
 		return 0, err
 	}
 	a.failures++
-	return spread(retryDelay(a.failures, near)), nil
+	return jitter(retryDelay(a.failures, near)), nil
 }
 
 // endsWait reports whether the error of a call ends the wait of its request.
@@ -133,9 +133,9 @@ func (s *Store) waiterTimeout() time.Duration {
 	return max(callTimeout, s.cfg.ackTimeout+ackMargin)
 }
 
-// spread shortens a delay by up to a fifth, so that the refreshes of many waiters are spread over
+// jitter shortens a delay by up to a fifth, so that the refreshes of many waiters are spread over
 // time. It never exceeds the interval that the script has returned.
-func spread(delay time.Duration) time.Duration { return delay - rand.N(delay/5+1) }
+func jitter(delay time.Duration) time.Duration { return delay - rand.N(delay/5+1) }
 
 // sleep waits for the delay, for a message that wakes the waiter, or for the end of ctx. The delay
 // becomes shorter when the entry comes near the head, or messages no longer arrive.
@@ -178,7 +178,7 @@ func (a *attempt) queuedReply(ctx context.Context, rep reply, sentAt int64) (tim
 		if missed && !a.refreshed {
 			// The waiter refreshes again before it reports that it is queued.
 			a.refreshed = true
-			return spread(subscribeTimeout), nil
+			return jitter(subscribeTimeout), nil
 		}
 		a.notified = true
 		e.r.From.Queued(a.holders)
@@ -190,7 +190,7 @@ func (a *attempt) queuedReply(ctx context.Context, rep reply, sentAt int64) (tim
 		// The first holder may be dead. A refresh before its grant expires would be of no use.
 		return fallback.After(ctx, expiry+time.Millisecond), nil
 	}
-	return spread(fallback.After(ctx, refresh)), nil
+	return jitter(fallback.After(ctx, refresh)), nil
 }
 
 // enqueue registers the queue entry of a request, so that messages wake it and a Release of this
