@@ -39,9 +39,9 @@ help:
 	@echo 'make interop    locks shared with the clients of other projects'
 	@echo 'make fuzz       each fuzz target for a while'
 
-# One file that needs no other; it also starts faster.
+# One file that needs no other and starts fast, without the tables for debuggers (a fifth of it).
 build:
-	CGO_ENABLED=0 $(GO) build -o bin/holdfast ./cmd/holdfast
+	CGO_ENABLED=0 $(GO) build -ldflags=-w -o bin/holdfast ./cmd/holdfast
 
 test: servers lint short
 	$(SAY) 'make test has passed; make verify runs the rest'

@@ -320,7 +320,7 @@ func (l *Locker) useFastPath(name string) bool {
 	if g := l.guarantees.Load(); g.Scope == driver.ScopeNetwork && !(g.TryFirst && !l.contention.expected(name)) {
 		return false
 	}
-	if l.waiting.Load() == 0 {
+	if l.queueCount.Load() == 0 {
 		return true
 	}
 	l.mu.Lock()

@@ -2,12 +2,12 @@ package holdfast
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // background counts what Close waits for: calls at the store, releases and undos in
@@ -72,27 +72,21 @@ const (
 	retryFirst, retryMax = 20 * time.Millisecond, 2 * time.Second
 )
 
-// backoff returns the delay after n earlier ones: it doubles from first to limit,
-// with jitter.
-func backoff(n int, first, limit time.Duration) time.Duration {
-	d := limit
-	if n < 16 {
-		d = min(limit, first<<n)
-	}
-	return d/2 + rand.N(d/2+1)
-}
-
 // retry counts the failures of a request that is repeated. The zero retry has none.
-type retry struct{ failures int }
+type retry struct {
+	failures int
+	backoff  backoff.Backoff
+}
 
 // delay counts one more failure and returns how long to wait before the next
 // request.
 func (r *retry) delay() time.Duration {
 	r.failures++
-	return backoff(r.failures-1, retryFirst, retryMax)
+	r.backoff.First, r.backoff.Max = retryFirst, retryMax
+	return r.backoff.Next()
 }
 
-func (r *retry) reset() { r.failures = 0 }
+func (r *retry) reset() { *r = retry{} }
 
 // task is work that the store must still do for a request. No caller waits for it.
 type task struct {

@@ -50,7 +50,7 @@ func (l *Locker) reserve(r *driver.Request, compete bool) {
 // nextHolder returns the waiter that can have a lease in a handoff: the head of the
 // local queue, if it requests just this lease. The Locker's mutex is held.
 func (l *Locker) nextHolder(x *lease) *waiter {
-	if l.waiting.Load() == 0 || x.req.Limit != driver.Exclusive || l.closed {
+	if l.queueCount.Load() == 0 || x.req.Limit != driver.Exclusive || l.closed {
 		return nil
 	}
 	q := l.queues[x.req.Name]

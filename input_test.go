@@ -128,7 +128,7 @@ func TestInvalidLockerOptionsAreRefused(t *testing.T) {
 	}
 }
 
-func TestOpen(t *testing.T) {
+func TestOpenUsesOptionsAndOwnsStore(t *testing.T) {
 	l, err := holdfast.Open(bg, "memory://", holdfast.Namespace("app"), holdfast.Defaults(holdfast.TTL(time.Second), holdfast.Limit(2)))
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +171,7 @@ func (b bare) Release(ctx context.Context, g driver.Grant, d time.Duration) erro
 func (b bare) Classify(err error) driver.Code  { return b.s.Classify(err) }
 func (b bare) Close(ctx context.Context) error { return b.s.Close(ctx) }
 
-func TestUnsupported(t *testing.T) {
+func TestUnsupportedCallsAreRefused(t *testing.T) {
 	l := newLocker(t, bare{memstore.New()}, holdfast.WithHooks(&recorder{})) // a hook sees refused requests, too
 	for what, err := range map[string]error{
 		"Shared":  second(l.Lock(bg, "a", holdfast.Shared())),

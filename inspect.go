@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 func (l *Locker) unsupported(name, what string) error {
@@ -118,12 +119,7 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, interv
 			go func() {
 				defer close(done)
 				// If the watch fails, the ticker continues.
-				_ = w.Watch(ctx, name, func() {
-					select {
-					case changed <- struct{}{}:
-					default:
-					}
-				})
+				_ = w.Watch(ctx, name, func() { wakeup.Send(changed) })
 			}()
 		}
 		ticker := time.NewTicker(watchInterval)

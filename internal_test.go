@@ -180,9 +180,9 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	})
 }
 
-// TestRequestContext: a deadline, the caller, or the answer ends the context of a request to a
+// TestRequestContextEndsByEachCause: a deadline, the caller, or the answer ends the context of a request to a
 // server. The timer of the context starts only when something waits for that end.
-func TestRequestContext(t *testing.T) {
+func TestRequestContextEndsByEachCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := New(memstore.New())
 		if err != nil {

@@ -55,8 +55,8 @@ type Locker struct {
 	contention contention
 	// localContention remembers the names for which goroutines of this Locker compete.
 	localContention contention
-	// waiting counts the queues, to be read without mu.
-	waiting atomic.Int32
+	// queueCount counts the queues, to be read without mu.
+	queueCount atomic.Int32
 
 	// mu guards the rest, and every lease; see machine.go.
 	mu     sync.Mutex

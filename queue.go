@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // queue is the local queue of one name. However many goroutines wait in it, the
@@ -16,7 +17,7 @@ import (
 // limit and TTL. Waiters are served in the order in which they came.
 //
 // A queue has one owner: it changes under the Locker's mutex only, and one goroutine
-// (Locker.run) makes its requests, from the first waiter to the last. A waiter
+// (Locker.serveQueue) makes its requests, from the first waiter to the last. A waiter
 // leaves it in exactly one way: served, failed, or by its own decision. Each
 // removes the waiter and records the result in one step, so a cancellation and a
 // delivery cannot both happen.
@@ -188,8 +189,8 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 	if q == nil {
 		q = &queue{name: name, joined: make(chan struct{}, 1), offered: make(chan struct{}, 1)}
 		l.queues[name] = q
-		l.waiting.Add(1)
-		l.background.run(func() { l.run(q) })
+		l.queueCount.Add(1)
+		l.background.run(func() { l.serveQueue(q) })
 	}
 	if busy != nil {
 		w.held, w.holders = true, busy.Holders
@@ -197,10 +198,7 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 		w.held, w.holders = true, q.holders
 	}
 	q.push(w)
-	select {
-	case q.joined <- struct{}{}:
-	default:
-	}
+	wakeup.Send(q.joined)
 	held, holders := w.held, w.holders
 	l.mu.Unlock()
 	if held && l.cfg.hooks != nil {

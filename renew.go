@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // schedule orders a Locker's leases by their next due time: a renewal every third of the TTL, or the end of
@@ -192,7 +193,8 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 	l.mu.Lock()
 	switch {
 	case e.kind == renewalFailed:
-		e.keep = backoff(0, x.state.ttl/20, time.Second)
+		b := backoff.Backoff{First: x.state.ttl / 20, Max: time.Second}
+		e.keep = b.Next()
 	case e.kind == renewed && x.state.alive():
 		g := x.standing.grant
 		g.SentAt, g.TTL, g.Provisional = a.SentAt, a.TTL, false // mutation: renewed

@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
-// run is the goroutine of a queue, from its first waiter to its last: it makes the
+// serveQueue is the goroutine of a queue, from its first waiter to its last: it makes the
 // requests of the head, and hands out the answers.
-func (l *Locker) run(q *queue) {
+func (l *Locker) serveQueue(q *queue) {
 	var r retry
 	for {
 		x, ctx, cancel, s := l.nextRequest(q)
@@ -52,7 +54,7 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	}
 	if q.head == nil {
 		delete(l.queues, q.name)
-		l.waiting.Add(-1)
+		l.queueCount.Add(-1)
 		return nil, nil, nil, nil
 	}
 	// The request belongs to the queue entry, not to the goroutine at the head: it
@@ -96,7 +98,8 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 	listening, stop := context.WithCancel(ctx)
 	defer stop()
 	var freed chan struct{}
-	for n := 0; ; n++ {
+	pause := backoff.Backoff{First: pollFirst, Max: pollMax}
+	for {
 		var b requestContext
 		g, err := l.store.Acquire(l.withTimeout(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
 		b.end()
@@ -106,19 +109,14 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 		x.Queued(holdersOf(err))
 		if notifier, ok := l.store.(driver.Notifier); ok && freed == nil {
 			freed = make(chan struct{}, 1)
-			notifier.Notify(listening, x.req.Name, func() {
-				select {
-				case freed <- struct{}{}:
-				default:
-				}
-			})
+			notifier.Notify(listening, x.req.Name, func() { wakeup.Send(freed) })
 		}
-		t := time.NewTimer(backoff(n, pollFirst, pollMax))
+		t := time.NewTimer(pause.Next())
 		select {
 		case <-t.C:
 		case <-freed:
 			t.Stop()
-			n = 0
+			pause.Reset()
 		case <-ctx.Done():
 			t.Stop()
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}

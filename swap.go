@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // # A release and a request in one call
@@ -104,10 +105,7 @@ func (l *Locker) offer(x *lease) *swap {
 		return nil
 	}
 	q.served, q.held, q.holders = nil, false, nil
-	select {
-	case q.offered <- struct{}{}:
-	default:
-	}
+	wakeup.Send(q.offered)
 	if !l.canSwap(q, x) || q.head.cancelled() {
 		return nil
 	}

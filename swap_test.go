@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// swapping is a store that releases and requests in one call. It makes two calls of the memory
-// store; a test can replace that.
+// swapping is a store with Swap. It counts the calls of Swap, and makes two calls of the store below
+// for each, unless the test sets replace.
 type swapping struct {
 	driver.Store
 	calls   atomic.Int32
@@ -26,15 +26,16 @@ func (s *swapping) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	if s.replace != nil {
 		return s.replace(ctx, old, r, released)
 	}
-	return s.both(ctx, old, r, released)
+	return s.releaseAndAcquire(ctx, old, r, released)
 }
 
-func (s *swapping) both(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+func (s *swapping) releaseAndAcquire(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	released(s.Release(ctx, old, 0))
 	return s.Acquire(ctx, r)
 }
 
-// lockLater starts to lock "a", and returns when the caller waits.
+// lockLater calls Lock for "a" in a goroutine, and returns when that goroutine waits. The channel
+// receives the lock, or nil if ctx has ended.
 func lockLater(t *testing.T, l *holdfast.Locker, ctx context.Context, o ...holdfast.LockOption) <-chan *holdfast.Lock {
 	got := make(chan *holdfast.Lock, 1)
 	go func() {
@@ -48,8 +49,8 @@ func lockLater(t *testing.T, l *holdfast.Locker, ctx context.Context, o ...holdf
 	return got
 }
 
-// beforeSwap returns a lock that was granted after a wait, and a waiter behind it. Its Unlock
-// swaps.
+// beforeSwap returns a lock that was granted after a wait, and a waiter behind it. The Unlock of that
+// lock calls Swap.
 func beforeSwap(t *testing.T, l *holdfast.Locker, waiting context.Context, o ...holdfast.LockOption) (*holdfast.Lock, <-chan *holdfast.Lock) {
 	first := mustLock(t, l, "a")
 	holder := lockLater(t, l, bg)
@@ -63,8 +64,8 @@ func beforeSwap(t *testing.T, l *holdfast.Locker, waiting context.Context, o ...
 func TestUnlockReleasesAndRequestsInOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		both := &swapping{Store: s}
-		l, other := newLocker(t, both, holdfast.LocalHandoff(0)), newLocker(t, s.Client(), holdfast.LocalHandoff(0))
+		swapper := &swapping{Store: s}
+		l, other := newLocker(t, swapper, holdfast.LocalHandoff(0)), newLocker(t, s.Client(), holdfast.LocalHandoff(0))
 		q := &queueUp{t: t}
 		k := mustLock(t, l, "a")
 		q.take("l", l, time.Millisecond)
@@ -76,8 +77,8 @@ func TestUnlockReleasesAndRequestsInOneCall(t *testing.T) {
 		if got, want := q.served(), "lolll"; got != want {
 			t.Errorf("served %s, want %s", got, want)
 		}
-		if n := both.calls.Load(); n != 3 {
-			t.Errorf("%d swaps, want 3: the last Unlock has no waiter behind it", n)
+		if n := swapper.calls.Load(); n != 3 {
+			t.Errorf("%d swaps, want 3: the first Unlock comes after the request for the waiter, and the last has no waiter behind it", n)
 		}
 		wantFree(t, other, "a")
 	})
@@ -88,8 +89,8 @@ func TestUnlockReleasesAndRequestsInOneCall(t *testing.T) {
 func TestLongHoldDelaysNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		both := &swapping{Store: s}
-		l, other := newLocker(t, both, holdfast.LocalHandoff(0)), newLocker(t, s.Client(), holdfast.LocalHandoff(0))
+		swapper := &swapping{Store: s}
+		l, other := newLocker(t, swapper, holdfast.LocalHandoff(0)), newLocker(t, s.Client(), holdfast.LocalHandoff(0))
 		k, waiter := beforeSwap(t, l, bg)
 		time.Sleep(driver.HandoffTime + time.Millisecond)
 		synctest.Wait()
@@ -103,8 +104,8 @@ func TestLongHoldDelaysNoRequest(t *testing.T) {
 		}
 		unlock(t, <-waiter)
 		unlock(t, <-later)
-		if n := both.calls.Load(); n != 0 {
-			t.Errorf("%d swaps after a long hold", n)
+		if n := swapper.calls.Load(); n != 0 {
+			t.Errorf("%d swaps, want none", n)
 		}
 	})
 }
@@ -124,14 +125,14 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 		}, nil},
 		{"granted, and the old grant had ended", func(s *swapping, ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 			_ = s.Release(ctx, old, 0)
-			return s.both(ctx, old, r, released)
+			return s.releaseAndAcquire(ctx, old, r, released)
 		}, holdfast.ErrLost},
 		{"both applied, and the answer is lost", func(s *swapping, ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-			_, _ = s.both(ctx, old, r, func(error) {})
+			_, _ = s.releaseAndAcquire(ctx, old, r, func(error) {})
 			released(lost)
 			return driver.Grant{}, lost
 		}, holdfast.ErrUnavailable},
-		{"none applied, and the answer is lost", func(_ *swapping, _ context.Context, _ driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
+		{"neither applied, and the answer is lost", func(_ *swapping, _ context.Context, _ driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
 			released(lost)
 			return driver.Grant{}, lost
 		}, holdfast.ErrUnavailable},
@@ -147,11 +148,11 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				both := &swapping{Store: s}
-				both.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-					return test.swap(both, ctx, old, r, released)
+				swapper := &swapping{Store: s}
+				swapper.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+					return test.swap(swapper, ctx, old, r, released)
 				}
-				l, other := newLocker(t, both, holdfast.LocalHandoff(0)), newLocker(t, s.Client())
+				l, other := newLocker(t, swapper, holdfast.LocalHandoff(0)), newLocker(t, s.Client())
 				k, waiter := beforeSwap(t, l, bg)
 				if err := k.Unlock(); !errors.Is(err, test.want) {
 					t.Errorf("Unlock: %v, want %v", err, test.want)
@@ -164,7 +165,7 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 				unlock(t, next)
 				synctest.Wait()
 				wantFree(t, other, "a")
-				if n := both.calls.Load(); n != 1 {
+				if n := swapper.calls.Load(); n != 1 {
 					t.Errorf("%d swaps, want 1", n)
 				}
 			})
@@ -172,23 +173,24 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	}
 }
 
-// TestCancelledWaiterDisturbsNoRelease: the waiter, or the Locker, ends while its request and the
-// release are on their way. The release has its answer, and nothing of the request is left.
+// TestCancelledWaiterDisturbsNoRelease: the waiter is cancelled while its request and the release are
+// in flight, and in the second round the Locker is closed too. The release gets its answer, and
+// nothing of the request is left.
 func TestCancelledWaiterDisturbsNoRelease(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
-			both := &swapping{Store: s}
+			swapper := &swapping{Store: s}
 			underWay, goOn := make(chan struct{}), make(chan struct{})
-			both.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+			swapper.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 				close(underWay)
 				<-goOn
 				if ctx.Err() != nil {
 					t.Error("the request was cancelled before the release had its answer")
 				}
-				return both.both(ctx, old, r, released)
+				return swapper.releaseAndAcquire(ctx, old, r, released)
 			}
-			l, other := newLocker(t, both, holdfast.LocalHandoff(0)), newLocker(t, s.Client())
+			l, other := newLocker(t, swapper, holdfast.LocalHandoff(0)), newLocker(t, s.Client())
 			ctx, cancel := context.WithCancel(bg)
 			k, waiter := beforeSwap(t, l, ctx)
 			done := make(chan error, 1)
@@ -217,15 +219,15 @@ func TestCancelledWaiterDisturbsNoRelease(t *testing.T) {
 func TestUnlockBySwapBlocksForTheRequestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		both := &swapping{Store: s}
-		both.replace = func(ctx context.Context, _ driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
+		swapper := &swapping{Store: s}
+		swapper.replace = func(ctx context.Context, _ driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
 			<-ctx.Done()
 			time.Sleep(time.Second) // longer than Unlock may wait
 			err := driver.Errorf(driver.CodeUnknown, "no answer")
 			released(err)
 			return driver.Grant{}, err
 		}
-		l, other := newLocker(t, both, holdfast.LocalHandoff(0), holdfast.RequestTimeout(time.Second)), newLocker(t, s.Client())
+		l, other := newLocker(t, swapper, holdfast.LocalHandoff(0), holdfast.RequestTimeout(time.Second)), newLocker(t, s.Client())
 		k, waiter := beforeSwap(t, l, bg)
 		began := time.Now()
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
@@ -243,7 +245,7 @@ func TestUnlockBySwapBlocksForTheRequestTimeout(t *testing.T) {
 }
 
 // TestShortWaitDuringHeldBackRequest: a waiter gives up while the request behind a new grant is held
-// back. The name is held, and the error and the hooks name the holder.
+// back. Its error names the holder, and the hooks get one EventQueued for each of the three waiters.
 func TestShortWaitDuringHeldBackRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{}
@@ -269,24 +271,24 @@ func TestShortWaitDuringHeldBackRequest(t *testing.T) {
 	})
 }
 
-// TestSwapOnlyForTheSameRequest: a lock with a MinHold is released later, and a waiter with another
-// limit or TTL makes a request of its own.
+// TestSwapOnlyForTheSameRequest: a waiter with another limit or TTL makes a request of its own. A
+// lock with a MinHold stays locked for that time, and its release does not go with a request.
 func TestSwapOnlyForTheSameRequest(t *testing.T) {
 	for _, o := range []holdfast.LockOption{holdfast.Shared(), holdfast.Limit(2), holdfast.TTL(time.Hour)} {
 		synctest.Test(t, func(t *testing.T) {
-			both := &swapping{Store: memstore.New()}
-			l := newLocker(t, both, holdfast.LocalHandoff(0))
+			swapper := &swapping{Store: memstore.New()}
+			l := newLocker(t, swapper, holdfast.LocalHandoff(0))
 			k, waiter := beforeSwap(t, l, bg, o)
 			unlock(t, k)
 			unlock(t, <-waiter)
-			if n := both.calls.Load(); n != 0 {
-				t.Errorf("%d swaps", n)
+			if n := swapper.calls.Load(); n != 0 {
+				t.Errorf("%d swaps, want none", n)
 			}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		both := &swapping{Store: memstore.New()}
-		l := newLocker(t, both, holdfast.LocalHandoff(0))
+		swapper := &swapping{Store: memstore.New()}
+		l := newLocker(t, swapper, holdfast.LocalHandoff(0))
 		first := mustLock(t, l, "a")
 		holder, waiter := lockLater(t, l, bg, holdfast.MinHold(time.Second)), lockLater(t, l, bg)
 		unlock(t, first)
@@ -294,7 +296,7 @@ func TestSwapOnlyForTheSameRequest(t *testing.T) {
 		began := time.Now()
 		unlock(t, k)
 		unlock(t, <-waiter)
-		if took, n := time.Since(began), both.calls.Load(); took < time.Second || n != 0 {
+		if took, n := time.Since(began), swapper.calls.Load(); took < time.Second || n != 0 {
 			t.Errorf("the next lock came after %s, with %d swaps", took, n)
 		}
 	})
@@ -312,18 +314,18 @@ func (s *unordered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 // TestStoreWithoutOrderIsNotSwapped: a swap would serve the waiters of this process alone.
 func TestStoreWithoutOrderIsNotSwapped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		both := &unordered{swapping{Store: memstore.New()}}
-		l := newLocker(t, both, holdfast.LocalHandoff(0))
+		swapper := &unordered{swapping{Store: memstore.New()}}
+		l := newLocker(t, swapper, holdfast.LocalHandoff(0))
 		k, waiter := beforeSwap(t, l, bg)
 		unlock(t, k)
 		unlock(t, <-waiter)
-		if n := both.calls.Load(); n != 0 {
-			t.Errorf("%d swaps", n)
+		if n := swapper.calls.Load(); n != 0 {
+			t.Errorf("%d swaps, want none", n)
 		}
 	})
 }
 
-// down is a store with Swap that stops answering.
+// down is a store that does not answer while off is set.
 type down struct {
 	driver.Store
 	off atomic.Bool
@@ -335,8 +337,8 @@ func (d *down) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, err
 }
 
-// answer waits for the end of the context if the store is down.
-func (d *down) answer(ctx context.Context) error {
+// available returns nil, or an error after the end of ctx if off is set.
+func (d *down) available(ctx context.Context) error {
 	if !d.off.Load() {
 		return nil
 	}
@@ -345,38 +347,38 @@ func (d *down) answer(ctx context.Context) error {
 }
 
 func (d *down) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if err := d.answer(ctx); err != nil {
+	if err := d.available(ctx); err != nil {
 		return driver.Grant{}, err
 	}
 	return d.Store.Acquire(ctx, r)
 }
 
 func (d *down) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	if err := d.answer(ctx); err != nil {
+	if err := d.available(ctx); err != nil {
 		return err
 	}
 	return d.Store.Release(ctx, g, keep)
 }
 
 func (d *down) Undo(ctx context.Context, r driver.Request) error {
-	if err := d.answer(ctx); err != nil {
+	if err := d.available(ctx); err != nil {
 		return err
 	}
 	return d.Store.Undo(ctx, r)
 }
 
-// TestStoreDownDuringASwap: the store goes down during a hold, and the lock is unlocked. A goroutine
-// that calls Lock later has no answer: it gets ErrUnavailable after the request timeout, and no holder.
+// TestStoreDownDuringASwap: the store stops answering while a lock is held, and then the lock is
+// unlocked. A later call of Lock returns ErrUnavailable after the request timeout, and not ErrBusy.
 func TestStoreDownDuringASwap(t *testing.T) {
 	for _, test := range []struct {
-		swaps bool
-		held  time.Duration
+		swaps bool          // the store has Swap
+		held  time.Duration // before Unlock
 	}{{true, 0}, {true, 2 * driver.HandoffTime}, {false, 0}} {
 		synctest.Test(t, func(t *testing.T) {
 			d := &down{Store: memstore.New()}
 			s := driver.Store(d)
-			both := &swapping{Store: d}
-			both.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+			swapper := &swapping{Store: d}
+			swapper.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 				err := d.Release(ctx, old, 0)
 				released(err)
 				if err != nil {
@@ -385,7 +387,7 @@ func TestStoreDownDuringASwap(t *testing.T) {
 				return d.Acquire(ctx, r)
 			}
 			if test.swaps {
-				s = both
+				s = swapper
 			}
 			const timeout = time.Second
 			l := newLocker(t, s, holdfast.LocalHandoff(0), holdfast.RequestTimeout(timeout))
@@ -412,7 +414,7 @@ func TestStoreDownDuringASwap(t *testing.T) {
 			if err := <-unlocked; !errors.Is(err, holdfast.ErrUnavailable) {
 				t.Errorf("Unlock: %v", err)
 			}
-			if n := both.calls.Load(); (n > 0) != (test.swaps && test.held == 0) {
+			if n := swapper.calls.Load(); (n > 0) != (test.swaps && test.held == 0) {
 				t.Errorf("swaps %t, held %s: %d swaps", test.swaps, test.held, n)
 			}
 			cancel()

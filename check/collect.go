@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -86,7 +85,7 @@ type bound struct {
 }
 
 // disturbance is the interval in which a fault affected a worker and a name. An empty
-// worker or name stands for all.
+// worker or name stands for all. Event documents early, rewinds, loses and takes.
 type disturbance struct {
 	from, to     int64
 	worker, name string
@@ -108,7 +107,7 @@ func (d *disturbance) lastTaken() int64 {
 // collected is a history, sorted by name and by register.
 type collected struct {
 	start, last  int64
-	calm, drain  int64
+	drain        int64
 	guarantees   driver.Guarantees
 	events       int
 	names        map[string]*nameHistory
@@ -129,6 +128,16 @@ type nameHistory struct {
 	bounds   []bound
 }
 
+// history returns the history of a name.
+func (c *collected) history(name string) *nameHistory {
+	h := c.names[name]
+	if h == nil {
+		h = &nameHistory{name: name}
+		c.names[name] = h
+	}
+	return h
+}
+
 type opKey struct {
 	worker string
 	op     int
@@ -136,158 +145,188 @@ type opKey struct {
 
 // collect sorts the events by name. They come in order of time.
 func collect(events []Event) (*collected, error) {
-	c := &collected{
-		names: map[string]*nameHistory{}, registers: map[string][]*work{},
-		killed: map[string]int64{}, stopped: map[string]bool{}, vanished: map[opKey]bool{}, kinds: map[string]int{},
-		events: len(events),
-	}
 	if len(events) == 0 {
 		return nil, fmt.Errorf("the history is empty")
 	}
-	c.start, c.last = events[0].T, events[len(events)-1].T
-	sections := map[opKey]*section{}
-	works := map[string]*work{}
-	requests := map[string]*request{}
-	open := map[string]*disturbance{}
-	byWorker := map[string][]*section{}
-	var bounds []Event
-	name := func(n string) *nameHistory {
-		h := c.names[n]
-		if h == nil {
-			h = &nameHistory{name: n}
-			c.names[n] = h
-		}
-		return h
+	c := &collected{
+		names: map[string]*nameHistory{}, registers: map[string][]*work{},
+		killed: map[string]int64{}, stopped: map[string]bool{}, vanished: map[opKey]bool{}, kinds: map[string]int{},
+		start: events[0].T, last: events[len(events)-1].T, events: len(events),
+	}
+	k := &collector{
+		collected: c,
+		sections:  map[opKey]*section{}, byWorker: map[string][]*section{},
+		requests: map[string]*request{}, works: map[string]*work{}, faults: map[string]*disturbance{},
 	}
 	for i := range events {
-		e := &events[i]
-		s := sections[opKey{e.W, e.Op}]
-		switch e.K {
-		case kindRun:
-			if e.Store != nil {
-				c.guarantees = *e.Store
-			}
-		case kindCalm:
-			c.calm = e.T
-		case kindDrain:
-			c.drain = e.T
-		case kindStop:
-			c.stopped[e.W] = true
-		case kindVanished:
-			c.vanished[opKey{e.W, e.Gen}] = true
-		case kindLeft:
-			c.left = append(c.left, *e)
-		case kindKill:
-			c.killed[e.W] = e.T
-			c.kinds[string(e.K)]++
-			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "kill"})
-		case kindPause, kindFault:
-			kind := cmp.Or(e.Fault, string(e.K))
-			c.kinds[kind]++
-			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds, loses: e.Loses, takes: e.Takes}
-		case kindResume, kindHealed:
-			kind := e.Fault
-			if e.K == kindResume {
-				kind = string(kindPause)
-			}
-			key := kind + "\x00" + e.W + "\x00" + e.Name
-			if d := open[key]; d != nil {
-				d.to = max(e.T, d.from)
-				c.disturbances = append(c.disturbances, *d)
-				if d.rewinds {
-					c.rewinds = append(c.rewinds, *d)
-				}
-				delete(open, key)
-			}
-		case kindClosing:
-			for _, s := range byWorker[e.W] {
-				if s.gen <= e.Gen && s.closing == 0 && s.unlock == 0 {
-					s.closing = e.T
-				}
-			}
-			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
-		case kindLock:
-			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, requested: e.T}
-			sections[opKey{e.W, e.Op}] = s
-			byWorker[e.W] = append(byWorker[e.W], s)
-			h := name(s.name)
-			h.sections = append(h.sections, s)
-		case kindGranted, kindFailed, kindRenewed, kindAlive, kindLost, kindUnlock, kindUnlocked, kindStuck:
-			if s == nil {
-				continue // the lock's first event is missing after a kill
-			}
-			s.take(e)
-		case kindRequest:
-			r := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T}
-			requests[e.ID] = r
-			h := name(r.name)
-			h.requests = append(h.requests, r)
-		case kindPlaced, kindAnswer, kindUnknown, kindUndo, kindUndone:
-			r := requests[e.ID]
-			if r == nil {
-				continue // the request's first event is missing after a kill
-			}
-			switch e.K {
-			case kindPlaced:
-				r.placed = e.T
-			case kindUnknown:
-				r.unknown = e.T
-			case kindUndo:
-				r.undo = e.T
-			case kindUndone:
-				r.undone = e.T
-			default:
-				r.answer, r.token, r.err = e.T, e.Token, e.Err
-				if e.Token != 0 {
-					bounds = append(bounds, *e)
-				}
-			}
-		case kindKept:
-			bounds = append(bounds, *e)
-		case kindBegin:
-			w := &work{worker: e.W, res: e.Res, op: e.Op, token: e.Token, guarded: e.Guarded, begin: e.T}
-			works[workKey(e)] = w
-			c.registers[e.Res] = append(c.registers[e.Res], w)
-		case kindRead, kindWrote, kindStale, kindQuit:
-			w := works[workKey(e)]
-			if w == nil {
-				continue // the first event of the work is missing after a kill
-			}
-			if e.K == kindRead {
-				w.read, w.value = e.T, e.Value
-			} else {
-				w.end, w.outcome = e.T, e.K
-				delete(works, workKey(e))
-			}
+		k.add(&events[i])
+	}
+	k.finish()
+	return c, nil
+}
+
+// collector adds events to a history. Its maps find the record that a later event continues.
+// After a kill the first event of a record may be missing. Then the collector ignores the
+// later ones.
+type collector struct {
+	*collected
+	sections map[opKey]*section
+	byWorker map[string][]*section
+	requests map[string]*request     // by ID
+	works    map[string]*work        // the work under way, by workKey
+	faults   map[string]*disturbance // the faults and pauses under way, by faultKey
+}
+
+func (k *collector) add(e *Event) {
+	switch e.K {
+	case kindRun:
+		if e.Store != nil {
+			k.guarantees = *e.Store
+		}
+	case kindDrain:
+		k.drain = e.T
+	case kindStop:
+		k.stopped[e.W] = true
+	case kindVanished:
+		k.vanished[opKey{e.W, e.Gen}] = true
+	case kindLeft:
+		k.left = append(k.left, *e)
+	case kindClosing:
+		k.addClosing(e)
+	case kindKill, kindPause, kindResume, kindFault, kindHealed:
+		k.addFault(e)
+	case kindLock, kindGranted, kindFailed, kindRenewed, kindAlive, kindLost, kindUnlock, kindUnlocked, kindStuck:
+		k.addLock(e)
+	case kindRequest, kindPlaced, kindAnswer, kindKept, kindUnknown, kindUndo, kindUndone:
+		k.addRequest(e)
+	case kindBegin, kindRead, kindWrote, kindStale, kindQuit:
+		k.addWork(e)
+	}
+}
+
+func (k *collector) addClosing(e *Event) {
+	for _, s := range k.byWorker[e.W] {
+		if s.gen <= e.Gen && s.closing == 0 && s.unlock == 0 {
+			s.closing = e.T
 		}
 	}
-	for _, d := range open {
-		c.disturbances = append(c.disturbances, *d)
+	k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
+}
+
+func (k *collector) addFault(e *Event) {
+	switch e.K {
+	case kindKill:
+		k.killed[e.W] = e.T
+		k.kinds[string(e.K)]++
+		k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "kill"})
+	case kindPause, kindFault:
+		kind := cmp.Or(e.Fault, string(e.K))
+		k.kinds[kind]++
+		k.faults[faultKey(kind, e)] = &disturbance{
+			from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note,
+			early: e.Early, rewinds: e.Rewinds, loses: e.Loses, takes: e.Takes,
+		}
+	case kindResume, kindHealed:
+		kind := e.Fault
+		if e.K == kindResume {
+			kind = string(kindPause)
+		}
+		key := faultKey(kind, e)
+		if d := k.faults[key]; d != nil {
+			d.to = max(e.T, d.from)
+			k.disturbances = append(k.disturbances, *d)
+			if d.rewinds {
+				k.rewinds = append(k.rewinds, *d)
+			}
+			delete(k.faults, key)
+		}
 	}
-	slices.SortFunc(c.disturbances, func(a, b disturbance) int { return cmp.Compare(a.from, b.from) })
-	for w, t := range c.killed {
-		for _, s := range byWorker[w] {
+}
+
+func faultKey(kind string, e *Event) string { return kind + "\x00" + e.W + "\x00" + e.Name }
+
+func (k *collector) addLock(e *Event) {
+	key := opKey{e.W, e.Op}
+	if e.K == kindLock {
+		s := &section{worker: e.W, op: e.Op, gen: e.Gen, name: e.Name, limit: e.Limit, requested: e.T}
+		k.sections[key] = s
+		k.byWorker[e.W] = append(k.byWorker[e.W], s)
+		h := k.history(e.Name)
+		h.sections = append(h.sections, s)
+	} else if s := k.sections[key]; s != nil {
+		s.add(e)
+	}
+}
+
+func (k *collector) addRequest(e *Event) {
+	switch e.K {
+	case kindRequest:
+		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T}
+		k.requests[e.ID] = q
+		h := k.history(e.Name)
+		h.requests = append(h.requests, q)
+	case kindKept:
+		k.addBound(e)
+	default:
+		q := k.requests[e.ID]
+		if q == nil {
+			return
+		}
+		q.add(e)
+		if e.K == kindAnswer && e.Token != 0 {
+			k.addBound(e)
+		}
+	}
+}
+
+// addBound adds the bound of a grant or a renewal.
+func (k *collector) addBound(e *Event) {
+	ttl := e.TTL
+	if ttl == int64(driver.Forever) {
+		ttl = forever
+	}
+	h := k.history(e.Name)
+	h.bounds = append(h.bounds, bound{e.T, ttl, e.Token})
+}
+
+func (k *collector) addWork(e *Event) {
+	key := workKey(e)
+	if e.K == kindBegin {
+		w := &work{worker: e.W, res: e.Res, op: e.Op, token: e.Token, guarded: e.Guarded, begin: e.T}
+		k.works[key] = w
+		k.registers[e.Res] = append(k.registers[e.Res], w)
+		return
+	}
+	w := k.works[key]
+	switch {
+	case w == nil:
+	case e.K == kindRead:
+		w.read, w.value = e.T, e.Value
+	default:
+		w.end, w.outcome = e.T, e.K
+		delete(k.works, key)
+	}
+}
+
+// finish adds the faults that have not ended, and ends the sections of killed workers.
+func (k *collector) finish() {
+	for _, d := range k.faults {
+		k.disturbances = append(k.disturbances, *d)
+	}
+	slices.SortFunc(k.disturbances, func(a, b disturbance) int { return cmp.Compare(a.from, b.from) })
+	for w, t := range k.killed {
+		for _, s := range k.byWorker[w] {
 			if s.granted != 0 && s.unlock == 0 {
 				s.killed = t
 			}
 		}
 	}
-	for i := range bounds {
-		e := &bounds[i]
-		h := name(e.Name)
-		ttl := e.TTL
-		if ttl == int64(driver.Forever) {
-			ttl = forever
-		}
-		h.bounds = append(h.bounds, bound{e.T, ttl, e.Token})
-	}
-	return c, nil
 }
 
 func workKey(e *Event) string { return fmt.Sprintf("%s/%d/%s", e.W, e.Op, e.Res) }
 
-// take adds an event to the section.
-func (s *section) take(e *Event) {
+// add adds an event to the section.
+func (s *section) add(e *Event) {
 	until := e.Until
 	if until == 0 {
 		until = forever
@@ -320,6 +359,22 @@ func (s *section) take(e *Event) {
 	}
 }
 
+// add adds an event to the request.
+func (q *request) add(e *Event) {
+	switch e.K {
+	case kindPlaced:
+		q.placed = e.T
+	case kindAnswer:
+		q.answer, q.token, q.err = e.T, e.Token, e.Err
+	case kindUnknown:
+		q.unknown = e.T
+	case kindUndo:
+		q.undo = e.T
+	case kindUndone:
+		q.undone = e.T
+	}
+}
+
 // undisturbed reports whether no fault affected the workers or the name during the interval
 // or shortly before it.
 func (c *collected) undisturbed(from, to int64, name string, workers ...string) bool {
@@ -338,30 +393,6 @@ func (c *collected) undisturbed(from, to int64, name string, workers ...string) 
 	return true
 }
 
-// rewound reports whether a grant may come from the time after the store went back to an
-// earlier state. That time ends when the clients must have noticed the change.
-func (c *collected) rewound(from, to int64) bool {
-	late := int64(c.guarantees.Notice + Slack)
-	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
-}
-
-// lost reports whether the leftover of e may stand only because the store lost the write
-// that ended it. Such a leftover stands until its TTL has passed.
-func (c *collected) lost(e *Event) bool {
-	if e.W == "" || e.ID == "" {
-		return false // e was found at the end, when all clients had had time to clean up, or not at the store
-	}
-	late := int64(c.guarantees.Notice + Slack)
-	if h := c.names[e.Name]; h != nil && c.guarantees.LeftoversExpire {
-		for _, q := range h.requests {
-			if q.id == e.ID {
-				late += q.ttl
-			}
-		}
-	}
-	return slices.ContainsFunc(c.disturbances, func(d disturbance) bool { return d.loses && d.from <= e.T && e.T <= d.to+late })
-}
-
 // quiet reports whether no fault at all was under way in the interval or shortly before it.
 func (c *collected) quiet(from, to int64) bool {
 	for i := range c.disturbances {
@@ -376,6 +407,33 @@ func (c *collected) quiet(from, to int64) bool {
 	return true
 }
 
-// Slack is the delay that the verdict allows on a busy machine before a goroutine runs.
-// Rules that the history alone decides do not use it: two live contexts, tokens, registers.
+// rewound reports whether a grant may come from the time after the store went back to an
+// earlier state. That time ends when the clients must have noticed the change.
+func (c *collected) rewound(from, to int64) bool {
+	late := int64(c.guarantees.Notice + Slack)
+	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
+}
+
+// lost reports whether the leftover of e may stand only because the store lost the write
+// that ended it. Such a leftover stands until its TTL has passed.
+func (c *collected) lost(e *Event) bool {
+	if e.W == "" || e.ID == "" {
+		// The coordinator found e after the run, when every client had had time to clean up, or
+		// e is not at the store.
+		return false
+	}
+	late := int64(c.guarantees.Notice + Slack)
+	if h := c.names[e.Name]; h != nil && c.guarantees.LeftoversExpire {
+		for _, q := range h.requests {
+			if q.id == e.ID {
+				late += q.ttl
+			}
+		}
+	}
+	return slices.ContainsFunc(c.disturbances, func(d disturbance) bool { return d.loses && d.from <= e.T && e.T <= d.to+late })
+}
+
+// Slack is the delay that the verdict allows on a busy machine before a goroutine runs. The
+// rules of exclusion, tokens and registers use it only for a fault that takes grants away or
+// rewinds the store.
 const Slack = 500 * time.Millisecond

@@ -22,7 +22,7 @@ type crew struct {
 	dir     string
 	regs    string
 	command []string
-	log     *Log // the coordinator's
+	log     *historyLog // the coordinator's
 	// waitTimeout is the time for which waiters may wait at the end.
 	waitTimeout time.Duration
 
@@ -40,7 +40,7 @@ type member struct {
 	life   int
 	proc   *process
 	worker *worker
-	log    *Log
+	log    *historyLog
 }
 
 func (m *member) name() string { return workerName(m.index, m.life) }
@@ -80,7 +80,7 @@ func (c *crew) launch(ctx context.Context, m *member) error {
 		}
 		return err
 	}
-	log, err := NewLog(path, m.name())
+	log, err := newLog(path, m.name())
 	if err != nil {
 		return err
 	}

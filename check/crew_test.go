@@ -18,7 +18,7 @@ func TestFaultMayEndWithItsRound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	log, err := NewLog(filepath.Join(t.TempDir(), "log.jsonl"), "c")
+	log, err := newLog(filepath.Join(t.TempDir(), "log.jsonl"), "c")
 	if err != nil {
 		t.Fatal(err)
 	}

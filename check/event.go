@@ -79,7 +79,8 @@ const (
 
 // Event is one line of a history.
 type Event struct {
-	// T is the moment on the machine's clock (see Now), in nanoseconds.
+	// T is the moment in nanoseconds since the machine started. All processes of the machine
+	// share this clock.
 	T int64 `json:"t"`
 	// W is the worker, with its incarnation after a dot. It is empty for the coordinator.
 	W string `json:"w,omitempty"`
@@ -128,8 +129,8 @@ type Event struct {
 // forever is a moment after every event. It represents an end that never comes.
 const forever = int64(1) << 62
 
-// Words describes the event in a sentence; start is the beginning of the run.
-func (e *Event) Words(start int64) string {
+// describe describes the event in a sentence; start is the beginning of the run.
+func (e *Event) describe(start int64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%9.4fs  %-6s ", float64(e.T-start)/1e9, e.W)
 	b.WriteString(e.phrase(start))

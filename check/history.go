@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now returns the time in nanoseconds since the machine started. All processes of the
+// machineTime returns the time in nanoseconds since the machine started. All processes of the
 // machine share this clock, and no program can set it.
-func Now() int64 {
+func machineTime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(machineClock, &ts); err != nil {
 		panic("check: the machine's clock cannot be read: " + err.Error())
@@ -27,9 +27,9 @@ func Now() int64 {
 	return ts.Nano()
 }
 
-// Log writes a history. It writes each event as one line in one write, so that a killed
+// historyLog writes a history. It writes each event as one line in one write, so that a killed
 // process loses at most its last line.
-type Log struct {
+type historyLog struct {
 	mu     sync.Mutex
 	f      *os.File
 	worker string
@@ -38,22 +38,22 @@ type Log struct {
 	err    error
 }
 
-// NewLog begins a history in a new file. Events without a worker get worker.
-func NewLog(path, worker string) (*Log, error) {
+// newLog begins a history in a new file. Events without a worker get worker.
+func newLog(path, worker string) (*historyLog, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{f: f, worker: worker}
+	l := &historyLog{f: f, worker: worker}
 	l.enc = json.NewEncoder(&l.buf)
 	l.enc.SetEscapeHTML(false)
 	return l, nil
 }
 
 // Add writes an event. An event without a time gets the current time.
-func (l *Log) Add(e Event) {
+func (l *historyLog) Add(e Event) {
 	if e.T == 0 {
-		e.T = Now()
+		e.T = machineTime()
 	}
 	if e.W == "" {
 		e.W = l.worker
@@ -69,7 +69,7 @@ func (l *Log) Add(e Event) {
 }
 
 // addAll writes many events at once and closes the file.
-func (l *Log) addAll(events []Event) error {
+func (l *historyLog) addAll(events []Event) error {
 	w := bufio.NewWriterSize(l.f, 1<<16)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -82,15 +82,15 @@ func (l *Log) addAll(events []Event) error {
 }
 
 // Close closes the file and returns the first error of any write.
-func (l *Log) Close() error {
+func (l *historyLog) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return cmp.Or(l.err, l.f.Close())
 }
 
-// Read reads a history. It skips a last line that a kill has cut off. Any other line that is
+// readHistory reads a history. It skips a last line that a kill has cut off. Any other line that is
 // not an event is an error.
-func Read(r io.Reader) ([]Event, error) {
+func readHistory(r io.Reader) ([]Event, error) {
 	var events []Event
 	br := bufio.NewReaderSize(r, 1<<16)
 	for line := 1; ; line++ {
@@ -117,7 +117,7 @@ func ReadFiles(paths ...string) ([]Event, error) {
 		if err != nil {
 			return nil, err
 		}
-		events, err := Read(f)
+		events, err := readHistory(f)
 		f.Close()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)

@@ -13,11 +13,11 @@ import (
 
 func TestHistoryKeepsCompleteLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h.jsonl")
-	log, err := NewLog(path, "w1")
+	log, err := newLog(path, "w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := Now()
+	before := machineTime()
 	log.Add(Event{K: kindLock, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
 	log.Add(Event{K: kindKill, W: "w2", T: 7})
 	if err := log.Close(); err != nil {
@@ -42,13 +42,13 @@ func TestHistoryKeepsCompleteLines(t *testing.T) {
 	if kill.T != 7 || kill.W != "w2" || kill.K != kindKill {
 		t.Errorf("the first in time: %+v", kill)
 	}
-	if request.W != "w1" || request.T < before || request.T > Now() || request.Name != "a<b>\u2028\"" || request.Limit != driver.Unlimited {
+	if request.W != "w1" || request.T < before || request.T > machineTime() || request.Name != "a<b>\u2028\"" || request.Limit != driver.Unlimited {
 		t.Errorf("as written: %+v", request)
 	}
-	if _, err := NewLog(path, ""); err == nil {
+	if _, err := newLog(path, ""); err == nil {
 		t.Error("a history was begun in the file of another")
 	}
-	if _, err := Read(strings.NewReader("{}\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
+	if _, err := readHistory(strings.NewReader("{}\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
 		t.Errorf("a line that is no event: %v", err)
 	}
 	if _, err := Judge(nil); err == nil {

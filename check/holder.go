@@ -56,7 +56,7 @@ func (c *crew) pauseIfHolder(ctx context.Context, m *member, left time.Duration,
 		m.mu.Unlock()
 		return nil, err
 	}
-	resume, err := c.pause(m, time.Duration(held.until-Now()))
+	resume, err := c.pause(m, time.Duration(held.until-machineTime()))
 	if err != nil {
 		m.mu.Unlock()
 		return nil, err
@@ -134,7 +134,7 @@ func longestHeld(path string, left time.Duration, unfit map[int64]bool) (longest
 			clear(held)
 		}
 	}
-	least := Now() + int64(left)
+	least := machineTime() + int64(left)
 	for _, h := range held {
 		if h.until > least && !unfit[h.granted] && (longest == nil || h.until > longest.until) {
 			longest = h

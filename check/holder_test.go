@@ -20,13 +20,13 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 	c := &crew{dir: dir}
 	m := &member{life: 1}
 	var err error
-	if m.log, err = NewLog(c.history(m), m.name()); err != nil {
+	if m.log, err = newLog(c.history(m), m.name()); err != nil {
 		t.Fatal(err)
 	}
-	if c.log, err = NewLog(filepath.Join(dir, "coordinator.jsonl"), ""); err != nil {
+	if c.log, err = newLog(filepath.Join(dir, "coordinator.jsonl"), ""); err != nil {
 		t.Fatal(err)
 	}
-	now := Now()
+	now := machineTime()
 	in := func(d time.Duration) int64 { return now + int64(d) }
 	granted := func(op int, name string, limit int, until int64) {
 		m.log.Add(Event{K: kindGranted, Op: op, Name: name, Limit: limit, T: now + int64(op), Until: until})

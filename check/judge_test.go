@@ -78,6 +78,21 @@ func noticed(late int64, faults ...Event) func(*story) {
 	}
 }
 
+// secondConfirmedFirst returns a story in which a release grants two queued requests of one client
+// together. The client reports the grant of the second request before that of the first.
+func secondConfirmedFirst(limit int) func(*story) {
+	return func(s *story) {
+		h := s.request("w0", "a", 1).granted()
+		a := s.request("w1", "a", limit).placed()
+		b := s.request("w1", "a", limit).placed()
+		h.unlock()
+		b.grantedWith(3, s.t+1000*ms)
+		a.grantedWith(4, s.t+1000*ms)
+		b.unlock()
+		a.unlock()
+	}
+}
+
 // lock is one lock of the story.
 type lock struct {
 	s       *story
@@ -236,26 +251,8 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.event(kindGranted, Event{Limit: a.limit, Until: s.t})
 			a.event(kindLost, Event{Cause: "expired"}).unlock()
 		},
-		"two readers granted together, the second confirmed first": func(s *story) {
-			h := s.request("w0", "a", 1).granted()
-			a := s.request("w1", "a", driver.Unlimited).placed()
-			b := s.request("w1", "a", driver.Unlimited).placed()
-			h.unlock()
-			b.grantedWith(3, s.t+1000*ms)
-			a.grantedWith(4, s.t+1000*ms)
-			b.unlock()
-			a.unlock()
-		},
-		"two permits granted together, the second confirmed first": func(s *story) {
-			h := s.request("w0", "a", 1).granted()
-			a := s.request("w1", "a", 2).placed()
-			b := s.request("w1", "a", 2).placed()
-			h.unlock()
-			b.grantedWith(3, s.t+1000*ms)
-			a.grantedWith(4, s.t+1000*ms)
-			b.unlock()
-			a.unlock()
-		},
+		"two readers granted together, the second confirmed first": secondConfirmedFirst(driver.Unlimited),
+		"two permits granted together, the second confirmed first": secondConfirmedFirst(2),
 		"a waiter that lost its entry behind a request whose answer was lost": func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w2", "a", 1).placed()

@@ -61,8 +61,8 @@ const (
 	endedStuck
 )
 
-// WritePage writes a judged history as one HTML page that needs no other file.
-func WritePage(w io.Writer, events []Event, r *Report) error {
+// renderPage writes a judged history as one HTML page that needs no other file.
+func renderPage(w io.Writer, events []Event, r *Report) error {
 	c, err := collect(events)
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func (c *collected) draw(r *Report) *drawing {
 		from := cmp.Or(v.From, c.start)
 		dv := drawnViolation{Rule: string(v.Rule), Text: v.Text, Name: slices.Index(d.Names, v.Name), From: at(from), To: at(max(v.To, from))}
 		for j := range v.Excerpt {
-			dv.Excerpt = append(dv.Excerpt, v.Excerpt[j].Words(c.start))
+			dv.Excerpt = append(dv.Excerpt, v.Excerpt[j].describe(c.start))
 		}
 		d.Violations = append(d.Violations, dv)
 	}

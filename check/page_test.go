@@ -49,7 +49,7 @@ func writePage(t *testing.T, s *story) string {
 	r := s.judge(t)
 	path := filepath.Join(t.TempDir(), "report.html")
 	var b bytes.Buffer
-	if err := WritePage(&b, s.events, r); err != nil {
+	if err := renderPage(&b, s.events, r); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {

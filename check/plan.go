@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Step is one lock that a worker takes.
-type Step struct {
+// plannedLock is one lock that a worker takes.
+type plannedLock struct {
 	// Delay is the pause before the request.
 	Delay time.Duration
 	// Names are locked together, all or none. Most steps have one name.
@@ -109,9 +109,9 @@ func (c *Config) length(round int) time.Duration {
 	return c.Round
 }
 
-// Steps yields an endless sequence of steps for one goroutine of one incarnation of a
+// planLocks yields an endless sequence of locks for one goroutine of one incarnation of a
 // worker. The sequence depends only on the arguments and the configuration.
-func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter.Seq[Step] {
+func (c *Config) planLocks(round, worker, life, lane int, g *driver.Guarantees) iter.Seq[plannedLock] {
 	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, lane)
 	longest := c.longest(g)
 	names := c.Names
@@ -121,9 +121,9 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 	// A store without shared locks and without mixed limits allows only one limit for each
 	// name.
 	oneLimit := g.Semaphore && !g.Shared && !g.Mixed
-	return func(yield func(Step) bool) {
+	return func(yield func(plannedLock) bool) {
 		for {
-			s := Step{Delay: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
+			s := plannedLock{Delay: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
 			factor, name := ttlFactors[r.IntN(len(ttlFactors))], r.IntN(names)
 			if sparse(round) {
 				factor = max(4, factor)
@@ -190,7 +190,7 @@ const readers = 6
 // shortest TTL renews and ends beside a reader with the longest TTL, while writers try. So
 // only these two readers decide how long the store keeps the name's data. At other names
 // each waiter and each new holder extends that time.
-func (c *Config) readers(s Step, which, names int, longest time.Duration, r *rand.Rand) Step {
+func (c *Config) readers(s plannedLock, which, names int, longest time.Duration, r *rand.Rand) plannedLock {
 	s.Names = []string{nameOf(names - names%3 + 4)} // allows shared and exclusive locks, also where limits do not mix
 	s.Try = true
 	switch which {

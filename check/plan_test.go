@@ -17,7 +17,7 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 	g := driver.Guarantees{Shared: true, Semaphore: true, Mixed: true}
 	kinds := []string{faultKill, faultPause, faultCut}
 	type plan struct {
-		steps  [][]Step
+		steps  [][]plannedLock
 		faults []Fault
 	}
 	make := func(seed uint64, round int) (p plan) {
@@ -28,8 +28,8 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 		for worker := range c.Workers {
 			for life := range 2 {
 				for lane := range c.Lanes {
-					var steps []Step
-					for s := range c.Steps(round, worker, life, lane, &g) {
+					var steps []plannedLock
+					for s := range c.planLocks(round, worker, life, lane, &g) {
 						if steps = append(steps, s); len(steps) == 500 {
 							break
 						}
@@ -80,14 +80,14 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	exclusive := driver.Guarantees{MaxTTL: time.Hour}
 	every := driver.Guarantees{MaxTTL: time.Hour, Shared: true, Semaphore: true, Mixed: true}
-	draw := func(round, long int, g *driver.Guarantees) (all []Step) {
+	draw := func(round, long int, g *driver.Guarantees) (all []plannedLock) {
 		c := Config{Local: "memory", Long: long}
 		if err := c.complete(); err != nil {
 			t.Fatal(err)
 		}
 		for worker := range 4 {
 			n := 0
-			for s := range c.Steps(round, worker, 0, 0, g) {
+			for s := range c.planLocks(round, worker, 0, 0, g) {
 				all = append(all, s)
 				if n++; n == 500 {
 					break
@@ -96,7 +96,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		}
 		return all
 	}
-	count := func(steps []Step, is func(Step) bool) (n int) {
+	count := func(steps []plannedLock, is func(plannedLock) bool) (n int) {
 		for _, s := range steps {
 			if is(s) {
 				n++
@@ -105,27 +105,27 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		return n
 	}
 	usual := []string{"name-0", "name-1", "name-2"}
-	isUsual := func(s Step) bool { return slices.Contains(usual, s.Names[0]) }
-	atFirst := func(s Step) bool { return s.Names[0] == usual[0] }
+	isUsual := func(s plannedLock) bool { return slices.Contains(usual, s.Names[0]) }
+	atFirst := func(s plannedLock) bool { return s.Names[0] == usual[0] }
 
 	denseSteps, sparseSteps := draw(0, 0, &exclusive), draw(2, 0, &exclusive)
 	for _, factor := range []time.Duration{1, 2, 4, 8, 16} {
-		is := func(s Step) bool { return s.TTL == factor*DefaultTTL }
+		is := func(s plannedLock) bool { return s.TTL == factor*DefaultTTL }
 		// The short locks at the first name use factor 1, whatever factor was drawn.
-		if count(denseSteps, func(s Step) bool { return is(s) && !atFirst(s) }) == 0 {
+		if count(denseSteps, func(s plannedLock) bool { return is(s) && !atFirst(s) }) == 0 {
 			t.Errorf("no step has %d times the TTL", factor)
 		}
 		if got := count(sparseSteps, is); (got > 0) != (factor >= 4) {
 			t.Errorf("%d steps of a sparse round have %d times the TTL", got, factor)
 		}
 	}
-	for what, is := range map[string]func(Step) bool{
-		"holds beyond its TTL": func(s Step) bool { return s.Hold > s.TTL },
-		"locks two names":      func(s Step) bool { return len(s.Names) == 2 },
-		"tries":                func(s Step) bool { return s.Try },
-		"limits its waiting":   func(s Step) bool { return s.Wait > 0 },
-		"is cancelled":         func(s Step) bool { return s.Cancel > 0 },
-		"ignores its context":  func(s Step) bool { return s.IgnoresContext },
+	for what, is := range map[string]func(plannedLock) bool{
+		"holds beyond its TTL": func(s plannedLock) bool { return s.Hold > s.TTL },
+		"locks two names":      func(s plannedLock) bool { return len(s.Names) == 2 },
+		"tries":                func(s plannedLock) bool { return s.Try },
+		"limits its waiting":   func(s plannedLock) bool { return s.Wait > 0 },
+		"is cancelled":         func(s plannedLock) bool { return s.Cancel > 0 },
+		"ignores its context":  func(s plannedLock) bool { return s.IgnoresContext },
 	} {
 		if count(denseSteps, is) == 0 {
 			t.Errorf("no step %s", what)
@@ -142,12 +142,12 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	}
 
 	mixed := draw(0, 0, &every)
-	for what, is := range map[string]func(Step) bool{
-		"a lock for readers":   func(s Step) bool { return s.Limit == driver.Unlimited && isUsual(s) },
-		"a semaphore":          func(s Step) bool { return s.Limit == 2 || s.Limit == 3 },
-		"a short reader":       func(s Step) bool { return s.Limit == driver.Unlimited && !isUsual(s) && s.TTL == DefaultTTL },
-		"a long reader":        func(s Step) bool { return s.Limit == driver.Unlimited && !isUsual(s) && s.TTL == 16*DefaultTTL },
-		"a writer beside them": func(s Step) bool { return s.Limit == driver.Exclusive && !isUsual(s) },
+	for what, is := range map[string]func(plannedLock) bool{
+		"a lock for readers":   func(s plannedLock) bool { return s.Limit == driver.Unlimited && isUsual(s) },
+		"a semaphore":          func(s plannedLock) bool { return s.Limit == 2 || s.Limit == 3 },
+		"a short reader":       func(s plannedLock) bool { return s.Limit == driver.Unlimited && !isUsual(s) && s.TTL == DefaultTTL },
+		"a long reader":        func(s plannedLock) bool { return s.Limit == driver.Unlimited && !isUsual(s) && s.TTL == 16*DefaultTTL },
+		"a writer beside them": func(s plannedLock) bool { return s.Limit == driver.Exclusive && !isUsual(s) },
 	} {
 		if count(mixed, is) == 0 {
 			t.Errorf("no step is %s", what)
@@ -156,7 +156,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 
 	// If the workers do not meet at one name, Config.Long is the percentage of all steps.
 	for _, long := range []int{1, 50, 100} {
-		got := count(draw(2, long, &exclusive), func(s Step) bool { return s.Hold >= DefaultTTL })
+		got := count(draw(2, long, &exclusive), func(s plannedLock) bool { return s.Hold >= DefaultTTL })
 		if want := 2000 * long / 100; got < want/2 || got > want*3/2 {
 			t.Errorf("%d of 2000 steps hold for the TTL or longer, want about %d", got, want)
 		}

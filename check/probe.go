@@ -19,7 +19,7 @@ import (
 // and injects network faults: it loses requests, loses answers, and delays both.
 type probe struct {
 	driver.Store
-	log *Log
+	log *historyLog
 	gen int
 
 	mu       sync.Mutex
@@ -34,7 +34,7 @@ type probe struct {
 // errLink is an error of the link, not of the store.
 type errLink struct{ error }
 
-func newProbe(s driver.Store, log *Log, gen int) *probe {
+func newProbe(s driver.Store, log *historyLog, gen int) *probe {
 	return &probe{Store: s, log: log, gen: gen, prefixes: map[string]bool{}}
 }
 
@@ -159,7 +159,7 @@ func (p *probe) request(ctx context.Context, r driver.Request, acquire func(cont
 	}
 	g, err := acquire(ctx, r)
 	e = base
-	e.K, e.T = kindAnswer, Now()
+	e.K, e.T = kindAnswer, machineTime()
 	if err == nil {
 		e.Token, e.TTL, e.Slot = g.Token, int64(g.TTL), g.Slot+1
 	} else {
@@ -269,7 +269,7 @@ func (p *probe) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		return fail(err)
 	}
 	answers := p.Store.Renew(ctx, grants)
-	now := Now()
+	now := machineTime()
 	for i, a := range answers {
 		if a.Err == nil && i < len(grants) {
 			p.log.Add(Event{K: kindKept, T: now, Name: grants[i].Name, ID: grants[i].ID, Token: grants[i].Token, TTL: int64(a.TTL)})

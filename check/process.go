@@ -55,7 +55,7 @@ func MaybeWorker() {
 // run works until the coordinator sends stop. It also ends when standard input ends,
 // because then the coordinator has died.
 func (a *assignment) run() error {
-	log, err := NewLog(filepath.Join(a.Dir, workerName(a.Index, a.Life)+".jsonl"), workerName(a.Index, a.Life))
+	log, err := newLog(filepath.Join(a.Dir, workerName(a.Index, a.Life)+".jsonl"), workerName(a.Index, a.Life))
 	if err != nil {
 		return err
 	}

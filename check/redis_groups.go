@@ -113,7 +113,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				return err
 			}
 			if held != nil {
-				sleep(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
+				sleep(ctx, min(time.Duration(held.until-machineTime()), 5*time.Second))
 			}
 			return nil
 		}, End: func(ctx context.Context, f Fault) error {
@@ -177,15 +177,15 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// patient makes the sentinels replace only a killed primary, never a slow one. A
+	// replaceKilledOnly makes the sentinels replace only a killed primary, never a slow one. A
 	// failover of a slow primary would have no declared fault.
-	patient := func(ctx context.Context) error {
-		if err := s.DownAfter(ctx, time.Hour); err != nil {
+	replaceKilledOnly := func(ctx context.Context) error {
+		if err := s.SetDownAfter(ctx, time.Hour); err != nil {
 			return err
 		}
-		return s.Calm(ctx)
+		return s.AwaitReachable(ctx)
 	}
-	if err := patient(ctx); err != nil {
+	if err := replaceKilledOnly(ctx); err != nil {
 		s.Kill()
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				old.Kill()
 				ctx = context.WithoutCancel(ctx)
-				if err := s.DownAfter(ctx, servers.SentinelDownAfter); err != nil {
+				if err := s.SetDownAfter(ctx, servers.SentinelDownAfter); err != nil {
 					return err
 				}
 				_, err = s.FailedOver(ctx, old)
@@ -225,7 +225,7 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				if err := demoted(ctx); err != nil {
 					return err
 				}
-				return patient(ctx)
+				return replaceKilledOnly(ctx)
 			}},
 			// No failover follows the pause. A failover would prove nothing: after it, the
 			// old primary continues, and answers for a moment as before.
@@ -270,10 +270,10 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// patient keeps the cluster from replacing a slow node, because such a failover would
+	// replaceKilledOnly keeps the cluster from replacing a slow node, because such a failover would
 	// have no declared fault.
-	patient := func(ctx context.Context) error { return c.NodeTimeout(ctx, time.Hour) }
-	if err := patient(ctx); err != nil {
+	replaceKilledOnly := func(ctx context.Context) error { return c.SetNodeTimeout(ctx, time.Hour) }
+	if err := replaceKilledOnly(ctx); err != nil {
 		c.Kill()
 		return nil, err
 	}
@@ -359,7 +359,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 					}
 					return beginMove(ctx)
 				}
-				sleep(ctx, min(time.Duration(held.until-Now()), 5*time.Second))
+				sleep(ctx, min(time.Duration(held.until-machineTime()), 5*time.Second))
 				return nil
 			}, End: func(ctx context.Context, f Fault) error {
 				err := endMoves(ctx, f)
@@ -375,7 +375,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				from.Kill()
 				ctx = context.WithoutCancel(ctx)
-				if err := c.NodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
+				if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
 					return err
 				}
 				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -395,7 +395,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 						if err := c.Whole(ctx); err != nil {
 							return err
 						}
-						return patient(ctx)
+						return replaceKilledOnly(ctx)
 					}
 					if time.Now().After(end) {
 						return errors.New("check: the old primary does not follow")

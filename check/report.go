@@ -210,7 +210,7 @@ func (r *Report) Explain(w io.Writer) error {
 				fmt.Fprintf(&b, "  before it: %s\n", cause)
 			}
 			for j := range v.Excerpt {
-				fmt.Fprintf(&b, "  %s\n", v.Excerpt[j].Words(r.Start))
+				fmt.Fprintf(&b, "  %s\n", v.Excerpt[j].describe(r.Start))
 			}
 		}
 	}

@@ -189,7 +189,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 		return nil, err
 	}
 	path := filepath.Join(dir, "coordinator.jsonl")
-	log, err := NewLog(path, "")
+	log, err := newLog(path, "")
 	if err != nil {
 		return nil, err
 	}
@@ -371,7 +371,7 @@ func (r *run) progress(c *crew, number int) {
 
 // recordLeftovers records what remains at the store after all workers have ended. It waits
 // first, because a killed worker may leave a grant until its TTL has passed.
-func (r *run) recordLeftovers(log *Log, s driver.Store, g *driver.Guarantees, dir string) {
+func (r *run) recordLeftovers(log *historyLog, s driver.Store, g *driver.Guarantees, dir string) {
 	lease := r.cfg.longest(g) + r.cfg.TTL
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second+lease)
 	defer cancel()
@@ -448,7 +448,7 @@ func (r *run) keep(events []Event, report *Report) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	log, err := NewLog(path, "")
+	log, err := newLog(path, "")
 	if err != nil {
 		return err
 	}
@@ -459,7 +459,7 @@ func (r *run) keep(events []Event, report *Report) error {
 	if err != nil {
 		return err
 	}
-	if err := WritePage(page, events, report); err != nil {
+	if err := renderPage(page, events, report); err != nil {
 		page.Close()
 		return err
 	}

@@ -51,7 +51,7 @@ func TestAliveRecordsValidity(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "log")
-	log, err := NewLog(path, "w")
+	log, err := newLog(path, "w")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ type worker struct {
 	cfg         *Config
 	round       int
 	index, life int
-	log         *Log
+	log         *historyLog
 	open        func(context.Context) (driver.Store, error)
 	regs        registers
 	guarantees  driver.Guarantees
@@ -61,7 +61,7 @@ type holding struct {
 // startTime limits a worker's requests to its store before it begins to work.
 const startTime = 30 * time.Second
 
-func (c *Config) newWorker(round, index, life int, log *Log, dir string, open func(context.Context) (driver.Store, error)) *worker {
+func (c *Config) newWorker(round, index, life int, log *historyLog, dir string, open func(context.Context) (driver.Store, error)) *worker {
 	w := &worker{
 		cfg: c, round: round, index: index, life: life, log: log, open: open, regs: registers{dir},
 		stop: make(chan struct{}), holding: map[holdingKey]holding{},
@@ -92,7 +92,7 @@ func (w *worker) start(ctx context.Context) error {
 	w.log.Add(Event{K: kindStart})
 	for lane := range w.cfg.Lanes {
 		w.lanes.Go(func() {
-			for s := range w.cfg.Steps(w.round, w.index, w.life, lane, &g) {
+			for s := range w.cfg.planLocks(w.round, w.index, w.life, lane, &g) {
 				select {
 				case <-w.stop:
 					return
@@ -281,7 +281,7 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 }
 
 // validity returns the moment until which a lock is certainly valid, or 0 if it has no end.
-func validity(k *holdfast.Lock) (until int64, live bool) { return validUntil(Now, k.Remaining) }
+func validity(k *holdfast.Lock) (until int64, live bool) { return validUntil(machineTime, k.Remaining) }
 
 // validUntil reads the clock before the remaining validity. So a pause between the two
 // makes the result earlier and never later. After a pause it reads both again. Otherwise
@@ -302,7 +302,7 @@ func validUntil(now func() int64, remaining func() time.Duration) (until int64, 
 	return until, live
 }
 
-func (w *worker) take(s Step) {
+func (w *worker) take(s plannedLock) {
 	if s.Try {
 		s.Names = s.Names[:1]
 	}
@@ -360,7 +360,7 @@ func (w *worker) take(s Step) {
 	w.mu.Unlock()
 	until, live := validity(k)
 	if !live {
-		until = Now() // the context ended before validity read it
+		until = machineTime() // the context ended before validity read it
 	}
 	for _, g := range grants {
 		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
@@ -405,7 +405,7 @@ func short(err error) string {
 // workInside reads the register, holds the lock, and writes the value plus one, as long as
 // the lock's context lives. An exclusive lock uses the register of its name, and a permit
 // that of its slot. Shared locks do not write.
-func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
+func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s plannedLock, ended func()) {
 	res := g.Name
 	if s.Limit != driver.Exclusive {
 		if g.Slot < 0 {
@@ -469,7 +469,7 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, 
 // check, and the validity of that moment. The event of a renewal that just happened may
 // come later.
 func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
-	now := Now()
+	now := machineTime()
 	if k.Context().Err() != nil {
 		return false
 	}
@@ -483,7 +483,7 @@ func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 // hold keeps the lock for the step's time. It returns early if the worker must finish, or
 // if the lock ends and the work does not ignore its context. At intervals it records whether the
 // context lives.
-func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
+func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s plannedLock, ended func()) {
 	if s.Hold <= 0 {
 		return
 	}

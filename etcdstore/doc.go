@@ -2,6 +2,11 @@
 // etcd use. So it shares locks with `etcdctl lock`, clientv3/concurrency and the
 // server's own lock service (jetcd).
 //
+//	store, err := etcdstore.Open(ctx, "etcd://etcd1,etcd2,etcd3/locks/")
+//	locker, err := holdfast.New(store)
+//
+// or, through a blank import, any URL that [Open] describes. See docs/etcd.md.
+//
 // # Layout
 //
 // An entry in the queue of a name (also called its entry in the code) is the key

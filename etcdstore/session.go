@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // session is a lease of the store, shared by all entries whose TTL rounds up to the same number of
@@ -438,7 +439,7 @@ func (a *request) update(u watchUpdate) {
 	switch {
 	case u.stands:
 		a.state.Store(watchDue)
-		signal(a.e.due)
+		wakeup.Send(a.e.due)
 	case u.interrupted, u.err != nil:
 		a.state.Store(unwatched)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the queue entry was deleted")}
@@ -213,7 +214,7 @@ func (m *mailbox) put(u watchUpdate) {
 	}
 	m.u.events = append(m.u.events, u.events...)
 	m.mu.Unlock()
-	signal(m.full)
+	wakeup.Send(m.full)
 }
 
 func (m *mailbox) take() watchUpdate {

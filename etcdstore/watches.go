@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // watches is the stream on which a store watches keys. The client library's Watcher opens a new
@@ -116,7 +117,7 @@ func (s *Store) watch(w *watch) {
 	if m.open {
 		m.request(w)
 	}
-	signal(m.wanted)
+	wakeup.Send(m.wanted)
 	serving := m.serving
 	m.serving = true
 	m.mu.Unlock()
@@ -135,13 +136,6 @@ func (s *Store) unwatch(w *watch) {
 	delete(m.all, w)
 	if w.isSet {
 		m.cancel(w)
-	}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }
 
@@ -165,7 +159,7 @@ func (m *watches) cancel(w *watch) {
 
 func (m *watches) send(r *etcdserverpb.WatchRequest) {
 	m.unsent = append(m.unsent, r)
-	signal(m.sendNow)
+	wakeup.Send(m.sendNow)
 }
 
 // serveWatches keeps the stream until the store is closed.

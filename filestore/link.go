@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // The kinds of messages between sessions.
@@ -150,7 +151,7 @@ func (s *Store) unlink(l *link) {
 	}
 	s.idle = slices.DeleteFunc(s.idle, func(i *link) bool { return i == l })
 	for w := range l.watchers {
-		w.wakeUp()
+		wakeup.Send(w.wake)
 	}
 }
 
@@ -319,5 +320,5 @@ func (s *Store) handle(n notice) {
 	if n.kind == msgGrant && n.token > 0 && n.token < driver.MaxToken && n.mark <= driver.MaxLimit {
 		s.granted(w, n.token, n.mark)
 	}
-	w.wakeUp()
+	wakeup.Send(w.wake)
 }

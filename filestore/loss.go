@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 var (
@@ -188,6 +189,6 @@ func (s *Store) wakeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.waiting {
-		w.wakeUp()
+		wakeup.Send(w.wake)
 	}
 }

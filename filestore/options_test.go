@@ -153,7 +153,7 @@ func TestURLsNameDirectories(t *testing.T) {
 	}
 }
 
-func TestDefaultDir(t *testing.T) {
+func TestDefaultDirFollowsEnvironment(t *testing.T) {
 	if runtime.GOOS == "darwin" {
 		t.Setenv("HOME", "/home/u")
 		if d, err := filestore.DefaultDir(); err != nil || d != "/home/u/Library/Application Support/holdfast" {
@@ -258,7 +258,7 @@ func TestLongDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-func TestGuarantees(t *testing.T) {
+func TestLocalDirectoryGuarantees(t *testing.T) {
 	s := open(t, tempDir(t))
 	g, err := s.Guarantees(testContext(t))
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/deadline"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
@@ -234,7 +235,7 @@ func (s *Store) Close(ctx context.Context) error {
 
 	s.cancel()
 	s.loseEvery(driver.CauseClosed, errClosed)
-	wait(ctx, &s.ops)
+	deadline.Wait(ctx, &s.ops)
 	s.loseEvery(driver.CauseClosed, errClosed) // the grants that the last calls have returned
 	for _, b := range s.buckets {
 		if b.used.Load() {
@@ -270,7 +271,7 @@ func (s *Store) Close(ctx context.Context) error {
 			}
 		}
 	}
-	wait(ctx, &s.tasks)
+	deadline.Wait(ctx, &s.tasks)
 	return nil
 }
 
@@ -286,17 +287,4 @@ func (s *Store) removeOwnEntries(ctx context.Context, b *bucket) {
 		b.notices = nil
 	}
 	s.notify(b, b.unlock())
-}
-
-// wait waits for a group until ctx ends.
-func wait(ctx context.Context, g *sync.WaitGroup) {
-	done := make(chan struct{})
-	go func() {
-		g.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	}
 }

@@ -191,9 +191,9 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 	}
 }
 
-// TestAdmission makes random requests with mixed limits. It compares the grants with a simple
+// TestAdmissionFollowsRule makes random requests with mixed limits. It compares the grants with a simple
 // implementation of the rule.
-func TestAdmission(t *testing.T) {
+func TestAdmissionFollowsRule(t *testing.T) {
 	dir := tempDir(t)
 	s := []*filestore.Store{open(t, dir), open(t, dir)}
 	run := 0

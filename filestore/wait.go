@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // waiter is a request of this store with a queue entry.
@@ -26,14 +27,6 @@ type waiter struct {
 	// tokens is the number of the grant's tokens.
 	tokens int
 	links  []*link
-}
-
-// wakeUp wakes the waiter; wake-ups coalesce.
-func (w *waiter) wakeUp() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
 }
 
 // firstDelay is the first delay before an unreachable session is checked again. When a process ends, the
@@ -131,7 +124,7 @@ func (s *Store) readBucket(ctx context.Context, w *waiter) (g driver.Grant, ahea
 	if i < 0 {
 		// Another goroutine has just ended the session, together with its entries.
 		s.notify(b, b.unlock())
-		w.wakeUp()
+		wakeup.Send(w.wake)
 		return g, []string{}, nil
 	}
 	e := &b.entries[i]

@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // changes returns a channel that gets a value after writes to a bucket, or to any bucket if b is nil. The
@@ -49,10 +51,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 				// Watch the file again: it may be a new one.
 				raw.Control(func(fd uintptr) { add(int(fd)) })
 			}
-			select {
-			case ch <- struct{}{}:
-			default:
-			}
+			wakeup.Send(ch)
 		}
 	})
 	return ch, func() {

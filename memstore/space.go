@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // All methods here but now and at are called with the space's mutex held.
@@ -193,10 +194,7 @@ func (sp *space) changed(n *name) {
 		if got, ok := strings.CutPrefix(n.key, w.prefix); !ok || w.name != "" && got != w.name {
 			continue
 		}
-		select {
-		case w.ch <- struct{}{}:
-		default: // the watcher has not handled the last change yet
-		}
+		wakeup.Send(w.ch)
 	}
 }
 

@@ -121,7 +121,7 @@ func TestStoreSeesAcquireSpan(t *testing.T) {
 	}
 }
 
-func TestModeAttributes(t *testing.T) {
+func TestModeIsAnAttribute(t *testing.T) {
 	r := newRig(t)
 	a := r.lock(r.ctx, "shared", holdfast.Shared())
 	b := r.lock(r.ctx, "shared", holdfast.Shared())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // listener receives the notifications of releases, on one connection that exists while there
@@ -87,10 +88,7 @@ func (l *listener) notify(p string, all bool) {
 			continue
 		}
 		for ch := range chans {
-			select {
-			case ch <- struct{}{}:
-			default:
-			}
+			wakeup.Send(ch)
 		}
 	}
 }

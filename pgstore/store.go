@@ -157,7 +157,7 @@ func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{}, faults{}, w, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	case Advisory:

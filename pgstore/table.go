@@ -8,11 +8,11 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// clock is the time in microseconds since 1970, as of its evaluation.
+// clock is an SQL expression: the time at which the server evaluates it, in microseconds since 1970.
 const clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
-// table builds the statements of the optimistic recipe.
-type table struct{ wake bool }
+// table builds the statements of the optimistic recipe. [sqlkit.Table] documents the methods.
+type table struct{}
 
 // lit returns bytes as a literal that means the same under every setting.
 func lit(b []byte) string { return fmt.Sprintf("decode('%x', 'hex')", b) }
@@ -22,9 +22,10 @@ func ascii(s string) string { return "E'" + quotes.Replace(s) + "'" }
 
 var quotes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
 
-// flushed is a condition that is true. It makes the transaction's commit wait for the disk
-// if synchronous_commit is off, so that a crash of the server forgets no grant and no
-// token. Other values stay: with them, the commit waits for the disk too, or for replicas.
+// flushed is a condition that is always true. It makes the transaction's commit wait for the
+// disk if synchronous_commit is off, so that a crash of the server forgets no grant and no
+// token. It keeps every other value of that setting, because the commit then waits for the disk
+// anyway.
 const flushed = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL" // mutation: postgres-flushed
 
 func (table) Read(name []byte, bucket int) string {
@@ -65,17 +66,15 @@ func (table) UpdateEach(changes []sqlkit.Change) string {
 		strings.Join(names, ", "), strings.Join(all, ", "), clock)
 }
 
-// channel carries the names of rows that have changed.
+// channel carries the names whose waiters are notified.
 const channel = "holdfast"
 
-func (t table) Wake(name []byte) string {
-	if !t.wake {
-		return ""
-	}
+func (table) Wake(name []byte) string {
 	return "NOTIFY " + channel + ", '" + payload(name) + "'"
 }
 
-// payload returns a name for a notification, whose limit is 8000 bytes.
+// payload encodes a name for a notification, which is a text of less than 8000 bytes. The longest
+// name has about 1300 digits.
 func payload(name []byte) string { return hex.EncodeToString(name) }
 
 func (table) List(prefix []byte) string {

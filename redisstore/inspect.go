@@ -26,7 +26,8 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	return one.state, one.err
 }
 
-// readState parses the fields and values of a name's hash.
+// readState parses the fields and values of a name's hash. now is the server's time. readState
+// leaves out the grants and queue entries that have expired.
 func readState(name string, rep reply, now int64) driver.State {
 	st := driver.State{Name: name}
 	hash := rep.values
@@ -45,11 +46,11 @@ func readState(name string, rep reply, now int64) driver.State {
 			continue // the field is of another kind
 		}
 		switch field[0] {
-		case 's':
+		case 's': // a grant
 			if h, ok := readHolder(field[1:]+" "+value, now); ok {
 				st.Holders = append(st.Holders, h)
 			}
-		case 'q':
+		case 'q': // a queue entry
 			if w, ok := readWaiter(value, now); ok {
 				queue = append(queue, queued{n, w})
 			}
@@ -63,7 +64,8 @@ func readState(name string, rep reply, now int64) driver.State {
 	return st
 }
 
-// readWaiter parses a queue entry, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER".
+// readWaiter parses a queue entry, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER". It returns false
+// if the text is no queue entry, or if the deadline has passed.
 func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
 	part := strings.SplitN(rec, " ", 7)
 	if len(part) != 7 {
@@ -78,7 +80,8 @@ func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
 	return driver.Waiter{Owner: readOwner(part[0], part[6], since), Limit: limit}, true
 }
 
-// List yields the names of this namespace that are held or waited for.
+// List yields the states of the names that begin with prefix and are held or waited for, in byte
+// order.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if err := s.begin(ctx); err != nil {
@@ -95,7 +98,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// inspectBatch is the number of names that one pipeline reads.
+// inspectBatch is the largest number of names of one call of inspectAll.
 const inspectBatch = 100
 
 // states yields the states of names, without those that have neither holder nor waiter. It ends
@@ -115,13 +118,13 @@ func (s *Store) states(ctx context.Context, names []string) iter.Seq2[driver.Sta
 	}
 }
 
-// inspected is the state of a name, or the error of its inspection.
+// inspected is the state of a name, or why it could not be read.
 type inspected struct {
 	state driver.State
 	err   error
 }
 
-// inspectAll reads names in one pipeline.
+// inspectAll returns the states of names, in their order.
 func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 	if s.peers != nil {
 		return s.peers.inspectAll(ctx, names)
@@ -144,7 +147,7 @@ func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 	return all
 }
 
-// names returns the names that have a key, in byte order.
+// names returns the names that begin with prefix and have a key, in byte order.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	if s.peers != nil {
 		return s.peers.names(ctx, prefix)
@@ -189,8 +192,9 @@ const (
 	watchAll = 500 * time.Millisecond
 )
 
-// Watch polls. The scripts notify only the waiters and holders of a name: to publish every change
-// would make each lock slower, and watchers are rare.
+// Watch polls the state, and calls changed after each change that it finds. The scripts notify only
+// the waiters and holders of a name: to publish every change would make each lock slower, and
+// watchers are rare.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -203,9 +207,9 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	seen, first := "", true
 	for {
 		began := time.Now()
-		now, err := s.fingerprint(ctx, name)
-		if err == nil && (first || now != seen) {
-			seen, first = now, false
+		current, err := s.fingerprint(ctx, name)
+		if err == nil && (first || current != seen) {
+			seen, first = current, false
 			changed()
 		} else if err != nil && ctx.Err() == nil && !isTransient(err) {
 			return err
@@ -221,7 +225,8 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// fingerprint returns a text that changes when holders or waiters do.
+// fingerprint returns a text that changes when the holders or waiters of the name change. Without a
+// name it covers all names.
 func (s *Store) fingerprint(ctx context.Context, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -2,10 +2,10 @@ package redisstore
 
 import "strings"
 
-// A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal
-// digits of a hash of namespace and name, is the hash tag. Braces in a name come
-// later and have no effect. The namespace is escaped, so that its end is certain;
-// the name is not. The bucket's counter of tokens is holdfast:{BUCKET}.
+// A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal digits of a
+// hash of namespace and name, is the hash tag. Braces in a name come later and have no effect.
+// The namespace is escaped, so that its end is certain; the name is not. The bucket's counter of
+// tokens has the key holdfast:{BUCKET}.
 const (
 	keyPrefix    = "holdfast:{"
 	bucketDigits = 3
@@ -20,7 +20,7 @@ type keyspace struct{ namespace string }
 
 func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(namespace)} }
 
-// bucket returns the bucket of a name.
+// bucket returns the number of the bucket of a name.
 func (k keyspace) bucket(name string) uint16 {
 	n := fnv1a(fnv1a(fnv1a(fnvOffset, k.namespace), "\x00"), name)
 	n ^= n >> 32
@@ -71,7 +71,7 @@ func (k keyspace) key(name string) string {
 // Key returns the key of a name in a namespace, for operators.
 func Key(namespace, name string) string { return newKeyspace(namespace).key(name) }
 
-// nameOf returns the name that a key of this namespace belongs to.
+// nameOf returns the name of a key, or false if the key does not belong to a name of this namespace.
 func (k keyspace) nameOf(key string) (string, bool) {
 	if len(key) < counterLength || !strings.HasPrefix(key, keyPrefix) {
 		return "", false
@@ -80,7 +80,7 @@ func (k keyspace) nameOf(key string) (string, bool) {
 	if !ok || name == "" {
 		return "", false
 	}
-	// The bucket must be that of the name; else the key is not one of holdfast.
+	// A key with another bucket than the name's was not made by holdfast.
 	if k.key(name) != key {
 		return "", false
 	}

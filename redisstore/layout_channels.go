@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // ShardedSubscriber is implemented by clients that can subscribe to sharded messages, which
@@ -154,7 +155,7 @@ func (c *channels) subscribe(ctx context.Context, sub *channelSub, channel strin
 		defer c.mu.Unlock()
 		sub.ready = sub.ready || ready
 		for l := range sub.listeners {
-			notify(l.wake)
+			wakeup.Send(l.wake)
 			if ready {
 				l.once.Do(func() { close(l.subscribed) })
 			}

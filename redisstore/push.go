@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // subscription is the state of the subscription to the store's channel.
@@ -49,7 +50,7 @@ func (s *Store) subscribe() {
 			// Messages that were sent before the subscription are lost.
 			for _, e := range s.entries {
 				if e.seq != 0 {
-					notify(e.wake)
+					wakeup.Send(e.wake)
 				}
 			}
 			s.mu.Unlock()
@@ -58,7 +59,7 @@ func (s *Store) subscribe() {
 		sub.ready, sub.failed = 0, true
 		for _, e := range s.entries {
 			if e.seq != 0 {
-				notify(e.refreshSoon)
+				wakeup.Send(e.refreshSoon)
 			}
 		}
 		s.mu.Unlock()
@@ -84,13 +85,13 @@ func (s *Store) receive(message string) {
 	case 'g', 'w': // the request was granted
 		e.start = start
 		if e.seq != 0 {
-			notify(e.wake)
+			wakeup.Send(e.wake)
 		} else {
 			e.woken = true
 		}
 	case 'n': // the queue entry is near the head
 		if e.seq != 0 {
-			notify(e.refreshSoon)
+			wakeup.Send(e.refreshSoon)
 		}
 	case 'x': // the grant was broken
 		e.start = ""
@@ -101,7 +102,7 @@ func (s *Store) receive(message string) {
 			return
 		}
 		if e.seq != 0 {
-			notify(e.wake)
+			wakeup.Send(e.wake)
 		}
 	}
 	s.mu.Unlock()

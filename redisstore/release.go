@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // notHeld returns the error of a grant that does not exist any more.
@@ -131,7 +132,7 @@ func (s *Store) wake(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.seq != 0 {
-		notify(e.wake)
+		wakeup.Send(e.wake)
 	}
 }
 
@@ -145,7 +146,7 @@ func (s *Store) pass(e *entry, rep reply) {
 	defer s.mu.Unlock()
 	e.passed = &g
 	if e.wake != nil {
-		notify(e.wake)
+		wakeup.Send(e.wake)
 	}
 }
 

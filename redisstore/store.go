@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // Store is one client of the locks on a Redis.
@@ -171,7 +172,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.mu.Unlock()
 	if first {
 		s.cancel()
-		wait(ctx, &s.ops)
+		deadline.Wait(ctx, &s.ops)
 		go func() { // a client may wait for a silent server
 			defer close(s.finished)
 			s.client.Close()
@@ -184,18 +185,5 @@ func (s *Store) Close(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	}
-}
-
-// wait waits until the group is done or ctx ends.
-func wait(ctx context.Context, g *sync.WaitGroup) {
-	done := make(chan struct{})
-	go func() {
-		g.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
 	}
 }

@@ -62,9 +62,9 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// TestBadURL requires that the error of a wrong URL names the mistake, and never shows a
+// TestBadURLErrorHidesPassword requires that the error of a wrong URL names the mistake, and never shows a
 // password.
-func TestBadURL(t *testing.T) {
+func TestBadURLErrorHidesPassword(t *testing.T) {
 	for _, c := range []struct{ url, says string }{
 		{"redis:host", "host is missing"},
 		{"redis://u:secret@", "host is missing"},

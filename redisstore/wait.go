@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 const (
@@ -208,7 +209,7 @@ func (s *Store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 	subscribed = s.subscription.ready != 0
 	missed = !subscribed || s.subscription.ready >= sentAt
 	if e.woken || subscribed && missed {
-		notify(e.wake)
+		wakeup.Send(e.wake)
 	}
 	e.woken = false
 	return subscribed, missed && !s.subscription.failed
@@ -241,14 +242,6 @@ func (s *Store) passedTo(e *entry) *driver.Grant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return e.passed
-}
-
-// notify wakes the reader of a channel. Notifications coalesce.
-func notify(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // cancelled withdraws the queue entry, or a grant that the server made meanwhile. It returns the

@@ -98,20 +98,14 @@ type fetch struct {
 }
 
 // Option is a setting of New.
-type Option func(*Sequence) error
+type Option func(*Sequence)
 
 // Blocks sets the size of the first and smallest block and of the largest. A block that
 // lasts less than a second makes the next one twice as large, one that lasts more than
 // eight seconds half as large. A process that ends loses up to two blocks. Default:
 // 16 and 1<<20; at most 1<<30.
 func Blocks(least, most int64) Option {
-	return func(s *Sequence) error {
-		if least < 1 || most < least || most > 1<<30 {
-			return fmt.Errorf("sequence: %w: blocks of %d to %d ids, want 1 <= least <= most <= %d", holdfast.ErrInvalid, least, most, 1<<30)
-		}
-		s.least, s.most = least, most
-		return nil
-	}
+	return func(s *Sequence) { s.least, s.most = least, most }
 }
 
 // New returns a sequence. It does no I/O. Errors wrap holdfast.ErrInvalid.
@@ -124,9 +118,10 @@ func New(source Source, name string, o ...Option) (*Sequence, error) {
 	}
 	s := &Sequence{source: source, name: name, least: defaultLeast, most: defaultMost}
 	for _, f := range o {
-		if err := f(s); err != nil {
-			return nil, err
-		}
+		f(s)
+	}
+	if s.least < 1 || s.most < s.least || s.most > 1<<30 {
+		return nil, fmt.Errorf("sequence: %w: blocks of %d to %d ids, want 1 <= least <= most <= %d", holdfast.ErrInvalid, s.least, s.most, 1<<30)
 	}
 	s.size = s.least
 	s.current.Store(&block{})

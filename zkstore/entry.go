@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -55,10 +56,7 @@ type entry struct {
 // wake wakes an entry. The caller holds the session's mutex.
 func (p *entry) wake(fresh []string) {
 	p.fresh = fresh
-	select {
-	case p.signal <- struct{}{}:
-	default:
-	}
+	wakeup.Send(p.signal)
 }
 
 // notice handles an event of a node that the entry watches. The caller holds the session's mutex.
@@ -418,7 +416,7 @@ func (ss *session) unwatched(paths []string) {
 		}
 		for t := range ss.trees {
 			if t.path == path {
-				signal(t.ch)
+				wakeup.Send(t.ch)
 			}
 		}
 		if g := ss.ours[path]; g != nil {

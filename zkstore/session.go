@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -330,6 +331,6 @@ func (ss *session) onEnd(why error) {
 	}
 }
 
-func (ss *session) wakeMaintain() { signal(ss.wakeUp) }
+func (ss *session) wakeMaintain() { wakeup.Send(ss.wakeUp) }
 
 func (ss *session) String() string { return strconv.FormatUint(uint64(ss.zk.ID()), 16) }

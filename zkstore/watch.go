@@ -5,6 +5,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -19,22 +20,15 @@ type tree struct {
 // notify reports an event. The caller holds the session's mutex.
 func (t *tree) notify(path string) {
 	if path == t.path || strings.HasPrefix(path, t.path+"/") {
-		signal(t.ch)
+		wakeup.Send(t.ch)
 	}
 }
 
 func (t *tree) renewWatch() {
 	if t.renew != nil {
-		signal(t.renew)
+		wakeup.Send(t.renew)
 	}
-	signal(t.ch)
-}
-
-func signal(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
+	wakeup.Send(t.ch)
 }
 
 func (ss *session) watchTree(t *tree) {
@@ -84,7 +78,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 func (ss *session) follow(ctx context.Context, path string, changed func()) error {
 	t := &tree{path: path, ch: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
 	ss.watchTree(t)
-	signal(t.renew)
+	wakeup.Send(t.renew)
 	at := cmp.Or(path, "/")
 	defer func() {
 		if ss.unwatchTree(t) && ss.zk.Conn() != 0 {
@@ -106,7 +100,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 			case ss.zk.Ended() != nil:
 				return ss.ending()
 			default:
-				signal(t.renew) // set the watch again on the next connection
+				wakeup.Send(t.renew) // set the watch again on the next connection
 			}
 		case <-t.ch:
 			changed()

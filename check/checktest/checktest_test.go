@@ -19,9 +19,9 @@ import (
 
 const convictEnv = "HOLDFAST_CHECKTEST_CONVICT"
 
-// TestConvict fails in the process that TestHistoryOfABrokenRuleIsKept starts. Each client
+// TestBrokenStoreFails fails in the process that TestHistoryOfABrokenRuleIsKept starts. Each client
 // has a store of its own, so all clients hold each name at the same time.
-func TestConvict(t *testing.T) {
+func TestBrokenStoreFails(t *testing.T) {
 	if os.Getenv(convictEnv) == "" {
 		t.Skip("TestHistoryOfABrokenRuleIsKept runs this test")
 	}
@@ -33,7 +33,7 @@ func TestConvict(t *testing.T) {
 // TestHistoryOfABrokenRuleIsKept requires that the history of a broken rule outlives its
 // test, and that the failure names the directory.
 func TestHistoryOfABrokenRuleIsKept(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestConvict$")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestBrokenStoreFails$")
 	cmd.Env = append(os.Environ(), convictEnv+"=1", "TMPDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err == nil {

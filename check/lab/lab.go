@@ -51,8 +51,8 @@ type Options struct {
 	Progress func(check.Progress)
 }
 
-// Result is the outcome of an experiment.
-type Result struct {
+// Verdict is the outcome of an experiment.
+type Verdict struct {
 	Mistake Mistake
 	// Report is the verdict of the last run. It is not OK if any rule was broken.
 	Report *check.Report
@@ -89,7 +89,7 @@ func (e *nameError) Is(target error) bool { return target == holdfast.ErrInvalid
 // Run checks the lock with a mistake, or without one for [Control]. It repeats runs until
 // one shows the mistake, the time is over, or ctx ends. It returns an error if a run was
 // not possible.
-func Run(ctx context.Context, name string, o Options) (*Result, error) {
+func Run(ctx context.Context, name string, o Options) (*Verdict, error) {
 	m, err := Find(name)
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		r := &Result{Mistake: m, Report: report, Seed: seed, Runs: runs}
+		r := &Verdict{Mistake: m, Report: report, Seed: seed, Runs: runs}
 		for i := range report.Violations {
 			if m.shown(report.Violations[i].Rule) {
 				r.Expected = &report.Violations[i]

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/lab"
 )
 
-// TestMistakes requires that the check convicts each mistake of the rule that it breaks.
-func TestMistakes(t *testing.T) {
+// TestMistakesAreConvicted requires that the check convicts each mistake of the rule that it breaks.
+func TestMistakesAreConvicted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes a dozen experiments of several seconds")
 	}
@@ -36,9 +36,9 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestControl requires that the check acquits the lock without a mistake. So the check
+// TestCorrectLockIsAcquitted requires that the check acquits the lock without a mistake. So the check
 // convicts the mistakes, and not the lock.
-func TestControl(t *testing.T) {
+func TestCorrectLockIsAcquitted(t *testing.T) {
 	t.Parallel()
 	r, err := lab.Run(t.Context(), lab.Control, lab.Options{Dir: t.TempDir()})
 	if err != nil {
@@ -54,8 +54,8 @@ func TestControl(t *testing.T) {
 
 var update = flag.Bool("update", false, "write docs/lab.md anew")
 
-// TestPage requires that docs/lab.md has the table that the code produces.
-func TestPage(t *testing.T) {
+// TestLabPageIsCurrent requires that docs/lab.md has the table that the code produces.
+func TestLabPageIsCurrent(t *testing.T) {
 	const path = "../../docs/lab.md"
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -75,14 +75,14 @@ func TestPage(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("docs/lab.md is not what the code says: go test ./lab -run TestPage -update")
+		t.Fatal("docs/lab.md is not what the code says: go test ./lab -run TestLabPageIsCurrent -update")
 	}
 	if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestUnknownMistakeIsInvalid(t *testing.T) {
 	_, err := lab.Run(t.Context(), "no such", lab.Options{})
 	if !errors.Is(err, holdfast.ErrInvalid) || !strings.Contains(err.Error(), "clock-token") {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // server keeps values under names, as the servers do on which programs build such locks.
@@ -141,10 +142,7 @@ func (s *server) remove(name string, pick func(value) bool) bool {
 	n := len(all)
 	s.values[name] = slices.DeleteFunc(all, pick)
 	for c := range s.subscribers[name] {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+		wakeup.Send(c)
 	}
 	s.changed()
 	return len(s.values[name]) < n

@@ -24,9 +24,9 @@ type database interface {
 	Close() error
 }
 
-// TestDatabases requires that each database serves, serves again after a SIGKILL, and
+// TestDatabasesServeAfterKill requires that each database serves, serves again after a SIGKILL, and
 // leaves no files.
-func TestDatabases(t *testing.T) {
+func TestDatabasesServeAfterKill(t *testing.T) {
 	for name, start := range map[string]func() (database, error){
 		"MariaDB":  func() (database, error) { return servers.StartMariaDB(t.Context()) },
 		"Postgres": func() (database, error) { return servers.StartPostgres(t.Context(), "fsync=off") },
@@ -59,7 +59,7 @@ func TestDatabases(t *testing.T) {
 	}
 }
 
-func TestPgBouncer(t *testing.T) {
+func TestPgBouncerStarts(t *testing.T) {
 	p, err := servers.StartPostgres(t.Context(), "fsync=off")
 	if err == nil {
 		defer p.Close()

@@ -23,7 +23,7 @@ type RedisCluster struct {
 const slots = 16384
 
 // RedisNodeTimeout is the silence after which the nodes of a cluster consider a node dead,
-// unless NodeTimeout changes it.
+// unless SetNodeTimeout changes it.
 const RedisNodeTimeout = time.Second
 
 // StartRedisCluster starts three primaries and, if replicas is set, a replica for each. It waits
@@ -160,8 +160,8 @@ func (c *RedisCluster) whole(ctx context.Context) func() error {
 	}
 }
 
-// NodeTimeout sets the silence after which the running nodes consider a node dead.
-func (c *RedisCluster) NodeTimeout(ctx context.Context, d time.Duration) error {
+// SetNodeTimeout sets the silence after which the running nodes consider a node dead.
+func (c *RedisCluster) SetNodeTimeout(ctx context.Context, d time.Duration) error {
 	for _, r := range c.Nodes {
 		if r.PID() == 0 {
 			continue

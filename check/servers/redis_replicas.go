@@ -148,7 +148,7 @@ type RedisSentinel struct {
 	Name string
 }
 
-// SentinelDownAfter is the silence after which sentinels consider a server dead, unless DownAfter
+// SentinelDownAfter is the silence after which sentinels consider a server dead, unless SetDownAfter
 // changes it.
 const SentinelDownAfter = 500 * time.Millisecond
 
@@ -279,8 +279,8 @@ func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 	return nil, errors.New("servers: the sentinels do not agree")
 }
 
-// DownAfter sets the silence after which the sentinels consider a server dead.
-func (s *RedisSentinel) DownAfter(ctx context.Context, d time.Duration) error {
+// SetDownAfter sets the silence after which the sentinels consider a server dead.
+func (s *RedisSentinel) SetDownAfter(ctx context.Context, d time.Duration) error {
 	for _, r := range s.Sentinels {
 		if _, err := r.Do(ctx, "SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
 			return err
@@ -289,8 +289,8 @@ func (s *RedisSentinel) DownAfter(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Calm waits until no sentinel suspects the primary or waits for its answer.
-func (s *RedisSentinel) Calm(ctx context.Context) error {
+// AwaitReachable waits until no sentinel suspects the primary or waits for its answer.
+func (s *RedisSentinel) AwaitReachable(ctx context.Context) error {
 	return until(ctx, func() error {
 		for _, r := range s.Sentinels {
 			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)

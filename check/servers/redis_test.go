@@ -20,7 +20,7 @@ func needRedis(t *testing.T) {
 	}
 }
 
-func TestRedis(t *testing.T) {
+func TestRedisServesAndRestartsEmpty(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()
 	r, err := servers.StartRedis(ctx, t.TempDir(), "--requirepass", "secret")
@@ -67,7 +67,7 @@ func TestRedisReplicas(t *testing.T) {
 	}
 }
 
-func TestRedisSentinel(t *testing.T) {
+func TestSentinelsPromoteReplica(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()
 	s, err := servers.StartRedisSentinel(ctx, t.TempDir(), 1)

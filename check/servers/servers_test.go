@@ -100,7 +100,7 @@ func want(t *testing.T, address, answer string) {
 	}
 }
 
-func TestLife(t *testing.T) {
+func TestServerLifecycle(t *testing.T) {
 	s, address := start(t)
 	want(t, address, "1")
 	first := s.PID()
@@ -148,7 +148,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-func TestStop(t *testing.T) {
+func TestStopEndsPausedServer(t *testing.T) {
 	s, address := start(t)
 	if err := s.Pause(); err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-func TestStopOfTheDeaf(t *testing.T) {
+func TestStopKillsServerThatIgnoresSIGTERM(t *testing.T) {
 	s, address := start(t, "SERVERS_TEST_DEAF=1")
 	if err := s.Stop(); err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("Stop of a server that ignores SIGTERM: %v", err)
@@ -175,7 +175,7 @@ func TestStopOfTheDeaf(t *testing.T) {
 	}
 }
 
-func TestStartFails(t *testing.T) {
+func TestStartReportsFailure(t *testing.T) {
 	_, _, err := tryStart(t, "SERVERS_TEST_FAIL=1")
 	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "not today") {
 		t.Errorf("a server that ends at once: %v", err)

@@ -19,6 +19,7 @@ func awaitStopped(group int) {
 	}
 }
 
+// stopped reports whether no thread of a process group runs.
 func stopped(group int) bool {
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range processes {
@@ -41,7 +42,9 @@ func stateOf(dir string, group int) (state byte, in bool) {
 	if err != nil {
 		return 0, false // the thread has ended
 	}
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // a name may contain anything
+	// The fields after the name are the state, the parent and the process group. The name is in
+	// parentheses, and may itself contain spaces and parentheses.
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	if len(fields) < 3 || string(fields[2]) != strconv.Itoa(group) {
 		return 0, false
 	}

@@ -76,9 +76,9 @@ func (p *process) expectGrantedAlone() {
 	}
 }
 
-// TestFrontKilled: SIGKILL kills the front. The command ends, and only then does the next
+// TestKilledFrontEndsCommandBeforeNextHolder: SIGKILL kills the front. The command ends, and only then does the next
 // waiter's command begin.
-func TestFrontKilled(t *testing.T) {
+func TestKilledFrontEndsCommandBeforeNextHolder(t *testing.T) {
 	for _, words := range [][]string{
 		{"ends"},
 		{"ignores"},
@@ -102,9 +102,9 @@ func TestFrontKilled(t *testing.T) {
 	}
 }
 
-// TestFrontKilledWaiting: the front is killed while it waits. No queue entry is left, and no
+// TestKilledWaitingFrontLeavesNoEntry: the front is killed while it waits. No queue entry is left, and no
 // command starts.
-func TestFrontKilledWaiting(t *testing.T) {
+func TestKilledWaitingFrontLeavesNoEntry(t *testing.T) {
 	s := newProcessSandbox(t)
 	p := s.holder(nil, "ends")
 	waiter := s.start("run", "x", "--", "touch", "ran")
@@ -139,9 +139,9 @@ func TestFrontKilledLingering(t *testing.T) {
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
-// TestGuardianKilled: the guardian is killed. The front kills the command and all processes that
+// TestKilledGuardianEndsCommand: the guardian is killed. The front kills the command and all processes that
 // the command has started, and reports that.
-func TestGuardianKilled(t *testing.T) {
+func TestKilledGuardianEndsCommand(t *testing.T) {
 	for _, words := range [][]string{
 		{"ignores"},
 		{"leaves", "ignores"},
@@ -203,9 +203,9 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 	}
 }
 
-// TestFrontStopped: the guardian renews the lock while the front is stopped, and releases it
+// TestGuardianRenewsWhileFrontIsStopped: the guardian renews the lock while the front is stopped, and releases it
 // when the command has ended.
-func TestFrontStopped(t *testing.T) {
+func TestGuardianRenewsWhileFrontIsStopped(t *testing.T) {
 	w := newSandbox(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "20ms", "x"}, asTestCommand()...)...)
 	p.ready()
@@ -237,9 +237,9 @@ func TestFrontStoppedReleases(t *testing.T) {
 	}
 }
 
-// TestGuardianStopped: while the guardian is stopped the lease is not renewed. The front
+// TestStoppedGuardianEndsCommandInTime: while the guardian is stopped the lease is not renewed. The front
 // kills the command when the lock is no longer valid.
-func TestGuardianStopped(t *testing.T) {
+func TestStoppedGuardianEndsCommandInTime(t *testing.T) {
 	w := newSandbox(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "6s", "--grace", "1s", "x"}, asTestCommand()...)...)
 	pid := p.ready()
@@ -252,9 +252,9 @@ func TestGuardianStopped(t *testing.T) {
 	}
 }
 
-// TestBothStopped: front and guardian are stopped beyond the TTL. When they continue, they kill
+// TestStoppedFrontAndGuardianKillCommand: front and guardian are stopped beyond the TTL. When they continue, they kill
 // the command.
-func TestBothStopped(t *testing.T) {
+func TestStoppedFrontAndGuardianKillCommand(t *testing.T) {
 	w := newSandbox(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "500ms", "x"}, asTestCommand()...)...)
 	pid := p.ready()

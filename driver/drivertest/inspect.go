@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // await receives from c, and ends the test with the message missing if nothing comes in time.
@@ -136,12 +137,7 @@ func watch(e *env) {
 	ctx, cancel := context.WithCancel(e.Context())
 	changed, done := make(chan struct{}, 100), make(chan error, 1)
 	go func() {
-		done <- w.Watch(ctx, name, func() {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-		})
+		done <- w.Watch(ctx, name, func() { wakeup.Send(changed) })
 	}()
 	next := func(what string) {
 		e.Helper()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // validityFromTheSend requires that SentAt lies between the call and its return. After a wait,
@@ -160,10 +161,7 @@ func (queuedHook) Start(ctx context.Context, _ holdfast.Event) context.Context {
 
 func (q queuedHook) Event(_ context.Context, ev holdfast.Event) {
 	if ev.Kind == holdfast.EventQueued {
-		select {
-		case q <- struct{}{}:
-		default:
-		}
+		wakeup.Send(q)
 	}
 }
 

@@ -5,7 +5,6 @@
 package torture
 
 import (
-	"errors"
 	"flag"
 	"os"
 	"slices"
@@ -15,7 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/checktest"
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
@@ -55,12 +54,7 @@ func TestStores(t *testing.T) {
 		t.Run(local, func(t *testing.T) {
 			t.Parallel()
 			kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
-			if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
-				t.Skip(err)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			servertest.Started(t, err)
 			config := check.Config{Local: local, Duration: *duration, Seed: *seed}
 			least := len(kinds) / 3
 			if slices.Contains(alike, local) {

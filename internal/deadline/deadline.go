@@ -1,8 +1,11 @@
 // Package deadline describes the context of a request: a context with a deadline whose timer
-// starts only when a store waits for its end.
+// starts only when a store waits for its end. It also waits for goroutines until a context ends.
 package deadline
 
-import "context"
+import (
+	"context"
+	"sync"
+)
 
 // Context is a context whose end has two causes. Deadline returns the deadline without
 // starting a timer.
@@ -20,4 +23,17 @@ func Cancellation(ctx context.Context) context.Context {
 		return c.Caller()
 	}
 	return ctx
+}
+
+// Wait waits until g is done or ctx ends.
+func Wait(ctx context.Context, g *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() {
+		g.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // handle is the store's own data in a grant.
@@ -61,6 +62,35 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return g, err
 }
 
+// check returns an error for an invalid request.
+func (s *Store) check(r *driver.Request) error {
+	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
+	for _, c := range []byte(r.ID) {
+		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
+	}
+	if err := driver.CheckName(r.Name); err != nil || bad {
+		return driver.Errorf(driver.CodeInvalid, "redlock: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+	}
+	if r.Limit != driver.Exclusive {
+		return driver.Errorf(driver.CodeUnsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
+	}
+	if r.TTL < minTTL || r.TTL > s.cfg.maxTTL {
+		return driver.Errorf(driver.CodeInvalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.maxTTL)
+	}
+	if strings.HasPrefix(s.prefix()+r.Name, stateKey) && s.cfg.redsync {
+		return driver.Errorf(driver.CodeInvalid, "redlock: name %q: keys that begin with %s are the store's own", r.Name, stateKey)
+	}
+	return nil
+}
+
+// candidate is one Acquire, which makes one ballot after another.
+type candidate struct {
+	s       *Store
+	r       driver.Request
+	ballots int   // the number of its ballots so far
+	since   int64 // when its first ballot began, by the fleet's time
+}
+
 // settle waits until no ballot of a failed request can be granted, for at most
 // withdrawTimeout. It reports whether that is certain.
 func (c *candidate) settle(ctx context.Context) bool {
@@ -75,59 +105,29 @@ func (c *candidate) settle(ctx context.Context) bool {
 	return settled
 }
 
-// check returns an error for an invalid request.
-func (s *Store) check(r *driver.Request) error {
-	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
-	for _, c := range []byte(r.ID) {
-		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
-	}
-	if err := driver.CheckName(r.Name); err != nil || bad {
-		return driver.Errorf(driver.CodeInvalid, "redlock: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
-	}
-	if r.Limit != driver.Exclusive {
-		return driver.Errorf(driver.CodeUnsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
-	}
-	if r.TTL < minTTL || r.TTL > s.cfg.MaxTTL {
-		return driver.Errorf(driver.CodeInvalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.MaxTTL)
-	}
-	if strings.HasPrefix(s.prefix()+r.Name, stateKey) && s.cfg.Redsync {
-		return driver.Errorf(driver.CodeInvalid, "redlock: name %q: keys that begin with %s are the store's own", r.Name, stateKey)
-	}
-	return nil
-}
-
-// candidate is one Acquire, which makes one ballot after another.
-type candidate struct {
-	s       *Store
-	r       driver.Request
-	ballots int
-	since   int64
-}
-
-// result is the outcome of a try without an error: a grant, or the holders of a busy
-// name.
+// result is the outcome of a try without an error: a grant, or the holders of a busy name.
 type result struct {
 	grant   driver.Grant
-	holders []driver.Holder // not nil if busy
-	// placed is the number of servers on which the request has a queue entry. free is when a
-	// quorum of servers may be free. foreign is set if a client of another library holds the name.
-	placed  int
-	free    time.Time
-	foreign bool
+	holders []driver.Holder // not nil if the name is busy; empty if no request has a quorum
+	queued  int             // the number of servers on which the request has a queue entry
+	free    time.Time       // when a quorum of servers may be free
+	foreign bool            // a client of another library holds the name
 }
 
 const (
-	// splitTimeout is how long a try continues while no request has a quorum, and splitWait
-	// the first pause between two ballots.
+	// splitTimeout is how long a try continues while no request has a quorum.
 	splitTimeout = time.Second
-	// lateTimeout is how long a ballot continues while servers refuse its requests as
-	// late.
+	// splitWait is the base of the random delay between two ballots, or two rounds of one ballot.
+	splitWait = 2 * time.Millisecond
+	// lateTimeout is how long a ballot continues while servers refuse its requests as late.
 	lateTimeout = 2 * time.Second
-	splitWait   = 2 * time.Millisecond
+	// maxRounds is the number of rounds after which a ballot without a quorum ends, even if it
+	// has the most votes.
+	maxRounds = 8
 )
 
-// try requests votes until the request is granted, another request has a quorum, or no
-// request can get one.
+// try makes ballots until the request is granted, or another request has a quorum. If no
+// request gets one, it stops after splitTimeout.
 func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 	began := time.Now()
 	for pauses := 0; ; pauses++ {
@@ -147,6 +147,7 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 	}
 }
 
+// withdrawn returns the error of a request whose context has ended.
 func withdrawn(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, errClosed) {
@@ -155,16 +156,24 @@ func withdrawn(ctx context.Context) error {
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
-// tally has the numbers of votes and other answers of a ballot.
+// tally counts the servers of a ballot by their last answers.
 type tally struct {
-	given, fresh, pending, slow, refused, late int
-	rivals                                     map[string]int
-	errs                                       []error
-	highest                                    uint64
+	given   int // the server has given its vote
+	fresh   int // of the given votes, those of servers whose counters are below the proposed token
+	refused int // another request has the vote
+	late    int // the server found the request late
+	pending int // the ballot waits for the answer
+	slow    int // there is no answer yet, and the ballot does not wait for it
+	// rivals counts the refused votes by the ballot that has them.
+	rivals map[string]int
+	// errs are the errors of the servers that cannot vote, the late ones included.
+	errs []error
+	// highest is the largest counter of the servers that have given their votes.
+	highest uint64
 }
 
-// count counts the votes. If a quorum of servers has answered, it leaves out the others
-// that are slow, or were silent before. The caller holds the mutex.
+// count counts the votes. Once a quorum of servers has answered, the ballot does not wait for the
+// servers that are slow, or were silent before. The caller holds the mutex.
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
@@ -198,9 +207,20 @@ func (b *ballot) count() (t tally) {
 	return t
 }
 
-// ballot requests the votes of all servers once. It repeats the request to a server
-// whose refusal may be temporary. If several requests have a part of the votes, the one
-// with the most continues.
+// topRival returns the other ballot with the most votes, and their number. Of two ballots with as
+// many votes, it returns the one with the smaller identifier.
+func (t *tally) topRival() (id string, votes int) {
+	for other, n := range t.rivals {
+		if n > votes || n == votes && other < id {
+			id, votes = other, n
+		}
+	}
+	return id, votes
+}
+
+// ballot requests the votes of all servers, in rounds: it repeats the request to the servers whose
+// refusal may be temporary. If several ballots have a part of the votes, the one with the most
+// continues. split reports that no request has a quorum, and that this ballot does not continue.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
 	s := c.s
 	now := s.now()
@@ -221,26 +241,16 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		b.requestVote(n, owner)
 	}
 	b.mu.Unlock()
-	var again, grace <-chan time.Time
-	var timer *time.Timer
-	defer func() {
-		if timer != nil {
-			timer.Stop()
-		}
-	}()
 	began := time.Now()
+	var nextRound, grace <-chan time.Time
 	for rounds := 0; ; {
 		b.mu.Lock()
 		t := b.count()
 		token := b.token
 		b.mu.Unlock()
-		reachable := t.given + t.refused + t.pending
-		top, topID := 0, ""
-		for id, n := range t.rivals {
-			if n > top || n == top && id < topID {
-				top, topID = n, id
-			}
-		}
+		rival, rivalVotes := t.topRival()
+		roundOver := t.pending == 0 && nextRound == nil
+		canVote := t.given + t.refused + t.pending
 		switch {
 		case t.fresh >= s.quorum:
 			return c.grant(ctx, b, token)
@@ -252,29 +262,19 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 				return res, false, c.fail(ctx, b, err)
 			}
 			return c.grant(ctx, b, token)
-		case top >= s.quorum, top+t.pending < s.quorum && t.pending == 0 && reachable >= s.quorum && again == nil && !c.best(t.given, b.id, top, topID, rounds):
-			res = b.busy(topID, top >= s.quorum)
-			split = top < s.quorum
-			b.mu.Lock()
-			b.end(split, 0)
-			b.mu.Unlock()
-			b.settle(ctx, settleGrace)
-			if ctx.Err() != nil && split {
-				return res, false, withdrawn(ctx)
-			}
-			return res, split, nil
-		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
-			return res, false, c.fail(ctx, b, c.short(t))
-		case t.pending == 0 && again == nil:
-			// The next request goes to the servers that refused this one, or found it
-			// late.
+		case rivalVotes >= s.quorum:
+			return c.concede(ctx, b, rival, true)
+		case roundOver && canVote >= s.quorum && (rounds >= maxRounds || !b.leads(t.given, rival, rivalVotes)):
+			return c.concede(ctx, b, rival, false)
+		case t.pending == 0 && canVote < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
+			return res, false, c.fail(ctx, b, c.noQuorum(t))
+		case roundOver:
 			rounds++
-			pause := rand.N(splitWait) + splitWait/4
+			delay := rand.N(splitWait) + splitWait/4
 			if t.late > 0 {
-				pause = 0 // the clocks were measured by the answers
+				delay = 0 // the clocks were measured by the answers
 			}
-			timer = time.NewTimer(pause)
-			again = timer.C
+			nextRound = time.After(delay)
 		case t.pending > 0 && t.given+t.refused >= s.quorum && grace == nil:
 			// Wait for the others as long again as the quorum took, since they may be
 			// as fast.
@@ -284,34 +284,58 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		case <-b.changed:
 		case <-grace:
 			grace = nil
-			b.mu.Lock()
-			for i := range b.votes {
-				b.votes[i].slow = b.votes[i].state == voteRequested
-			}
-			b.mu.Unlock()
-		case <-again:
-			again = nil
-			b.mu.Lock()
-			for _, n := range s.nodes {
-				if v := &b.votes[n.i]; v.state == voteNone && (v.last == 'B' || v.last == 'C') {
-					b.requestVote(n, owner)
-				}
-			}
-			b.mu.Unlock()
+			b.leaveOutPending()
+		case <-nextRound:
+			nextRound = nil
+			b.repeatRequests(owner)
 		case <-ctx.Done():
 			return res, false, c.fail(ctx, b, nil)
 		}
 	}
 }
 
-// best reports whether this ballot has the most of the given votes, so that it continues. Of two
-// ballots with as many votes, the one with the smaller identifier continues.
-func (c *candidate) best(given int, id string, top int, topID string, rounds int) bool {
-	return rounds < 8 && (given > top || given == top && given > 0 && id < topID)
+// leads reports whether this ballot has votes, and more of them than its top rival. Of two ballots
+// with as many votes, the one with the smaller identifier leads.
+func (b *ballot) leads(given int, rival string, rivalVotes int) bool {
+	return given > rivalVotes || given == rivalVotes && given > 0 && b.id < rival
 }
 
-// short returns why no quorum of servers gave an answer that counts.
-func (c *candidate) short(t tally) error {
+// leaveOutPending marks the servers without an answer as slow.
+func (b *ballot) leaveOutPending() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.votes {
+		b.votes[i].slow = b.votes[i].state == voteRequested
+	}
+}
+
+// repeatRequests requests the votes of the servers that refused the last request, or found it late.
+func (b *ballot) repeatRequests(owner string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, n := range b.s.nodes {
+		if v := &b.votes[n.i]; v.state == voteNone && (v.last == 'B' || v.last == 'C') {
+			b.requestVote(n, owner)
+		}
+	}
+}
+
+// concede ends a ballot without a quorum. quorum reports whether the rival has one, and so holds
+// the name. If it does not, the outcome is a split.
+func (c *candidate) concede(ctx context.Context, b *ballot, rival string, quorum bool) (res result, split bool, err error) {
+	res = b.busy(rival, quorum)
+	b.mu.Lock()
+	b.end(!quorum, 0)
+	b.mu.Unlock()
+	b.settle(ctx, settleGrace)
+	if ctx.Err() != nil && !quorum {
+		return res, false, withdrawn(ctx)
+	}
+	return res, !quorum, nil
+}
+
+// noQuorum returns the error of a ballot for which fewer servers than a quorum can vote.
+func (c *candidate) noQuorum(t tally) error {
 	code := driver.CodeUnavailable
 	for _, err := range t.errs {
 		if driver.CodeOf(err) == driver.CodeRefused {
@@ -347,29 +371,8 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	b.token = token
 	value := b.value(token, owner)
 	for _, n := range s.nodes {
-		if b.votes[n.i].state != voteGiven {
-			continue
-		}
-		v := &b.votes[n.i]
-		v.state = voteRequested
-		if !s.task(func() {
-			r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, []string{b.id + " ", value, field(b.bucket), text(token)})
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			v.state, v.err, v.last = voteGiven, err, r.kind
-			v.raised = err == nil && r.kind == 'A'
-			switch {
-			case err != nil:
-				v.state = voteUnsure
-			case r.kind == 'N':
-				v.state, v.err = voteNone, s.unavailable("%s: the vote has ended", n.store)
-			}
-			if b.ended {
-				b.endVote(n, true)
-			}
-			b.notify()
-		}) {
-			v.state = voteGiven
+		if b.votes[n.i].state == voteGiven {
+			b.requestRaise(n, token, value)
 		}
 	}
 	b.mu.Unlock()
@@ -402,6 +405,32 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	}
 }
 
+// requestRaise writes a token, and the value of the lock with it, to a server in the background. The
+// caller holds the mutex.
+func (b *ballot) requestRaise(n *node, token uint64, value string) {
+	v := &b.votes[n.i]
+	v.state = voteRequested
+	if !b.s.task(func() {
+		r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, []string{b.id + " ", value, field(b.bucket), text(token)})
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		v.state, v.err, v.last = voteGiven, err, r.kind
+		v.raised = err == nil && r.kind == 'A'
+		switch {
+		case err != nil:
+			v.state = voteUnsure
+		case r.kind == 'N':
+			v.state, v.err = voteNone, b.s.unavailable("%s: the vote has ended", n.store)
+		}
+		if b.ended {
+			b.endVote(n, true)
+		}
+		wakeup.Send(b.changed)
+	}) {
+		v.state = voteGiven
+	}
+}
+
 // grant returns the grant of a ballot with a quorum. It withdraws the ballot if the TTL
 // has passed.
 func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res result, split bool, err error) {
@@ -421,7 +450,8 @@ func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res res
 	}}, false, nil
 }
 
-// busy returns the holder of the name, and when the name may be free.
+// busy returns the holder of the name, and when the name may be free. Without a quorum no request
+// holds the name.
 func (b *ballot) busy(holder string, quorum bool) (res result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -431,7 +461,7 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 	for i := range b.votes {
 		v := &b.votes[i]
 		if v.queued {
-			res.placed++
+			res.queued++
 		}
 		switch {
 		case v.state == voteGiven:
@@ -475,6 +505,7 @@ func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, boo
 		return h, false
 	}
 	requested := time.Duration(ttl) * time.Millisecond
+	// The vote stands longer than the TTL that its holder requested.
 	h.TTL = max(min(left-(s.standing(requested)-requested), requested), time.Millisecond)
 	h.Token = token
 	h.Owner = driver.Owner{ID: id, Host: owner.Get("h"), Instance: owner.Get("i"), Reason: owner.Get("r"), Since: time.UnixMicro(since)}

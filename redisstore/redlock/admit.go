@@ -94,7 +94,7 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 		case <-ctx.Done():
 			return found
 		}
-		if answered >= s.quorum && grace == nil && !(check && s.cfg.Fresh) {
+		if answered >= s.quorum && grace == nil && !(check && s.cfg.fresh) {
 			grace = time.After(200 * time.Millisecond)
 		}
 	}
@@ -151,7 +151,7 @@ func (n *node) awaitAdmission() {
 			out = "1"
 		}
 		r, err := n.eval(stateTimeout, withholdScript, []string{stateKey},
-			[]string{text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.standing(n.longest())), out})
+			[]string{text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.standing(n.longest())), out})
 		switch {
 		case err != nil:
 			failures++
@@ -163,7 +163,7 @@ func (n *node) awaitAdmission() {
 			if n.outOfLine() {
 				n.withheld("its clock disagrees with the majority's", s.standing(n.longest()))
 			}
-			delay = s.cfg.Skew / 2
+			delay = s.cfg.skew / 2
 		default:
 			left := time.Duration(0)
 			if len(r.values) > 0 {
@@ -171,7 +171,7 @@ func (n *node) awaitAdmission() {
 				left = time.Duration(ms) * time.Millisecond
 			}
 			n.withheld("it was restarted, is new, or has lost its data, and may have forgotten leases", left)
-			if s.cfg.Unprotected {
+			if s.cfg.unprotected {
 				left = 0
 			}
 			if left == 0 {
@@ -203,7 +203,7 @@ func (s *Store) measure() bool {
 
 // longest returns the longest TTL that the fleet may have granted, as far as this client has read it.
 // Another client may have a longer MaxTTL.
-func (n *node) longest() time.Duration { return max(n.s.cfg.MaxTTL, time.Duration(n.longer.Load())) }
+func (n *node) longest() time.Duration { return max(n.s.cfg.maxTTL, time.Duration(n.longer.Load())) }
 
 // restore gives the server the counters of the other servers, and admits it. A quorum of others with
 // whole counters is enough. If the fleet has lost those, restore needs every server, and takes the largest
@@ -250,9 +250,9 @@ func (n *node) restore() {
 		}
 	}
 	switch {
-	case whole >= s.quorum || s.cfg.Unprotected:
+	case whole >= s.quorum || s.cfg.unprotected:
 	case all && over:
-		least := uint64(at + 2*s.cfg.Skew.Microseconds())
+		least := uint64(at + 2*s.cfg.skew.Microseconds())
 		counters["least"] = max(counters["least"], least)
 	default:
 		n.withheld("its counters of tokens can be restored only by a majority of the others, or when all servers answer", 0)
@@ -262,7 +262,7 @@ func (n *node) restore() {
 	for k, v := range counters {
 		args = append(args, k, text(v))
 	}
-	_ = n.admit(&found[n.i], at, s.cfg.Unprotected, args)
+	_ = n.admit(&found[n.i], at, s.cfg.unprotected, args)
 }
 
 // admit allows the server to vote, and raises its counters to the given ones.
@@ -271,7 +271,7 @@ func (n *node) admit(f *state, at int64, unwaited bool, counters []string) error
 	if unwaited {
 		now = "1"
 	}
-	args := append([]string{text(at), text(n.s.cfg.Skew.Microseconds()), f.run, now, millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
+	args := append([]string{text(at), text(n.s.cfg.skew.Microseconds()), f.run, now, millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
 	r, err := n.eval(stateTimeout, admitScript, []string{stateKey}, args)
 	if err == nil && r.kind != 'A' {
 		err = n.s.unavailable("%s: it cannot be admitted yet", n.store)

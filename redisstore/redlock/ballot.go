@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // voteState is the state of one server's vote for a ballot, as far as this client has learned it.
@@ -74,7 +75,7 @@ type ballot struct {
 // standing returns how long a vote for a TTL stands: the TTL, plus the possible drift of the clocks in that
 // time, plus twice the tolerated difference between clocks.
 func (s *Store) standing(ttl time.Duration) time.Duration {
-	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.Skew
+	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.skew
 }
 
 // timeout returns the timeout of one request to a server. It need not be short: a client that has the
@@ -114,13 +115,6 @@ func (b *ballot) forget() {
 	}
 }
 
-func (b *ballot) notify() {
-	select {
-	case b.changed <- struct{}{}:
-	default:
-	}
-}
-
 // value returns the value of the lock under this ballot: the ballot, the token, the start of the wait, the
 // TTL and the owner.
 func (b *ballot) value(token uint64, owner string) string {
@@ -149,7 +143,7 @@ func (b *ballot) requestVote(n *node, owner string) {
 		b.mu.Unlock()
 	}) {
 		v.state, v.err = voteNone, errClosed
-		b.notify()
+		wakeup.Send(b.changed)
 	}
 }
 
@@ -161,7 +155,7 @@ func (b *ballot) voteKeys() []string {
 func (b *ballot) voteArgs(token uint64, owner string) []string {
 	s := b.s
 	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
-		text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.cfg.MaxTTL), strconv.Itoa(len(s.nodes)))
+		text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.cfg.maxTTL), strconv.Itoa(len(s.nodes)))
 	if b.entry != "" && !b.granted {
 		args = append(args, b.entry, text(b.since), millis(queueTTL))
 	}
@@ -215,7 +209,7 @@ func (b *ballot) answered(n *node, r reply, err error) {
 	if b.ended {
 		b.endVote(n, true)
 	}
-	b.notify()
+	wakeup.Send(b.changed)
 }
 
 const never = 10 * 365 * 24 * time.Hour
@@ -253,13 +247,13 @@ func (b *ballot) endVote(n *node, late bool) {
 		b.ending(n, args)
 	}) {
 		v.state, v.err = voteUnsure, errClosed
-		b.notify()
+		wakeup.Send(b.changed)
 	}
 }
 
 // endArgs returns the arguments of end.lua for a request that is sent now.
 func (s *Store) endArgs(prefix, keepOut, keep, entry string, wake bool) []string {
-	return []string{prefix, keepOut, keep, entry, digit(wake), text(s.now()), text(s.cfg.Skew.Microseconds())}
+	return []string{prefix, keepOut, keep, entry, digit(wake), text(s.now()), text(s.cfg.skew.Microseconds())}
 }
 
 func digit(b bool) string {
@@ -271,7 +265,7 @@ func digit(b bool) string {
 
 // late returns the age after which every server refuses a request for a vote. It is also how long a
 // tombstone stands that refuses such a request.
-func (s *Store) late() time.Duration { return 4*s.cfg.Skew + time.Second }
+func (s *Store) late() time.Duration { return 4*s.cfg.skew + time.Second }
 
 func (s *Store) keepOutMillis() string { return millis(s.late()) }
 
@@ -292,7 +286,7 @@ func (b *ballot) ending(n *node, args []string) {
 			for i := range b.votes {
 				settled = settled && b.votes[i].state == voteNone
 			}
-			b.notify()
+			wakeup.Send(b.changed)
 			b.mu.Unlock()
 			if settled {
 				b.forget()
@@ -305,7 +299,7 @@ func (b *ballot) ending(n *node, args []string) {
 		if backoff.Sleep(b.s.life, rand.N(20*time.Millisecond<<min(failures, 5))+5*time.Millisecond) != nil {
 			b.mu.Lock()
 			b.votes[n.i].state = voteUnsure
-			b.notify()
+			wakeup.Send(b.changed)
 			b.mu.Unlock()
 			return
 		}
@@ -316,7 +310,7 @@ func (b *ballot) ending(n *node, args []string) {
 func (b *ballot) expiry() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.voteSent.Add(2*b.s.cfg.Skew + b.stands + b.keep)
+	return b.voteSent.Add(2*b.s.cfg.skew + b.stands + b.keep)
 }
 
 // clean returns how many servers certainly have no vote. The caller holds the mutex.
@@ -339,8 +333,8 @@ func (b *ballot) awaits() bool {
 
 // settle waits until a withdrawn ballot can no longer be granted, and then a little longer for the
 // other servers. It reports whether the ballot can no longer be granted.
-func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
+func (b *ballot) settle(ctx context.Context, timeout time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	quorum := b.s.quorum
 	var grace <-chan time.Time

@@ -3,7 +3,7 @@
 // implementations of the Redlock algorithm, redlock has fencing tokens. A server that
 // lost its data has no vote until every lease that it may have forgotten has expired.
 //
-//	s, err := redlock.Open(ctx, "redlock://?node=one:6379&node=two:6379&node=three:6379", "")
+//	s, err := redlock.Open(ctx, "redlock://?node=one:6379&node=two:6379&node=three:6379")
 //
 // or [New] over stores of package redisstore. Use 3, 5 or 7 servers.
 //
@@ -12,12 +12,12 @@
 // A lock is one string per name at each server, set with SET NX PX: the server's vote.
 // The value begins with the ballot, which is unique per attempt. Only the client of
 // that ballot renews or deletes the value. That is the format of redsync. With
-// [Config.Redsync] clients of redsync and of redlock share locks.
+// [Redsync] clients of redsync and of redlock share locks.
 //
 // The client sends a request to all servers at once, and has the grant when a quorum,
 // n/2+1, has voted. It handles the other answers in the background. The validity of the
 // grant runs from before the first request was sent, for the TTL. Each vote stands
-// longer than that: by one percent for drift, and by twice [Config.Skew] for clocks
+// longer than that: by one percent for drift, and by twice [Skew] for clocks
 // that are set within their tolerance.
 //
 // # Exclusion

@@ -128,7 +128,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 				return
 			}
 			for i, f := range found {
-				if f.id == "" || s.cfg.Redsync && f.holder.Token == 0 {
+				if f.id == "" || s.cfg.redsync && f.holder.Token == 0 {
 					continue
 				}
 				if !yield(driver.State{Name: some[i], Holders: []driver.Holder{f.holder}}, nil) {

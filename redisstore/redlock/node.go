@@ -65,10 +65,10 @@ const (
 // prefix returns the part of a lock's key before the name.
 func (s *Store) prefix() string {
 	switch {
-	case !s.cfg.Redsync:
-		return lockPrefix + strings.NewReplacer("%", "%25", ":", "%3A").Replace(s.cfg.Namespace) + ":"
-	case s.cfg.Namespace != "":
-		return s.cfg.Namespace + ":"
+	case !s.cfg.redsync:
+		return lockPrefix + strings.NewReplacer("%", "%25", ":", "%3A").Replace(s.cfg.namespace) + ":"
+	case s.cfg.namespace != "":
+		return s.cfg.namespace + ":"
 	}
 	return ""
 }
@@ -276,7 +276,7 @@ func (s *Store) now() int64 {
 func (n *node) outOfLine() bool {
 	offset, err := n.s.offset()
 	c := n.sample()
-	return err == nil && c.known && max(c.offset-offset, offset-c.offset)-c.err > n.s.cfg.Skew.Microseconds()
+	return err == nil && c.known && max(c.offset-offset, offset-c.offset)-c.err > n.s.cfg.skew.Microseconds()
 }
 
 // withheld records why the server has no vote, and for how long. reason is "" if it has

@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -16,51 +15,14 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// Limits and defaults of a Config.
 const (
-	maxServers       = 15
-	defaultMaxTTL    = time.Minute
-	defaultSkew      = 500 * time.Millisecond
-	minTTL           = 10 * time.Millisecond
-	mostTTL          = 24 * time.Hour
-	minSkew          = 10 * time.Millisecond
-	mostSkew         = 10 * time.Second
 	fallbackInterval = time.Second
 	noticeTimeout    = 3 * time.Second
 )
 
-// Config configures the use of a fleet's servers. All clients of a fleet use the same
-// servers, MaxTTL and Skew.
-type Config struct {
-	// Namespace separates the names of this store from those of others on the same
-	// servers: at most 128 bytes of UTF-8. The default is empty.
-	Namespace string
-	// MaxTTL is the longest TTL that the fleet grants, 10 ms to 24 h. A restarted
-	// server is withheld for at least that time. The default is one minute. The servers
-	// store the MaxTTL with which they were admitted, and refuse a client with a longer
-	// one.
-	MaxTTL time.Duration
-	// Skew is the tolerated difference between a server's clock and that of the
-	// majority, 10 ms to 10 s. A vote stands longer than its TTL, by twice the Skew. A
-	// server does not vote for a request that arrives later than Skew after its
-	// sending. The default is 500 ms.
-	Skew time.Duration
-	// Redsync writes locks at the keys that redsync uses: the name itself, after the
-	// namespace and a colon if there is a namespace.
-	Redsync bool
-	// Fresh admits the servers of a new fleet at once, if all answer and none has state
-	// of holdfast. That is unsafe only if all servers have lost their data at once
-	// while clients held locks. Without Fresh the servers are first withheld for at
-	// least MaxTTL.
-	Fresh bool
-	// Unprotected lets servers vote that have lost their state. Use it only in a test
-	// that shows what the protection prevents.
-	Unprotected bool
-}
-
 // Store is one client of the locks on a fleet of servers.
 type Store struct {
-	cfg     Config
+	cfg     config
 	nodes   []*node
 	owned   bool // the stores of the nodes are closed with this one
 	quorum  int
@@ -95,30 +57,17 @@ var (
 	_ driver.Breaker   = (*Store)(nil)
 )
 
-// New makes a store over one store for each server of a fleet, with the defaults of
-// [Config]. It does not close them.
-func New(stores ...*redisstore.Store) (*Store, error) { return Config{}.New(stores...) }
-
 // New makes a store over one store for each server of a fleet: 3, 5 or 7 of them. It
 // takes 1 to 15; an even number tolerates no more failures than one server less. The
 // stores name single servers: under Sentinel, or in a Cluster, a primary may continue to vote
 // beside the one that replaces it. New does not connect, and the store does not close them.
-func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
-	c.MaxTTL = cmp.Or(c.MaxTTL, defaultMaxTTL)
-	if c.Skew == 0 {
-		c.Skew = defaultSkew
+func New(stores []*redisstore.Store, options ...Option) (*Store, error) {
+	c, err := configure(options)
+	if err != nil {
+		return nil, err
 	}
 	invalid := func(format string, args ...any) (*Store, error) {
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
-	}
-	if err := driver.CheckNamespace(c.Namespace); err != nil {
-		return invalid("%w", err)
-	}
-	if c.MaxTTL < minTTL || c.MaxTTL > mostTTL {
-		return invalid("max_ttl %s: give %s to %s", c.MaxTTL, minTTL, mostTTL)
-	}
-	if c.Skew < minSkew || c.Skew > mostSkew {
-		return invalid("skew %s: give %s to %s", c.Skew, minSkew, mostSkew)
 	}
 	if len(stores) < 1 || len(stores) > maxServers {
 		return invalid("%d servers: give 3, 5 or 7, at most %d", len(stores), maxServers)
@@ -294,7 +243,7 @@ func (s *Store) readStates(ctx context.Context) error {
 	if answered < s.quorum {
 		return s.unavailable("%d of %d servers answer, and a quorum is %d: %w", answered, len(s.nodes), s.quorum, errors.Join(failures...))
 	}
-	if s.cfg.Fresh {
+	if s.cfg.fresh {
 		s.admitNew(ctx, found)
 	}
 	for i, f := range found {
@@ -330,21 +279,21 @@ func (s *Store) guarantees() driver.Guarantees {
 			"Tokens may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
 		Notice:   noticeTimeout,
-		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, LeftoversExpire: true,
+		MinTTL:   minTTL, MaxTTL: s.cfg.maxTTL, Granularity: time.Millisecond, LeftoversExpire: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 		Notes: []string{
 			fmt.Sprintf("a grant needs %d of %d servers, so %d may fail", s.quorum, n, n-s.quorum),
-			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; a server whose clock differs by more than %s has no vote", s.cfg.MaxTTL, s.cfg.Skew),
-			fmt.Sprintf("a crash frees a name %s after its TTL", 2*s.cfg.Skew),
+			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; a server whose clock differs by more than %s has no vote", s.cfg.maxTTL, s.cfg.skew),
+			fmt.Sprintf("a crash frees a name %s after its TTL", 2*s.cfg.skew),
 		},
 	}
 	if n < 3 || n%2 == 0 {
 		g.Notes = append(g.Notes, fmt.Sprintf("WARNING: use 3, 5 or 7 servers: %d tolerate no more failures than %d", n, max(n-1, 1)))
 	}
-	if s.cfg.Redsync {
+	if s.cfg.redsync {
 		g.Notes = append(g.Notes, "redsync ignores that a vote is withheld, writes no tokens and notifies no waiters")
 	}
-	if s.cfg.Unprotected {
+	if s.cfg.unprotected {
 		g.Notes = append(g.Notes, "WARNING: unprotected: servers that lost their data vote at once")
 	}
 	return g

@@ -22,7 +22,7 @@ func unconnected(t *testing.T) *Store {
 		t.Cleanup(func() { _ = one.Close(context.Background()) })
 		below = append(below, one)
 	}
-	s, err := New(below...)
+	s, err := New(below)
 	if err != nil {
 		t.Fatal(err)
 	}

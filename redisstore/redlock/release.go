@@ -103,12 +103,12 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 
 // await calls onAll, and returns soon after the context ends.
 func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) error {
-	bound := 2 * time.Second
+	timeout := 2 * time.Second
 	if end, ok := ctx.Deadline(); ok {
-		bound = min(bound, time.Until(end))
+		timeout = min(timeout, time.Until(end))
 	}
 	done := make(chan error, 1)
-	if !s.task(func() { done <- s.onAll(ctx, bound, call) }) {
+	if !s.task(func() { done <- s.onAll(ctx, timeout, call) }) {
 		return errClosed
 	}
 	select {
@@ -253,7 +253,7 @@ func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent dr
 // renewAt renews grants at one server. It requests a vote for each grant that has no vote
 // there.
 func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
-	now, skew := text(s.now()), text(s.cfg.Skew.Microseconds())
+	now, skew := text(s.now()), text(s.cfg.skew.Microseconds())
 	calls := make([]redisstore.Call, len(live))
 	var longest time.Duration
 	for j, i := range live {

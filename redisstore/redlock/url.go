@@ -15,7 +15,7 @@ import (
 func init() {
 	for _, scheme := range []string{"redlock", "redlocks"} {
 		driver.Register(scheme, func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
-			s, err := openParsed(ctx, u, namespace)
+			s, err := openParsed(ctx, u, []Option{Namespace(namespace)})
 			if err != nil {
 				return nil, err // not s: an interface with a nil *Store is not nil
 			}
@@ -24,8 +24,8 @@ func init() {
 	}
 }
 
-// Open opens the locks on a fleet of servers, in a namespace, which may be empty. It
-// does not connect yet.
+// Open opens the locks on a fleet of servers. It does not connect yet. An option replaces the
+// parameter of the URL.
 //
 //	redlock://[USER[:PASSWORD]@][HOST[:PORT]][/DB]?node=HOST[:PORT]&node=HOST[:PORT]...
 //
@@ -33,22 +33,22 @@ func init() {
 // password and database are the same everywhere. With redlocks instead of redlock
 // connections use TLS. The default port is 6379. Parameters, all optional:
 //
-//	max_ttl=1m        as Config.MaxTTL
-//	skew=500ms        as Config.Skew
-//	layout=redsync    as Config.Redsync
-//	fresh=true        as Config.Fresh
+//	max_ttl=1m        as MaxTTL
+//	skew=500ms        as Skew
+//	layout=redsync    as Redsync
+//	fresh=true        as Fresh
 //	insist=true, ca=FILE, cert=FILE, key=FILE, server_name=NAME
 //	                  as for the URLs of package redisstore
-func Open(ctx context.Context, rawURL, namespace string) (*Store, error) {
+func Open(ctx context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The errors of net/url quote the URL, which may contain a password.
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: the URL cannot be read")
 	}
-	return openParsed(ctx, u, namespace)
+	return openParsed(ctx, u, options)
 }
 
-func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, error) {
+func openParsed(ctx context.Context, u *url.URL, given []Option) (*Store, error) {
 	bad := func(format string, args ...any) (*Store, error) {
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
 	}
@@ -65,7 +65,7 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 	if err != nil {
 		return bad("the parameters of the URL cannot be read")
 	}
-	c := Config{Namespace: namespace}
+	var options []Option
 	var hosts []string
 	if u.Host != "" {
 		hosts = append(hosts, u.Host)
@@ -90,18 +90,22 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 				return bad("%s %q: give a duration such as 500ms", name, v)
 			}
 			if name == "skew" {
-				c.Skew = d
+				options = append(options, Skew(d))
 			} else {
-				c.MaxTTL = d
+				options = append(options, MaxTTL(d))
 			}
 		case "layout":
 			if v != "redsync" {
 				return bad("layout %q: there is redsync, and without the parameter holdfast's own", v)
 			}
-			c.Redsync = true
+			options = append(options, Redsync())
 		case "fresh":
-			if c.Fresh, err = strconv.ParseBool(v); err != nil {
+			fresh, err := strconv.ParseBool(v)
+			if err != nil {
 				return bad("fresh %q: give true or false", v)
+			}
+			if fresh {
+				options = append(options, Fresh())
 			}
 		case "insist", "ca", "cert", "key", "server_name":
 			passed.Set(name, v)
@@ -130,7 +134,7 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 		}
 		stores = append(stores, s)
 	}
-	s, err := c.New(stores...)
+	s, err := New(stores, append(options, given...)...)
 	if err != nil {
 		closeAll()
 		return nil, err

@@ -9,21 +9,21 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestOpen requires that Open parses URLs, without a connection to a server.
-func TestOpen(t *testing.T) {
+// TestOpenParsesURLs requires that Open parses URLs, without a connection to a server.
+func TestOpenParsesURLs(t *testing.T) {
 	for _, c := range []struct {
 		url, namespace, where string
-		config                Config
+		config                config
 	}{
 		{url: "redlock://?node=one&node=two:7000&node=three", where: "redlock over redis://one:6379, redis://two:7000, redis://three:6379"},
 		{url: "redlock://one:7000?node=two&node=three", where: "redlock over redis://one:7000, redis://two:6379, redis://three:6379"},
-		{url: "redlock://u:p%23w@one/3?node=two&node=three", namespace: "app", config: Config{Namespace: "app"}},
+		{url: "redlock://u:p%23w@one/3?node=two&node=three", namespace: "app", config: config{namespace: "app"}},
 		{url: "redlocks://one?node=two&node=three&server_name=fleet", where: "redlock over rediss://one:6379, rediss://two:6379, rediss://three:6379"},
 		{url: "redlock://[::1]?node=[::1]:2&node=[::1]:3", where: "redlock over redis://[::1]:6379, redis://[::1]:2, redis://[::1]:3"},
 		{url: "redlock://?node=a&node=b&node=c&max_ttl=5m&skew=1s&layout=redsync&fresh=true",
-			config: Config{MaxTTL: 5 * time.Minute, Skew: time.Second, Redsync: true, Fresh: true}},
+			config: config{maxTTL: 5 * time.Minute, skew: time.Second, redsync: true, fresh: true}},
 	} {
-		s, err := Open(t.Context(), c.url, c.namespace)
+		s, err := Open(t.Context(), c.url, Namespace(c.namespace))
 		if err != nil {
 			t.Errorf("%s: %v", c.url, err)
 			continue
@@ -32,8 +32,8 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.url, s, c.where)
 		}
 		want := c.config
-		if want.MaxTTL == 0 {
-			want.MaxTTL, want.Skew = defaultMaxTTL, defaultSkew
+		if want.maxTTL == 0 {
+			want.maxTTL, want.skew = defaultMaxTTL, defaultSkew
 		}
 		if s.cfg != want || strings.Contains(s.String(), "p#w") {
 			t.Errorf("%s: %+v at %s, want %+v", c.url, s.cfg, s, want)
@@ -74,7 +74,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		"redlock://u:secret@one/seven?node=two":       "database",
 		"redlock://?" + strings.Repeat("node=a&", 16): "at most 15",
 	} {
-		s, err := Open(t.Context(), url, "")
+		s, err := Open(t.Context(), url)
 		if driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want an error of code Invalid with %q", url, err, says)
 		}
@@ -82,7 +82,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 			_ = s.Close(t.Context())
 		}
 	}
-	if _, err := Open(t.Context(), three, strings.Repeat("n", 129)); driver.CodeOf(err) != driver.CodeInvalid {
+	if _, err := Open(t.Context(), three, Namespace(strings.Repeat("n", 129))); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("a namespace of 129 bytes: %v", err)
 	}
 }
@@ -95,7 +95,7 @@ func TestWarnsOfTheNumberOfServers(t *testing.T) {
 		for i := range nodes {
 			nodes[i] += string(rune('1' + i))
 		}
-		s, err := Open(t.Context(), "redlock://?"+strings.Join(nodes, "&"), "")
+		s, err := Open(t.Context(), "redlock://?"+strings.Join(nodes, "&"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 const (
@@ -74,7 +75,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 			}
 			return driver.Grant{}, err
 		}
-		if err == nil && (res.placed >= s.quorum || polls > 0) {
+		if err == nil && (res.queued >= s.quorum || polls > 0) {
 			c.r.From.Queued(res.holders)
 		}
 		// A lost message delays the waiter by at most this time.
@@ -130,8 +131,8 @@ func (c *candidate) leave(ctx context.Context, entry string) bool {
 
 // onAll makes a call at every server. It returns nil when a quorum has confirmed the
 // call and the others have had a little more time. It returns an error if that takes
-// longer than bound, or if all have answered and fewer than a quorum confirmed the call.
-func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node) (reply, error)) error {
+// longer than timeout, or if all have answered and fewer than a quorum confirmed the call.
+func (s *Store) onAll(ctx context.Context, timeout time.Duration, call func(*node) (reply, error)) error {
 	type answer struct {
 		i   int
 		err error
@@ -145,7 +146,7 @@ func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node)
 			return errClosed
 		}
 	}
-	limit := time.NewTimer(bound)
+	limit := time.NewTimer(timeout)
 	defer limit.Stop()
 	var grace <-chan time.Time
 	var errs []error
@@ -200,14 +201,7 @@ func (s *Store) setSubscribed(n *node, yes bool) {
 	close(s.subscription)
 	s.subscription = make(chan struct{})
 	for _, w := range s.waiters {
-		w.wake()
-	}
-}
-
-func (w *waiter) wake() {
-	select {
-	case w.woken <- struct{}{}:
-	default:
+		wakeup.Send(w.woken)
 	}
 }
 
@@ -216,7 +210,7 @@ func (s *Store) receive(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.waiters[id]; w != nil {
-		w.wake()
+		wakeup.Send(w.woken)
 	}
 }
 

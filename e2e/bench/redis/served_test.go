@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,16 +13,13 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 )
 
 func start(b testing.TB) *servers.Redis {
 	b.Helper()
-	if _, err := servers.RedisInstalled(); err != nil {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-			b.Fatal(err)
-		}
-		b.Skip(err)
-	}
+	_, err := servers.RedisInstalled()
+	servertest.Started(b, err)
 	r, err := servers.StartRedis(context.Background(), b.TempDir())
 	if err != nil {
 		b.Fatal(err)

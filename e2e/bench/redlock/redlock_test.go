@@ -5,7 +5,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/redisstore"
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
@@ -31,12 +31,8 @@ type contender struct {
 }
 
 func contenders(b *testing.B) []contender {
-	if _, err := servers.RedisInstalled(); err != nil {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-			b.Fatal(err)
-		}
-		b.Skip(err)
-	}
+	_, err := servers.RedisInstalled()
+	servertest.Started(b, err)
 	var pools []redsyncredis.Pool
 	var overGoredis, own []*redisstore.Store
 	dir := b.TempDir()
@@ -60,7 +56,7 @@ func contenders(b *testing.B) []contender {
 		own = append(own, s)
 	}
 	holdfastOver := func(name string, stores []*redisstore.Store) contender {
-		s, err := redlock.Config{Fresh: true}.New(stores...)
+		s, err := redlock.New(stores, redlock.Fresh())
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -13,7 +13,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,6 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 )
 
 const workerEnv = "HOLDFAST_BENCH_SQL"
@@ -72,12 +72,7 @@ func address(b *testing.B, k kind) string {
 	} else if started.maria == nil {
 		started.maria, err = servers.StartMariaDB(context.Background())
 	}
-	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		b.Skip(err)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	servertest.Started(b, err)
 	if k.postgres {
 		return started.pg.Address
 	}

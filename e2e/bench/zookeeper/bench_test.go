@@ -4,8 +4,6 @@ package zookeeper
 
 import (
 	"context"
-	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -31,12 +30,7 @@ func start(b *testing.B) *servers.ZooKeeper {
 		Tick: 2 * time.Second, MaxSession: 40 * time.Second, Synced: true,
 		Java: []string{"-XX:TieredStopAtLevel=4", "-Dzookeeper.preAllocSize=65536"},
 	})
-	if errors.Is(err, servers.ErrNoZooKeeper) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		b.Skip(err)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	servertest.Started(b, err)
 	b.Cleanup(z.Kill)
 	return z
 }

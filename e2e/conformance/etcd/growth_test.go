@@ -34,8 +34,8 @@ func TestGrowthWithoutCompaction(t *testing.T) {
 		}
 		return status()
 	}
-	must(t, s, request("warm", "warm", 1, time.Hour)) // makes the lease and its sentinel
-	watched(t, client)
+	must(t, s, request("warm", "warm", 1, time.Hour))
+	c.watched(t, 1) // of the sentinel of the lease: no write follows
 	before := defragment()
 	first := before
 	grown := map[int]int64{}

@@ -3,7 +3,7 @@
 //
 //   - "a" waits for "a/b" by prefix (6278): TestNameIgnoresKeysBelow
 //   - compaction ends a wait (9715): TestCompactionDisturbsNoWaiter
-//   - a watch on a member that is cut off hangs (8980): TestCutOffMember
+//   - a watch on a member that is cut off hangs (8980): TestHolderOnCutOffMemberEndsInTime
 //   - a waiter ignores that its own lease has ended (19597): TestWaiterWithoutLeaseIsNotGranted
 //   - a lost answer leaves a queue entry under a live lease (12900): TestLateAcquireMakesNoEntry
 //   - two goroutines of one session both hold the lock (11360): TestGoroutinesOfOneClientExclude
@@ -21,7 +21,6 @@ package etcd
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +31,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
@@ -45,12 +45,7 @@ type cluster struct {
 func need(t testing.TB, program string, more ...string) string {
 	t.Helper()
 	path, err := servers.Find(program, more...)
-	if err != nil {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	servertest.Started(t, err)
 	return path
 }
 

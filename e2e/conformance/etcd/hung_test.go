@@ -13,10 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// TestHungConnection: one of two connections no longer answers and does not end, and the
+// TestWaiterOnHungConnectionIsGranted: one of two connections no longer answers and does not end, and the
 // caller's client does not probe it. A waiter on it is still granted within the declared
 // time.
-func TestHungConnection(t *testing.T) {
+func TestWaiterOnHungConnectionIsGranted(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	more, err := servers.NewProxy(c.members[0].Client)
 	if err != nil {
@@ -30,14 +30,15 @@ func TestHungConnection(t *testing.T) {
 	}
 	defer holder.Close(context.Background())
 	for i := range proxies {
-		client := c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{proxies[0].Address(), proxies[1].Address()} })
+		m := &mute{}
+		client := c.direct(t, m.install, func(cfg *clientv3.Config) { cfg.Endpoints = []string{proxies[0].Address(), proxies[1].Address()} })
 		s, err := etcdstore.New(client)
 		if err != nil {
 			t.Fatal(err)
 		}
 		g := must(t, holder, request("h"+string(rune('0'+i)), "n", 1, time.Minute))
 		w := waitIn(t, s, request("w"+string(rune('0'+i)), "n", 1, time.Minute))
-		time.Sleep(300 * time.Millisecond) // the watch stands now, so the fault affects nothing else
+		watching(t, m, "n/") // so the fault affects nothing else
 		if err := proxies[i].Silence(); err != nil {
 			t.Fatal(err)
 		}

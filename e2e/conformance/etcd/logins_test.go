@@ -16,9 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// calls reads from the server's metrics how often a method was called. For a streaming method that
-// is the number of streams.
-func (c *cluster) calls(t *testing.T, method string) (n int) {
+// metric returns the sum of the server's metrics that begin with name and contain part.
+func (c *cluster) metric(t *testing.T, name, part string) (n int) {
 	t.Helper()
 	resp, err := http.Get("http://" + c.members[0].Client + "/metrics")
 	if err != nil {
@@ -28,7 +27,7 @@ func (c *cluster) calls(t *testing.T, method string) (n int) {
 	found := false
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		line := lines.Text()
-		if !strings.HasPrefix(line, "grpc_server_started_total{") || !strings.Contains(line, `grpc_method="`+method+`"`) {
+		if !strings.HasPrefix(line, name) || !strings.Contains(line, part) {
 			continue
 		}
 		var v float64
@@ -38,9 +37,15 @@ func (c *cluster) calls(t *testing.T, method string) (n int) {
 		n, found = n+int(v), true
 	}
 	if !found {
-		t.Fatalf("the server has no metric of %s", method)
+		t.Fatalf("the server has no metric %s with %s", name, part)
 	}
 	return n
+}
+
+// calls returns how often a method was called. For a streaming method that is the number of streams.
+func (c *cluster) calls(t *testing.T, method string) int {
+	t.Helper()
+	return c.metric(t, "grpc_server_started_total{", `grpc_method="`+method+`"`)
 }
 
 // TestStoreSharesLoginAndStreams: each of forty clients, with a user, holds a lock with a TTL of 3 s.

@@ -19,7 +19,6 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	m := c.members[0]
 	data, copied := filepath.Join(c.dir, "m0", "data"), filepath.Join(t.TempDir(), "copy")
 	s, l := c.late(t)
-	client := c.direct(t)
 
 	// epoch makes an epoch key of the session. The copy contains only the first of two.
 	epoch := func(id string) {
@@ -39,7 +38,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	before := request("before", "before", 1, time.Hour)
 	must(t, s, before)
 	released := must(t, s, request("released", "released", 1, time.Hour))
-	watched(t, client)
+	c.watched(t, 3)
 	m.Kill()
 	if err := os.CopyFS(copied, os.DirFS(data)); err != nil {
 		t.Fatal(err)
@@ -52,7 +51,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	epoch("second")
 	after := request("after", "after", 1, time.Hour)
 	must(t, s, after)
-	watched(t, client)
+	c.watched(t, 3)
 	m.Kill()
 	if err := os.RemoveAll(data); err != nil {
 		t.Fatal(err)
@@ -93,7 +92,7 @@ func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 	stays := request("stays", "stays", 1, time.Hour)
 	must(t, s, stays)
 	released := must(t, s, request("released", "released", 1, time.Hour))
-	watched(t, client)
+	c.watched(t, 3)
 	if err := m.Backup(copied); err != nil {
 		t.Fatal(err)
 	}

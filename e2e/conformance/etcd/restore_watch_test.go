@@ -139,7 +139,7 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 				_, _ = waiter.Acquire(ctx, warm)
 			}()
 			receive(t, "the first waiter", warm.From.(*requester).queued)
-			watched(t, client)
+			c.watched(t, 5)
 			eventually(t, "no client writes any more", func() bool {
 				resp, err := client.Get(t.Context(), sentinels, clientv3.WithPrefix())
 				return err == nil && len(resp.Kvs) == 2

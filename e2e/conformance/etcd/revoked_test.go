@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -123,31 +124,27 @@ func (s *muteStream) RecvMsg(msg any) error {
 	return err
 }
 
+// install adds the interceptor to a client's calls.
+func (m *mute) install(cfg *clientv3.Config) {
+	cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(m.unary), grpc.WithChainStreamInterceptor(m.stream))
+}
+
 func (c *cluster) muted(t *testing.T) (*etcdstore.Store, *mute) {
 	t.Helper()
 	m := &mute{}
-	return over(t, c.direct(t, func(cfg *clientv3.Config) {
-		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(m.unary), grpc.WithChainStreamInterceptor(m.stream))
-	})), m
+	return over(t, c.direct(t, m.install)), m
 }
 
 // sentinels is the prefix of the keys that show whether a lease exists.
 const sentinels = "_holdfast/lease/"
 
-// watched waits until the sentinel of the client's lease stands, with the store's watches:
-// the store makes them in its first heartbeats.
-func watched(t *testing.T, client *clientv3.Client) {
+// watched waits until the server has n watches: of the sentinel of each session and of its entries.
+// The store makes them in its first heartbeats.
+func (c *cluster) watched(t *testing.T, n int) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
-		resp, err := client.Get(t.Context(), sentinels, clientv3.WithPrefix())
-		if err == nil && len(resp.Kvs) > 0 {
-			time.Sleep(time.Second) // the watches follow
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("no sentinel: %v", err)
-		}
-	}
+	eventually(t, fmt.Sprintf("the server has %d watches", n), func() bool {
+		return c.metric(t, "etcd_debugging_mvcc_watcher_total ", "") >= n
+	})
 }
 
 // watching waits until the server watches keys with each of the prefixes: the store makes

@@ -3,7 +3,6 @@ package fencesql
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -18,6 +17,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/fence"
 )
 
@@ -99,12 +99,7 @@ func TestMain(m *testing.M) {
 func (s *server[S]) use(t *testing.T, start func() (S, error)) S {
 	t.Helper()
 	s.once.Do(func() { s.s, s.err = start() })
-	if errors.Is(s.err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(s.err)
-	}
-	if s.err != nil {
-		t.Fatal(s.err)
-	}
+	servertest.Started(t, s.err)
 	return s.s
 }
 

@@ -2,7 +2,6 @@ package mysql
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
@@ -19,10 +19,7 @@ func galera(t *testing.T) *servers.MySQL {
 	t.Helper()
 	const provider = "/usr/lib/galera/libgalera_smm.so"
 	if _, err := os.Stat(provider); err != nil {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-			t.Skip(err)
-		}
-		t.Fatalf("%v (Debian: apt-get install galera-4)", err)
+		servertest.Missing(t, fmt.Errorf("%w (Debian: apt-get install galera-4)", err))
 	}
 	group, err := servers.FreePort()
 	if err != nil {
@@ -36,12 +33,7 @@ func galera(t *testing.T) *servers.MySQL {
 		"--wsrep-on=ON", "--wsrep-provider="+provider, "--wsrep-cluster-address=gcomm://", "--wsrep-cluster-name=holdfast",
 		fmt.Sprintf("--wsrep-node-address=127.0.0.1:%d", group), fmt.Sprintf("--wsrep-provider-options=base_host=127.0.0.1;base_port=%d;"+
 			"gmcast.listen_addr=tcp://127.0.0.1:%d;ist.recv_addr=127.0.0.1:%d;gcache.size=8M", group, group, receiver))
-	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	servertest.Started(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	return m
 }

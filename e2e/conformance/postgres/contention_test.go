@@ -78,9 +78,9 @@ func TestOneKeyForTwoNames(t *testing.T) {
 	sqltest.Release(t, hashed, again.Granted())
 }
 
-// TestVacuum: a held lock affects VACUUM as docs/sql.md states, for rows that other clients
+// TestHeldLockAffectsVacuumAsDocumented: a held lock affects VACUUM as docs/sql.md states, for rows that other clients
 // delete while the lock is held.
-func TestVacuum(t *testing.T) {
+func TestHeldLockAffectsVacuumAsDocumented(t *testing.T) {
 	postgres.Each(t, postgres.Recipes, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
 		defer sqltest.Close(t, s)

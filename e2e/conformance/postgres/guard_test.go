@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestGuard: the guard for pgx and the one for database/sql share their tokens. A token whose
+// TestGuardsOfPgxAndSQLShareTokens: the guard for pgx and the one for database/sql share their tokens. A token whose
 // transaction was rolled back does not count.
-func TestGuard(t *testing.T) {
+func TestGuardsOfPgxAndSQLShareTokens(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)
 	table := fence.SQL{Dialect: fence.PostgreSQL}

@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestPgxPool: over a pool of pgx, a lock ends with its connection. The store gives no
+// TestPgxPoolGetsCleanConnections: over a pool of pgx, a lock ends with its connection. The store gives no
 // connection back to the pool with a lock or with the store's settings.
-func TestPgxPool(t *testing.T) {
+func TestPgxPoolGetsCleanConnections(t *testing.T) {
 	database := postgres.Create(t)
 	for _, recipe := range pgstore.Recipes() {
 		t.Run(string(recipe), func(t *testing.T) {

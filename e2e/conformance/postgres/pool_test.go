@@ -3,10 +3,8 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
@@ -99,12 +98,7 @@ func TestPoolOfOneConnectionUnseen(t *testing.T) {
 func TestPoolerBackendStaysAsItWas(t *testing.T) {
 	database := postgres.Create(t)
 	pooler, err := servers.StartPgBouncer(t.Context(), postgres.Server(t).Address, "transaction", 1)
-	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	servertest.Started(t, err)
 	defer pooler.Close()
 	db, err := sql.Open("pgx", pooler.URL(database, "&default_query_exec_mode=simple_protocol"))
 	if err != nil {

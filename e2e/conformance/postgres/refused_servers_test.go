@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
@@ -187,12 +187,7 @@ func TestOptimisticWorksBehindPooler(t *testing.T) {
 	database := postgres.Create(t)
 	start := func(mode string) *servers.PgBouncer {
 		b, err := servers.StartPgBouncer(t.Context(), postgres.Server(t).Address, mode, 8)
-		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-			t.Skip(err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		servertest.Started(t, err)
 		t.Cleanup(func() { _ = b.Close() })
 		return b
 	}

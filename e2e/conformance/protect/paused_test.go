@@ -13,11 +13,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestPausedHolder replays the story of docs/choosing.md. Process A takes the lock and is
+// TestGuardRefusesPausedHolder replays the story of docs/choosing.md. Process A takes the lock and is
 // stopped for longer than its TTL. B takes the lock and writes. A continues and writes. The
 // guard refuses that write; without a guard A overwrites the content that B has written. On
 // a store where a stopped holder keeps its lock, B is not granted.
-func TestPausedHolder(t *testing.T) {
+func TestGuardRefusesPausedHolder(t *testing.T) {
 	for _, kind := range []string{"file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

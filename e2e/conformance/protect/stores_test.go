@@ -22,6 +22,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/filestore"
@@ -64,12 +65,7 @@ func systems(t *testing.T, kind string) []system {
 		started.systems[kind], started.errs[kind] = start(kind)
 	}
 	err := started.errs[kind]
-	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	servertest.Started(t, err)
 	return started.systems[kind]
 }
 

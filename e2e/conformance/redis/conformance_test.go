@@ -178,10 +178,10 @@ func TestConformanceCluster(t *testing.T) {
 // unhurried configures the sentinels so that they replace no server, even a slow one.
 func unhurried(t *testing.T, s *servers.RedisSentinel) {
 	t.Helper()
-	if err := s.DownAfter(t.Context(), 10*time.Minute); err != nil {
+	if err := s.SetDownAfter(t.Context(), 10*time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Calm(t.Context()); err != nil {
+	if err := s.AwaitReachable(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

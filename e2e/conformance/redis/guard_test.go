@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-func TestGuard(t *testing.T) {
+func TestGuardRefusesStaleTokens(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	g, ctx := s.Guard(), t.Context()

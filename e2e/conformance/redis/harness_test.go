@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -35,12 +36,8 @@ func TestMain(m *testing.M) {
 
 func installed(t testing.TB) {
 	t.Helper()
-	if _, err := servers.RedisInstalled(); err != nil {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	_, err := servers.RedisInstalled()
+	servertest.Started(t, err)
 }
 
 // start starts a server for one test.

@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/redisstore"
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
@@ -108,10 +108,7 @@ func clockedReplicas(t *testing.T) *servers.RedisReplicas {
 	}
 	t.Cleanup(g.Kill)
 	if err := g.Replicas[0].FakeClock(t.Context()); err != nil {
-		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-			t.Skip(err)
-		}
-		t.Fatal(err)
+		servertest.Started(t, err)
 	}
 	if err := g.Linked(t.Context()); err != nil {
 		t.Fatal(err)
@@ -240,7 +237,7 @@ func TestClusterNodeThatEvictsIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Kill)
-	if err := c.NodeTimeout(t.Context(), time.Minute); err != nil { // a slow node is not replaced
+	if err := c.SetNodeTimeout(t.Context(), time.Minute); err != nil { // a slow node is not replaced
 		t.Fatal(err)
 	}
 	slot, err := c.Slot(t.Context(), redisstore.Key("", "x"))

@@ -20,7 +20,7 @@ func TestSilentNodeDoesNotBlockOthers(t *testing.T) {
 		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
 	}) {
 		t.Run(library, func(t *testing.T) {
-			if err := c.NodeTimeout(t.Context(), time.Hour); err != nil {
+			if err := c.SetNodeTimeout(t.Context(), time.Hour); err != nil {
 				t.Fatal(err)
 			}
 			s := client()

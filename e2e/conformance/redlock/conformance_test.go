@@ -25,9 +25,7 @@ func (f *fleet) suite(t *testing.T, failing int) {
 	h := drivertest.Harness{
 		TTL: ttl,
 		Open: func(t testing.TB, namespace string) driver.Store {
-			c := f.config
-			c.Namespace = namespace
-			return f.make(t, c)
+			return f.make(t, redlock.Namespace(namespace))
 		},
 		Stop: func(t testing.TB) {
 			for _, r := range working {
@@ -83,7 +81,7 @@ func TestConformance(t *testing.T) {
 			break
 		}
 		t.Run(fmt.Sprintf("%d servers", n), func(t *testing.T) {
-			start(t, n, redlock.Config{MaxTTL: suiteTTL}).suite(t, 0)
+			start(t, n, options{redlock.MaxTTL(suiteTTL)}).suite(t, 0)
 		})
 	}
 }
@@ -99,7 +97,7 @@ func TestConformanceMinority(t *testing.T) {
 		"slow":   func(f *fleet, i int) error { return f.proxies[i].Delay(150 * time.Millisecond) },
 	} {
 		t.Run(how, func(t *testing.T) {
-			f := start(t, 3, redlock.Config{MaxTTL: suiteTTL})
+			f := start(t, 3, options{redlock.MaxTTL(suiteTTL)})
 			if err := fail(f, 0); err != nil {
 				t.Fatal(err)
 			}

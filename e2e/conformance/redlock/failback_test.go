@@ -15,7 +15,7 @@ import (
 // those of a replica without the vote, like two failovers within a TTL. The server's process is the
 // same, but its vote is lost. It must not give another one.
 func TestFailoverAndBackGivesNoSecondVote(t *testing.T) {
-	f := startBare(t, 1, redlock.Config{})
+	f := startBare(t, 1, nil)
 	g, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "other"), "--replicaof", "127.0.0.1 "+strconv.Itoa(f.all[0].Port))
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestFailoverAndBackGivesNoSecondVote(t *testing.T) {
 	if err := group.Linked(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f.setUp(f.config)
+	f.setUp()
 	if _, err := g.Do(t.Context(), "REPLICAOF", "NO", "ONE"); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestFailoverAndBackGivesNoSecondVote(t *testing.T) {
 // TestShorterMaxTTLAdmitsNoServer: a server has lost the vote for a long lease. A client whose
 // max_ttl is shorter than that of the other clients does not admit the server.
 func TestShorterMaxTTLAdmitsNoServer(t *testing.T) {
-	f := start(t, 3, redlock.Config{})
+	f := start(t, 3, nil)
 	f.proxies[2].Cut()
 	first := must(t, f.open(t), "name", time.Minute)
 	if err := f.proxies[2].Heal(); err != nil {
@@ -56,9 +56,7 @@ func TestShorterMaxTTLAdmitsNoServer(t *testing.T) {
 	if err := f.all[1].RestartEmpty(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	short := f.config
-	short.MaxTTL = 100 * time.Millisecond
-	s := f.openAs(t, short)
+	s := f.open(t, redlock.MaxTTL(100*time.Millisecond))
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if second, err := s.Acquire(t.Context(), request("name", 100*time.Millisecond)); err == nil {
 			t.Fatalf("two clients hold the lock, with the tokens %d and %d", first.Token, second.Token)
@@ -69,9 +67,9 @@ func TestShorterMaxTTLAdmitsNoServer(t *testing.T) {
 // TestServerGivenTwiceIsRefused: the URL has two names of one server, which would have two votes.
 // Acquire fails.
 func TestServerGivenTwiceIsRefused(t *testing.T) {
-	f := start(t, 3, redlock.Config{})
+	f := start(t, 3, nil)
 	one := strconv.Itoa(f.all[0].Port)
-	s, err := redlock.Open(t.Context(), "redlock://127.0.0.1:"+one+"?node=localhost:"+one+"&node="+f.all[1].Address(), "")
+	s, err := redlock.Open(t.Context(), "redlock://127.0.0.1:"+one+"?node=localhost:"+one+"&node="+f.all[1].Address())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,10 +2,9 @@ package redlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
@@ -28,29 +28,25 @@ type fleet struct {
 	t       testing.TB
 	all     []*servers.Redis
 	proxies []*servers.Proxy
-	config  redlock.Config
+	options options
 }
 
+// options are those of every client of a fleet.
+type options []redlock.Option
+
 // start starts n servers and sets them up as a fleet.
-func start(t testing.TB, n int, c redlock.Config, settings ...string) *fleet {
+func start(t testing.TB, n int, o options, settings ...string) *fleet {
 	t.Helper()
-	f := startBare(t, n, c, settings...)
-	f.setUp(c)
+	f := startBare(t, n, o, settings...)
+	f.setUp()
 	return f
 }
 
-func startBare(t testing.TB, n int, c redlock.Config, settings ...string) *fleet {
+func startBare(t testing.TB, n int, o options, settings ...string) *fleet {
 	t.Helper()
-	if _, err := servers.RedisInstalled(); err != nil {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-	if c.Skew == 0 {
-		c.Skew = skew
-	}
-	f := &fleet{t: t, config: c, all: make([]*servers.Redis, n)}
+	_, err := servers.RedisInstalled()
+	servertest.Started(t, err)
+	f := &fleet{t: t, options: append(options{redlock.Skew(skew)}, o...), all: make([]*servers.Redis, n)}
 	dir := t.TempDir()
 	var starting sync.WaitGroup
 	errs := make([]error, n)
@@ -82,10 +78,9 @@ func startBare(t testing.TB, n int, c redlock.Config, settings ...string) *fleet
 }
 
 // setUp admits the servers of a new fleet.
-func (f *fleet) setUp(c redlock.Config) {
+func (f *fleet) setUp() {
 	f.t.Helper()
-	c.Skew, c.Fresh = f.config.Skew, true
-	s := f.openAs(f.t, c)
+	s := f.open(f.t, redlock.Fresh())
 	if _, err := s.Guarantees(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
@@ -103,10 +98,7 @@ func (f *fleet) setUp(c redlock.Config) {
 func (f *fleet) fakeClock(i int) {
 	f.t.Helper()
 	if err := f.all[i].FakeClock(f.t.Context()); err != nil {
-		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-			f.t.Skip(err)
-		}
-		f.t.Fatal(err)
+		servertest.Started(f.t, err)
 	}
 }
 
@@ -124,11 +116,9 @@ func (c *client) Close(ctx context.Context) error {
 	return err
 }
 
-func (f *fleet) open(t testing.TB) *client { return f.openAs(t, f.config) }
-
-func (f *fleet) openAs(t testing.TB, c redlock.Config) *client {
+func (f *fleet) open(t testing.TB, more ...redlock.Option) *client {
 	t.Helper()
-	out := f.make(t, c)
+	out := f.make(t, more...)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -138,7 +128,7 @@ func (f *fleet) openAs(t testing.TB, c redlock.Config) *client {
 }
 
 // make opens a client that the caller closes.
-func (f *fleet) make(t testing.TB, c redlock.Config) *client {
+func (f *fleet) make(t testing.TB, more ...redlock.Option) *client {
 	t.Helper()
 	out := &client{}
 	for _, p := range f.proxies {
@@ -149,7 +139,7 @@ func (f *fleet) make(t testing.TB, c redlock.Config) *client {
 		out.below = append(out.below, s)
 	}
 	var err error
-	if out.Store, err = c.New(out.below...); err != nil {
+	if out.Store, err = redlock.New(out.below, append(slices.Clip(f.options), more...)...); err != nil {
 		t.Fatal(err)
 	}
 	return out
@@ -172,7 +162,7 @@ func (f *fleet) direct(t testing.TB) (stores []*redisstore.Store) {
 // over returns a store of the fleet. It uses the given stores of the servers.
 func (f *fleet) over(t testing.TB, stores []*redisstore.Store) *redlock.Store {
 	t.Helper()
-	s, err := f.config.New(stores...)
+	s, err := redlock.New(stores, f.options...)
 	if err != nil {
 		t.Fatal(err)
 	}

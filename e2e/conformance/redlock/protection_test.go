@@ -19,12 +19,12 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// TestForgottenVote replays the classic failure. A holds the name on three of five servers.
+// TestRestartWithoutDataGivesNoSecondMajority replays the classic failure. A holds the name on three of five servers.
 // One of them restarts without its data within the TTL, and B sends a request.
-func TestForgottenVote(t *testing.T) {
+func TestRestartWithoutDataGivesNoSecondMajority(t *testing.T) {
 	const name = "forgotten"
 	prepare := func(t *testing.T) (*fleet, driver.Grant) {
-		f := start(t, 5, redlock.Config{})
+		f := start(t, 5, nil)
 		for _, p := range f.proxies[3:] {
 			p.Cut()
 		}
@@ -59,9 +59,7 @@ func TestForgottenVote(t *testing.T) {
 	})
 	t.Run("unprotected", func(t *testing.T) {
 		f, first := prepare(t)
-		c := f.config
-		c.Unprotected = true
-		b := f.openAs(t, c)
+		b := f.open(t, redlock.Unprotected())
 		second := must(t, b, name, time.Minute)
 		// Both hold the name. The guard at the resource refuses the first.
 		var g fence.Memory
@@ -78,7 +76,7 @@ func TestForgottenVote(t *testing.T) {
 // replication IDs. They then vote for another client. The first holder is notified, and its token is
 // smaller than the next one.
 func TestReloadWithoutSaving(t *testing.T) {
-	f := start(t, 3, redlock.Config{}, "--enable-debug-command", "local")
+	f := start(t, 3, nil, "--enable-debug-command", "local")
 	for i := range f.all {
 		f.do(i, "SAVE")
 	}
@@ -115,7 +113,7 @@ func TestReloadWithoutSaving(t *testing.T) {
 // The counters are an hour ahead of the clocks. So tokens rise only if the servers'
 // counters are restored. No grant between the restarts raises the counter of the name idle.
 func TestTokensRiseAcrossRestarts(t *testing.T) {
-	f := start(t, 3, redlock.Config{MaxTTL: 300 * time.Millisecond})
+	f := start(t, 3, options{redlock.MaxTTL(300 * time.Millisecond)})
 	s := f.open(t)
 	const name, idle = "restarts", "idle"
 	var ahead uint64
@@ -169,7 +167,7 @@ func TestTokensRiseAcrossRestarts(t *testing.T) {
 // TestNewFleetWaits: servers have no trace of a fleet, and the fleet is not declared new.
 // They vote only after the longest TTL.
 func TestNewFleetWaits(t *testing.T) {
-	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f := startBare(t, 3, options{redlock.MaxTTL(time.Hour)})
 	s := f.open(t)
 	_, err := s.Acquire(t.Context(), request("early", time.Minute))
 	if code := s.Classify(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
@@ -185,9 +183,9 @@ func TestNewFleetWaits(t *testing.T) {
 // TestClockOutOfLine sets one server's clock hours ahead. The server has no vote. It votes
 // again some time after its clock is right.
 func TestClockOutOfLine(t *testing.T) {
-	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
+	f := startBare(t, 3, options{redlock.MaxTTL(400 * time.Millisecond)})
 	f.fakeClock(0)
-	f.setUp(f.config)
+	f.setUp()
 	s := f.open(t)
 	must(t, s, "before", 300*time.Millisecond)
 	if err := f.all[0].SetClock(3 * time.Hour); err != nil {
@@ -214,9 +212,9 @@ func TestClockOutOfLine(t *testing.T) {
 // another server is hours ahead. The server with the wrong clock has no vote, but has kept
 // its counters. So a majority can restore the counters of the restarted server.
 func TestCountersBesideAWrongClock(t *testing.T) {
-	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
+	f := startBare(t, 3, options{redlock.MaxTTL(400 * time.Millisecond)})
 	f.fakeClock(0)
-	f.setUp(f.config)
+	f.setUp()
 	s := f.open(t)
 	must(t, s, "before", 300*time.Millisecond)
 	if err := f.all[0].SetClock(3 * time.Hour); err != nil {
@@ -233,11 +231,11 @@ func TestCountersBesideAWrongClock(t *testing.T) {
 	}
 }
 
-// TestMajorityDown: while most servers are paused, Lock returns ErrUnavailable. When the
+// TestMajorityDownIsUnavailable: while most servers are paused, Lock returns ErrUnavailable. When the
 // servers continue, nothing is left.
-func TestMajorityDown(t *testing.T) {
-	f := start(t, 5, redlock.Config{})
-	l, err := holdfast.New(f.make(t, f.config), holdfast.Defaults(holdfast.TTL(3*time.Second)))
+func TestMajorityDownIsUnavailable(t *testing.T) {
+	f := start(t, 5, nil)
+	l, err := holdfast.New(f.make(t), holdfast.Defaults(holdfast.TTL(3*time.Second)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +268,7 @@ func TestMajorityDown(t *testing.T) {
 // TestHeldLockIsHealed: a server is down while a lock is granted. When the server is back,
 // a renewal writes the lock to it.
 func TestHeldLockIsHealed(t *testing.T) {
-	f := start(t, 3, redlock.Config{MaxTTL: 2 * time.Second})
+	f := start(t, 3, options{redlock.MaxTTL(2 * time.Second)})
 	f.all[0].Kill()
 	s := f.open(t)
 	const name = "healed"
@@ -292,10 +290,10 @@ func TestHeldLockIsHealed(t *testing.T) {
 // TestLostVotesAreNoticed ends the votes of a held lock early at two of three servers. The
 // holder is notified.
 func TestLostVotesAreNoticed(t *testing.T) {
-	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f := startBare(t, 3, options{redlock.MaxTTL(time.Hour)})
 	f.fakeClock(0)
 	f.fakeClock(1)
-	f.setUp(f.config)
+	f.setUp()
 	s := f.open(t)
 	ends := func(name string, end func(i int)) {
 		t.Helper()
@@ -332,7 +330,7 @@ func TestLostVotesAreNoticed(t *testing.T) {
 // TestHealsAfterAnUnansweredRequest: one server does not answer the request for a vote, and
 // the lock is granted. A renewal writes the lock to that server.
 func TestHealsAfterAnUnansweredRequest(t *testing.T) {
-	f := start(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour)})
 	s := f.open(t)
 	release(t, s, must(t, s, "warm", time.Hour))
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
@@ -355,7 +353,7 @@ func TestHealsAfterAnUnansweredRequest(t *testing.T) {
 // TestRenewalBesideARelease: one of three servers has lost its vote for a lock. The client
 // renews and releases the lock at the same time. Nothing of the lock is left.
 func TestRenewalBesideARelease(t *testing.T) {
-	f := start(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour)})
 	s := f.open(t)
 	for i := range 50 {
 		g := must(t, s, fmt.Sprint("crossed-", i), time.Hour)
@@ -375,7 +373,7 @@ func TestRenewalBesideARelease(t *testing.T) {
 // An operator breaks the lock. When the holder reaches the servers again, its renewal is
 // refused.
 func TestBrokenLockIsNotHealed(t *testing.T) {
-	f := start(t, 3, redlock.Config{MaxTTL: time.Hour, Skew: 50 * time.Millisecond})
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour), redlock.Skew(50 * time.Millisecond)})
 	s := f.open(t)
 	g := must(t, s, "broken", time.Hour)
 	for i, p := range f.proxies {
@@ -410,11 +408,11 @@ func TestBrokenLockIsNotHealed(t *testing.T) {
 // TestClientWhoseClockStoodStill sets the clocks of all servers ahead. A client whose own
 // clock stood still sees the same. It withholds the vote of no server.
 func TestClientWhoseClockStoodStill(t *testing.T) {
-	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f := startBare(t, 3, options{redlock.MaxTTL(time.Hour)})
 	for i := range f.all {
 		f.fakeClock(i)
 	}
-	f.setUp(f.config)
+	f.setUp()
 	s := f.open(t)
 	for _, p := range f.proxies[1:] { // so that the client reads the first server's clock first
 		if err := p.Delay(100 * time.Millisecond); err != nil {
@@ -440,7 +438,7 @@ func TestClientWhoseClockStoodStill(t *testing.T) {
 // restarts without its data before the client admits it. It may have voted for another
 // client, so it has to wait.
 func TestRestartWhileAdmitted(t *testing.T) {
-	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour, Fresh: true})
+	f := startBare(t, 3, options{redlock.MaxTTL(time.Hour), redlock.Fresh()})
 	below := f.direct(t)
 	one, err := redisstore.New(&restarting{Client: below[2].Client(), server: f.all[2]})
 	if err != nil {
@@ -481,10 +479,10 @@ func (c *restarting) Eval(ctx context.Context, s *redisstore.Script, keys, args 
 	return c.Client.Eval(ctx, s, keys, args)
 }
 
-// TestRoundTrips counts the writes of an acquisition at one server: one write if the
+// TestAcquisitionWritesAtMostTwice counts the writes of an acquisition at one server: one write if the
 // servers' counters agree, and at most two if the server's counter is ahead.
-func TestRoundTrips(t *testing.T) {
-	f := start(t, 3, redlock.Config{})
+func TestAcquisitionWritesAtMostTwice(t *testing.T) {
+	f := start(t, 3, nil)
 	s := f.open(t)
 	const name = "trips"
 	writes := func() int {
@@ -519,7 +517,7 @@ func TestRoundTrips(t *testing.T) {
 // different clients. The request goes on with their answers. It does not wait for the
 // silent server until its timeout.
 func TestSplitBesideASilentServer(t *testing.T) {
-	f := start(t, 3, redlock.Config{MaxTTL: suiteTTL})
+	f := start(t, 3, options{redlock.MaxTTL(suiteTTL)})
 	s := f.open(t)
 	release(t, s, must(t, s, "warm", suiteTTL))
 	f.do(1, "SET", "holdfast:redlock:l::split", "a.1 1 1 60000 h=&i=&p=1&r=", "PX", "60000")

@@ -20,7 +20,7 @@ import (
 
 // TestSharedWithRedsync contends with redsync for the same names on the same servers.
 func TestSharedWithRedsync(t *testing.T) {
-	f := start(t, 5, redlock.Config{Redsync: true})
+	f := start(t, 5, options{redlock.Redsync()})
 	var pools []redsyncredis.Pool
 	for _, r := range f.all {
 		c := goredis.NewClient(&goredis.Options{Addr: r.Address()})
@@ -57,7 +57,7 @@ func TestSharedWithRedsync(t *testing.T) {
 		}
 		var all sync.WaitGroup
 		for w := range workers {
-			l, err := holdfast.New(f.make(t, f.config), holdfast.Defaults(holdfast.TTL(30*time.Second)))
+			l, err := holdfast.New(f.make(t), holdfast.Defaults(holdfast.TTL(30*time.Second)))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/url"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
@@ -54,33 +54,23 @@ func restart(t *testing.T, srv server) {
 	t.Fatal(err)
 }
 
-func installed(t *testing.T, err error) {
-	t.Helper()
-	if (errors.Is(err, servers.ErrNotInstalled) || errors.Is(err, servers.ErrNoZooKeeper)) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 var stores = []store{
 	{"file", 2 * time.Second, func(t *testing.T) (server, string) { return nil, "file://" + t.TempDir() }},
 	{"redis", 2 * time.Second, func(t *testing.T) (server, string) {
 		r, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "redis"), "--appendonly", "yes", "--appendfsync", "always")
-		installed(t, err)
+		servertest.Started(t, err)
 		t.Cleanup(r.Kill)
 		return r, "redis://" + r.Address()
 	}},
 	{"etcd", 3 * time.Second, func(t *testing.T) (server, string) {
 		m, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir(), NoSync: true})
-		installed(t, err)
+		servertest.Started(t, err)
 		t.Cleanup(m[0].End)
 		return m[0], "etcd://" + m[0].Client
 	}},
 	{"zookeeper", 3 * time.Second, func(t *testing.T) (server, string) {
 		z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{})
-		installed(t, err)
+		servertest.Started(t, err)
 		t.Cleanup(z.Kill)
 		return z, "zk://" + z.Address()
 	}},
@@ -95,7 +85,7 @@ var stores = []store{
 func mariadb(recipe string) func(*testing.T) (server, string) {
 	return func(t *testing.T) (server, string) {
 		s, err := servers.StartMariaDB(t.Context())
-		installed(t, err)
+		servertest.Started(t, err)
 		t.Cleanup(func() { _ = s.Close() })
 		return s, prepare(t, "mysql://root@"+s.Address+"/test?recipe="+recipe)
 	}
@@ -104,7 +94,7 @@ func mariadb(recipe string) func(*testing.T) (server, string) {
 func postgres(recipe string) func(*testing.T) (server, string) {
 	return func(t *testing.T) (server, string) {
 		s, err := servers.StartPostgres(t.Context())
-		installed(t, err)
+		servertest.Started(t, err)
 		t.Cleanup(func() { _ = s.Close() })
 		return s, prepare(t, s.URL("postgres", "&recipe="+recipe))
 	}

@@ -8,7 +8,6 @@ package sqltest
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
@@ -118,12 +118,7 @@ func (d *Database) Main(m *testing.M) {
 func (d *Database) Server(t testing.TB) Server {
 	t.Helper()
 	d.once.Do(func() { d.server, d.err = d.Start(context.Background(), d.Fast) })
-	if errors.Is(d.err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(d.err)
-	}
-	if d.err != nil {
-		t.Fatal(d.err)
-	}
+	servertest.Started(t, d.err)
 	return d.server
 }
 

@@ -2,7 +2,6 @@ package story
 
 import (
 	"bytes"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -14,7 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/lab"
 	"github.com/holdfast-go/holdfast/check/lab/story"
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
@@ -130,12 +129,7 @@ func TestStoriesNameTheirMistakes(t *testing.T) {
 // play plays a story, and checks its outcome and that its drawing fits on a terminal.
 func play(t *testing.T, set *story.Set, y story.Story) *story.Result {
 	r, err := story.Play(t.Context(), y, set)
-	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	servertest.Started(t, err)
 	var b strings.Builder
 	if err := r.Text(&b, true); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@
 package tables
 
 import (
-	"errors"
 	"flag"
 	"net/url"
 	"os"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/memstore"
@@ -25,8 +25,8 @@ import (
 
 var update = flag.Bool("update", false, "write the documentation's tables")
 
-// TestGuarantees compares docs/guarantees.md with the stores' declarations.
-func TestGuarantees(t *testing.T) {
+// TestGuaranteesPageIsCurrent compares docs/guarantees.md with the stores' declarations.
+func TestGuaranteesPageIsCurrent(t *testing.T) {
 	const path = "../../../docs/guarantees.md"
 	page, err := os.ReadFile(path)
 	if err != nil {
@@ -100,7 +100,7 @@ func declared(t *testing.T) []driver.Guarantees {
 	for range 3 {
 		fleet.Add("node", redis(t))
 	}
-	add(redlock.Open(t.Context(), "redlock://?"+fleet.Encode(), ""))
+	add(redlock.Open(t.Context(), "redlock://?"+fleet.Encode()))
 	add(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
 		g, err := zkstore.Declared(zkstore.WithLayout(layout))
@@ -121,12 +121,7 @@ func declared(t *testing.T) []driver.Guarantees {
 // started skips or fails the test where a server is missing.
 func started(t *testing.T, err error) {
 	t.Helper()
-	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	servertest.Started(t, err)
 }
 
 func redis(t *testing.T) string {

@@ -3,7 +3,6 @@
 package versions
 
 import (
-	"errors"
 	"flag"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/checktest"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
@@ -201,12 +201,7 @@ func TestCheckPassesOnNewerServers(t *testing.T) {
 			t.Run(s.name+"/"+strings.TrimPrefix(local, s.name+"-"), func(t *testing.T) {
 				use(t, s.name)
 				target, err := check.StartLocal(t.Context(), local, t.TempDir())
-				if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-					t.Skip(err)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				servertest.Started(t, err)
 				if r := checktest.Run(t, check.Config{Target: target, Duration: *duration}); r.Stats.Grants == 0 {
 					t.Error("the check made no grant")
 				}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 )
 
 var (
@@ -36,7 +37,7 @@ func three(t *testing.T) *servers.Ensemble {
 			os.RemoveAll(dir)
 		})
 	})
-	installed(t, togetherFailed)
+	servertest.Started(t, togetherFailed)
 	return together
 }
 

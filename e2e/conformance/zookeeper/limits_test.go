@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -18,7 +19,7 @@ import (
 // again, the name is granted.
 func TestQuotaRefusalLeavesNothing(t *testing.T) {
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick, Java: []string{"-Dzookeeper.enforceQuota=true"}})
-	installed(t, err)
+	servertest.Started(t, err)
 	t.Cleanup(z.Kill)
 	a, sa := locker(t, []string{z.Address()})
 	b, _ := locker(t, []string{z.Address()})
@@ -51,7 +52,7 @@ func TestQuotaRefusalLeavesNothing(t *testing.T) {
 // default TTL of 30 s. A lock without a TTL is granted with a shorter one.
 func TestDefaultTTLOnAServerThatAllowsLess(t *testing.T) {
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: time.Second, MaxSession: 20 * time.Second})
-	installed(t, err)
+	servertest.Started(t, err)
 	t.Cleanup(z.Kill)
 	l, _ := locker(t, []string{z.Address()}, zkstore.Tick(2*time.Second))
 	k := lock(t, l, newName())

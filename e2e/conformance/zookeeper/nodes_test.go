@@ -8,12 +8,13 @@ import (
 	zookeeper "github.com/go-zookeeper/zk"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 )
 
 // TestTokensRiseAfterParentWasReaped: the server removes the node of an unused name, also between a
 // read and a create. The name's tokens still rise.
 func TestTokensRiseAfterParentWasReaped(t *testing.T) {
-	installed(t, servers.ZooKeeperInstalled())
+	servertest.Started(t, servers.ZooKeeperInstalled())
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
 		Tick: tick, Java: []string{"-Dznode.container.checkIntervalMs=5", "-Dznode.container.maxPerMinute=1000000"},
 	})

@@ -35,19 +35,10 @@ func TestEntryCountsDeletedPredecessors(t *testing.T) {
 	must(t, err)
 	must(t, a.Release(t.Context(), first, 0))
 	for i, order := range [][3]int{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}} {
-		var before []*queuedRequest
-		for range 3 {
+		for n := range 3 {
 			_, b := locker(t, []string{z.Address()})
-			q := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
-			r := exclusive(name, 2*time.Minute)
-			r.From = q
-			before = append(before, q)
-			go func() {
-				if g, err := b.Acquire(t.Context(), r); err == nil {
-					q.granted <- g
-				}
-			}()
-			nodes(t, raw, dir, "the entry exists", count(len(before)))
+			go func() { _, _ = b.Acquire(t.Context(), exclusive(name, 2*time.Minute)) }()
+			nodes(t, raw, dir, "the entry exists", count(n+1))
 		}
 		left.Store(2) // the read with the entry's create, and one more read
 		last := queued(t, s, name, driver.Exclusive)
@@ -150,8 +141,8 @@ func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
 	must(t, s.Release(t.Context(), waiter.woken(t), 0))
 }
 
-// lateWrite is a connection that sends to reached before a write that contains word, and then delays
-// that write until through is closed.
+// lateWrite is a connection that delays a write that contains word: it sends to reached, and writes
+// after through is closed.
 type lateWrite struct {
 	net.Conn
 	word    []byte
@@ -192,7 +183,7 @@ func beforeTheWatch(t *testing.T, z *servers.ZooKeeper, name, first string) (h *
 	select {
 	case <-reached:
 	case <-time.After(testTimeout):
-		t.Fatal("no watch of the node before it")
+		t.Fatal("the client sets no watch for the first node")
 	}
 	return h, granted, through
 }
@@ -234,10 +225,10 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 		ended   bool // the new holder is notified
 	}{
 		{what: "both predecessors end", delete: []int{0, 1}, revoke: -1},
-		{what: "the holder ends", delete: []int{0}, revoke: -1, later: []int{1}},
-		{what: "its predecessor ends", delete: []int{1}, revoke: -1, later: []int{0}},
-		{what: "all end, also its own node", delete: []int{0, 1, 2}, revoke: -1, refused: true},
-		{what: "its own node ends", delete: []int{2}, revoke: -1, refused: true},
+		{what: "the first predecessor ends", delete: []int{0}, revoke: -1, later: []int{1}},
+		{what: "the second predecessor ends", delete: []int{1}, revoke: -1, later: []int{0}},
+		{what: "both predecessors and the own node end", delete: []int{0, 1, 2}, revoke: -1, refused: true},
+		{what: "the own node ends", delete: []int{2}, revoke: -1, refused: true},
 		{what: "a predecessor is written", revoke: 1, later: []int{1, 0}},
 		{what: "an operator revokes the entry", delete: []int{0, 1}, revoke: 2, ended: true},
 	} {
@@ -263,7 +254,7 @@ func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 			for _, i := range c.later {
 				select {
 				case err := <-granted:
-					t.Fatalf("granted beside another: %v", err)
+					t.Fatalf("granted or refused before the last predecessor ended: %v", err)
 				case <-h.queued:
 				case <-time.After(testTimeout):
 					t.Fatal("the waiter has no queue entry")
@@ -333,14 +324,14 @@ func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 		select {
 		case err := <-refused:
 			if readable || driver.CodeOf(err) != driver.CodeRefused {
-				t.Fatalf("behind two nodes, which it may read: %t: %v", readable, err)
+				t.Fatalf("both nodes readable: %t: %v", readable, err)
 			}
 		case holders := <-reported.holders:
 			if !readable || holders[0].Token != held.Token {
-				t.Fatalf("behind two nodes, which it may read: %t: it reports the holders %+v", readable, holders)
+				t.Fatalf("both nodes readable: %t: the client reports the holders %+v", readable, holders)
 			}
 		case <-time.After(testTimeout):
-			t.Fatalf("behind two nodes, which it may read: %t: it has read none", readable)
+			t.Fatalf("both nodes readable: %t: the client has read none", readable)
 		}
 	}
 }
@@ -385,13 +376,14 @@ func TestNearEntryReadsItsPredecessors(t *testing.T) {
 	_, err = raw.SetACL(dir+"/"+before[1], zookeeper.WorldACL(zookeeper.PermAll&^zookeeper.PermRead), -1)
 	must(t, err)
 	refused := wait()
+	// Now three nodes are before the last entry, few enough for its client to watch all of them.
 	must(t, raw.Delete(dir+"/"+before[2], -1))
 	select {
 	case err := <-refused:
 		if driver.CodeOf(err) != driver.CodeRefused {
-			t.Fatalf("behind a node that it may not read: %v, want refused", err)
+			t.Fatalf("behind a node that the client may not read: %v, want refused", err)
 		}
 	case <-time.After(testTimeout):
-		t.Fatal("it waits for a node of which the server reports no event")
+		t.Fatal("the client waits for a node of which the server reports no event")
 	}
 }

@@ -1,13 +1,13 @@
 package zookeeper
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 )
 
 // The servers are started once for all tests of this package.
@@ -33,25 +33,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// installed skips the test without ZooKeeper, or fails it if servers are required.
-func installed(t testing.TB, err error) {
-	t.Helper()
-	if errors.Is(err, servers.ErrNoZooKeeper) {
-		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // alone starts a server for one test. A test that leaves a session behind uses it.
 func alone(t testing.TB) *servers.ZooKeeper {
 	t.Helper()
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
-	installed(t, err)
+	servertest.Started(t, err)
 	t.Cleanup(z.Kill)
 	return z
 }
@@ -64,6 +50,6 @@ func single(t testing.TB) *servers.ZooKeeper {
 			shared, failed = servers.StartZooKeeper(t.Context(), filepath.Join(home, "single"), servers.ZooKeeperConfig{Tick: tick})
 		}
 	})
-	installed(t, failed)
+	servertest.Started(t, failed)
 	return shared
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -77,7 +78,7 @@ func (a *authority) sign(t *testing.T, name string) (cert, key, both string) {
 // TestServersOwnTLSAuthenticatesClient: ZooKeeper's own TLS port requires a certificate of
 // its clients. The certificate is also the owner of the nodes.
 func TestServersOwnTLSAuthenticatesClient(t *testing.T) {
-	installed(t, servers.ZooKeeperInstalled())
+	servertest.Started(t, servers.ZooKeeperInstalled())
 	dir := t.TempDir()
 	ca, other := newAuthority(t, dir, "ca"), newAuthority(t, dir, "other")
 	_, _, store := ca.sign(t, "server")

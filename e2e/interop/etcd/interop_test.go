@@ -26,22 +26,15 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 )
-
-func missing(t *testing.T, err error) {
-	t.Helper()
-	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "" {
-		t.Fatal(err)
-	}
-	t.Skip(err)
-}
 
 func find(t *testing.T, program string) string {
 	t.Helper()
 	path, err := servers.Find(program)
 	if err != nil {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	return path
 }
@@ -98,9 +91,9 @@ func client(t *testing.T, endpoint string) *clientv3.Client {
 	return c
 }
 
-// TestConcurrency: concurrency.Mutex and holdfast add to one register, and no increment is
+// TestConcurrencyMutexLosesNoIncrement: concurrency.Mutex and holdfast add to one register, and no increment is
 // lost.
-func TestConcurrency(t *testing.T) {
+func TestConcurrencyMutexLosesNoIncrement(t *testing.T) {
 	endpoint, r := start(t), register.New(t)
 	const lockers, times = 3, 100
 	var wg sync.WaitGroup
@@ -131,9 +124,9 @@ func TestConcurrency(t *testing.T) {
 	r.Want(t, 2*lockers*times)
 }
 
-// TestBothWays: concurrency.Mutex and holdfast exclude each other. Holdfast reports the
+// TestConcurrencyMutexIsExcludedAndShown: concurrency.Mutex and holdfast exclude each other. Holdfast reports the
 // mutex as the holder.
-func TestBothWays(t *testing.T) {
+func TestConcurrencyMutexIsExcludedAndShown(t *testing.T) {
 	endpoint := start(t)
 	l := open(t, endpoint)
 	s, err := concurrency.NewSession(client(t, endpoint))
@@ -177,9 +170,9 @@ func TestBothWays(t *testing.T) {
 	}
 }
 
-// TestEtcdctl: `etcdctl lock NAME COMMAND` and holdfast add to one register, and no
+// TestEtcdctlLosesNoIncrement: `etcdctl lock NAME COMMAND` and holdfast add to one register, and no
 // increment is lost.
-func TestEtcdctl(t *testing.T) {
+func TestEtcdctlLosesNoIncrement(t *testing.T) {
 	endpoint, r := start(t), register.New(t)
 	etcdctl := find(t, "etcdctl")
 	const loops, times, ours = 2, 25, 100
@@ -205,19 +198,19 @@ func TestEtcdctl(t *testing.T) {
 	r.Want(t, loops*times+2*ours)
 }
 
-// TestJetcd: jetcd's Lock client uses the lock service of the server. The client and
+// TestJetcdLosesNoIncrement: jetcd's Lock client uses the lock service of the server. The client and
 // holdfast add to one register, and no increment is lost.
-func TestJetcd(t *testing.T) {
+func TestJetcdLosesNoIncrement(t *testing.T) {
 	java, err := exec.LookPath("java")
 	if err != nil {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	classes, err := filepath.Abs("jetcd/target/classes")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(classes); err != nil {
-		missing(t, fmt.Errorf("jetcd's peer is not built (make interop): %w", err))
+		servertest.Missing(t, fmt.Errorf("jetcd's peer is not built (make interop): %w", err))
 	}
 	endpoint, r := start(t), register.New(t)
 	const processes, times, ours = 2, 125, 125

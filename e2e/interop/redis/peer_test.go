@@ -24,6 +24,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
@@ -129,14 +130,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func missing(t *testing.T, err error) {
-	t.Helper()
-	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-		t.Fatal(err)
-	}
-	t.Skip(err)
-}
-
 // deployment is one server, or a Cluster.
 type deployment struct {
 	mode, url, address string
@@ -148,13 +141,13 @@ var modes = []string{"single", "cluster"}
 func start(t *testing.T, mode string) *deployment {
 	t.Helper()
 	if _, err := servers.RedisInstalled(); err != nil {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	if mode == "cluster" {
 		c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
 		must(t, err)
 		t.Cleanup(c.Kill)
-		must(t, c.NodeTimeout(t.Context(), time.Minute)) // a slow node is not replaced
+		must(t, c.SetNodeTimeout(t.Context(), time.Minute)) // a slow node is not replaced
 		return &deployment{mode, "redis+cluster://" + c.Nodes[0].Address(), c.Nodes[0].Address(), c.Nodes}
 	}
 	r, err := servers.StartRedis(t.Context(), t.TempDir())
@@ -357,11 +350,11 @@ func (d *deployment) java(t *testing.T, watchdog time.Duration) *peer {
 	classes, err := filepath.Abs("redisson/target/classes")
 	must(t, err)
 	if _, err := os.Stat(classes); err != nil {
-		missing(t, fmt.Errorf("the peer of Redisson is not built (make clients): %w", err))
+		servertest.Missing(t, fmt.Errorf("the peer of Redisson is not built (make clients): %w", err))
 	}
 	java, err := exec.LookPath("java")
 	if err != nil {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	return launch(t, exec.Command(java, "-cp", classes+":"+filepath.Join(filepath.Dir(classes), "dependency/*"), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
 		"holdfast.Peer", d.mode, d.address, strconv.FormatInt(watchdog.Milliseconds(), 10), strconv.FormatInt(fairWait.Milliseconds(), 10)))
@@ -372,11 +365,11 @@ func (d *deployment) python(t *testing.T) *peer {
 	target, err := filepath.Abs("redispy/target")
 	must(t, err)
 	if _, err := os.Stat(target); err != nil {
-		missing(t, fmt.Errorf("redis-py is not installed (make clients): %w", err))
+		servertest.Missing(t, fmt.Errorf("redis-py is not installed (make clients): %w", err))
 	}
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	host, port, _ := strings.Cut(d.address, ":")
 	cmd := exec.Command(python, "redispy/peer.py", host, port)

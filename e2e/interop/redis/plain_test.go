@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestPlain: holdfast and each client that stores a lock as one string per name exclude one
+// TestPlainExcludesOtherClients: holdfast and each client that stores a lock as one string per name exclude one
 // another. Each gets the lock after the other has released it.
-func TestPlain(t *testing.T) {
+func TestPlainExcludesOtherClients(t *testing.T) {
 	d := start(t, "single")
 	client := goredis.NewClient(&goredis.Options{Addr: d.address})
 	t.Cleanup(func() { _ = client.Close() })
@@ -117,17 +117,17 @@ func TestPlain(t *testing.T) {
 	d.remains(t)
 }
 
-// TestPlainSum: two processes each of Java, Python and Go add to one register, and no
+// TestPlainLosesNoIncrement: two processes each of Java, Python and Go add to one register, and no
 // increment is lost.
-func TestPlainSum(t *testing.T) {
+func TestPlainLosesNoIncrement(t *testing.T) {
 	d := start(t, "single")
 	contend(t, "plain", 167, d.java(t, endless), d.java(t, endless), d.python(t), d.python(t), d.worker(t), d.worker(t))
 	d.remains(t)
 }
 
-// TestPlainHolderDies: a process of holdfast holds a lock and is killed. Another client
+// TestPlainLockOfDeadHolderExpires: a process of holdfast holds a lock and is killed. Another client
 // gets the lock after the lease has expired.
-func TestPlainHolderDies(t *testing.T) {
+func TestPlainLockOfDeadHolderExpires(t *testing.T) {
 	t.Parallel()
 	d := start(t, "single")
 	worker, python := d.worker(t), d.python(t)

@@ -21,11 +21,11 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-var handoffs = flag.Int("handoffs", 60, "how often TestRedissonHandoffs passes a lock from Java to Go and back")
+var handoffs = flag.Int("handoffs", 60, "how often TestRedissonReleaseNotifiesWaiter passes a lock from Java to Go and back")
 
-// TestRedisson: for each kind of lock, Java holds it while Go waits, and then Go holds it while Java
+// TestRedissonExcludesAndNotifies: for each kind of lock, Java holds it while Go waits, and then Go holds it while Java
 // waits. The leases outlast the test, so the test fails if a waiter is not notified.
-func TestRedisson(t *testing.T) {
+func TestRedissonExcludesAndNotifies(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			d := start(t, mode)
@@ -385,10 +385,10 @@ func multiLock(t *testing.T, d *deployment, java *peer) {
 	other.does("release")
 }
 
-// TestRedissonLeases: a Java process and a Go process hold a lock of each kind for several
+// TestRedissonLocksOfDeadClientsExpire: a Java process and a Go process hold a lock of each kind for several
 // leases. The test then kills both. Afterwards Go gets each lock of Java, and Java each
 // lock of Go.
-func TestRedissonLeases(t *testing.T) {
+func TestRedissonLocksOfDeadClientsExpire(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -469,7 +469,7 @@ func TestRedissonLeases(t *testing.T) {
 	}
 }
 
-func TestRedissonSum(t *testing.T) {
+func TestRedissonLosesNoIncrement(t *testing.T) {
 	d := start(t, "single")
 	contend(t, "lock", 125, d.java(t, 30*time.Second), d.java(t, 30*time.Second), d.worker(t), d.worker(t))
 	d.remains(t)
@@ -488,9 +488,9 @@ func contend(t *testing.T, kind string, times int, all ...*peer) {
 	r.Want(t, times*len(all))
 }
 
-// TestRedissonHandoffs hands a lock over from Java to Go and back. A waiter that is not notified waits
+// TestRedissonReleaseNotifiesWaiter hands a lock over from Java to Go and back. A waiter that is not notified waits
 // for the end of the lease. So 99 % of the handoffs must take less than a tenth of the lease.
-func TestRedissonHandoffs(t *testing.T) {
+func TestRedissonReleaseNotifiesWaiter(t *testing.T) {
 	const lease = 30 * time.Second
 	d := start(t, "single")
 	java := d.java(t, lease).lock("lock", "lock-handoffs")

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -81,19 +82,11 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func missing(t *testing.T, err error) {
-	t.Helper()
-	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-		t.Fatal(err)
-	}
-	t.Skip(err)
-}
-
 func start(t *testing.T) string {
 	t.Helper()
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
 	if errors.Is(err, servers.ErrNoZooKeeper) {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	must(t, err)
 	t.Cleanup(z.Kill)
@@ -194,11 +187,11 @@ func curatorOf(t *testing.T, address, recipe, name string, permits int) *peer {
 	classes, err := filepath.Abs("curator/target/classes")
 	must(t, err)
 	if _, err := os.Stat(classes); err != nil {
-		missing(t, fmt.Errorf("Curator's peer is not built (make interop): %w", err))
+		servertest.Missing(t, fmt.Errorf("Curator's peer is not built (make interop): %w", err))
 	}
 	java, err := exec.LookPath("java")
 	if err != nil {
-		missing(t, err)
+		servertest.Missing(t, err)
 	}
 	return launch(t, exec.Command(java, "-cp", classes+":"+filepath.Join(filepath.Dir(classes), "dependency/*"),
 		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "holdfast.Peer", address, recipe, "/app/"+name, strconv.Itoa(permits)))
@@ -211,7 +204,7 @@ func kazoo(t *testing.T, address, kind, name string) *peer {
 			return launch(t, exec.Command(python, "kazoo/peer.py", address, kind, "/app/"+name))
 		}
 	}
-	missing(t, errors.New("kazoo is not installed (Debian: apt-get install python3-kazoo)"))
+	servertest.Missing(t, errors.New("kazoo is not installed (Debian: apt-get install python3-kazoo)"))
 	return nil
 }
 

@@ -40,9 +40,9 @@ func check(t *testing.T, settings ...string) (output string) {
 	return run("./pan", "-E")
 }
 
-// TestRules requires that no two clients hold a name at once and that tokens rise, over all
+// TestModelKeepsExclusionAndTokens requires that no two clients hold a name at once and that tokens rise, over all
 // orders of requests, answers, restarts and admissions.
-func TestRules(t *testing.T) {
+func TestModelKeepsExclusionAndTokens(t *testing.T) {
 	for _, settings := range [][]string{{"-DROUNDS=1", "-DRESTARTS=1"}} {
 		out := check(t, settings...)
 		if !strings.Contains(out, "errors: 0") || strings.Contains(out, "Search not completed") {

@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -71,7 +71,7 @@ func (v *token) String() string {
 	return strconv.FormatUint(v.n, 10)
 }
 
-func newBreak(p *say.Printer) *cobra.Command {
+func newBreak(p *console.Printer) *cobra.Command {
 	f := &breakFlags{wait: duration{d: 30 * time.Second, least: 1, most: math.MaxInt64, allowed: "a duration above 0"}}
 	cmd := &cobra.Command{
 		Use:   "break [flags] NAME",
@@ -86,7 +86,7 @@ func newBreak(p *say.Printer) *cobra.Command {
 				return errNoToken
 			}
 			return inspect(cmd, &f.store, p, func(ctx context.Context, l *holdfast.Locker) error {
-				b := &breaker{breakFlags: f, name: args[0], say: p, locker: l}
+				b := &breaker{breakFlags: f, name: args[0], printer: p, locker: l}
 				return b.run(ctx)
 			})
 		},
@@ -103,9 +103,9 @@ var errNoToken = errors.New("--token is missing, and there is no terminal for a 
 
 type breaker struct {
 	*breakFlags
-	name   string
-	say    *say.Printer
-	locker *holdfast.Locker
+	name    string
+	printer *console.Printer
+	locker  *holdfast.Locker
 }
 
 func (b *breaker) run(ctx context.Context) error {
@@ -114,7 +114,7 @@ func (b *breaker) run(ctx context.Context) error {
 		return err
 	}
 	if b.force && g.Break != driver.BreakNow {
-		b.say.Line("--force: the %s store cannot take a lock away from a live holder; it works like this: %s", g.Kind, g.Break.Describe())
+		b.printer.Line("--force: the %s store cannot take a lock away from a live holder; it works like this: %s", g.Kind, g.Break.Describe())
 		return exited(exit.Refused)
 	}
 	var st holdfast.State
@@ -133,7 +133,7 @@ func (b *breaker) run(ctx context.Context) error {
 	if stands {
 		holder = view.Process(h.Owner)
 		if g.Break == driver.BreakNotify {
-			b.say.Line("%s is notified, and has %s to end (--wait)", holder, short(b.wait.d))
+			b.printer.Line("%s is notified, and has %s to end (--wait)", holder, short(b.wait.d))
 		}
 	}
 	if !stands && g.Visible != driver.VisibleNothing {
@@ -141,7 +141,7 @@ func (b *breaker) run(ctx context.Context) error {
 	}
 	err = b.take(ctx, holder)
 	if err == nil {
-		b.say.Line("%q with token %d is taken away from %s", b.name, b.token.n, holder)
+		b.printer.Line("%q with token %d is taken away from %s", b.name, b.token.n, holder)
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	case errors.Is(err, holdfast.ErrNotHeld):
 		return b.stale(ctx)
 	case ctx.Err() != nil:
-		b.say.Line("the wait is over; %s may have been notified already, and may still end", holder)
+		b.printer.Line("the wait is over; %s may have been notified already, and may still end", holder)
 		return err
 	case waiting.Err() == nil:
 		return err
@@ -174,7 +174,7 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	if strings.Contains(h.Note, "stopped") {
 		what = fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", h.PID)
 	}
-	b.say.Line("not broken: %s still holds %q %s after it was notified; %s", view.Process(h.Owner), b.name, short(b.wait.d), what)
+	b.printer.Line("not broken: %s still holds %q %s after it was notified; %s", view.Process(h.Owner), b.name, short(b.wait.d), what)
 	return exited(exit.Busy)
 }
 
@@ -191,7 +191,7 @@ func (b *breaker) stale(ctx context.Context) error {
 			now = "; now it is held " + strings.Join(held, ", and ")
 		}
 	}
-	b.say.Line("not broken: no grant of %q has token %d%s", b.name, b.token.n, now)
+	b.printer.Line("not broken: no grant of %q has token %d%s", b.name, b.token.n, now)
 	return exited(exit.Busy)
 }
 
@@ -210,12 +210,12 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 	// Standard input may be a pipe or a file, for example a list of names.
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
-		b.say.Line("%v", errNoToken)
+		b.printer.Line("%v", errNoToken)
 		return 0, exited(exit.Usage)
 	}
 	defer tty.Close()
 	if len(st.Holders) == 0 {
-		b.say.Line("not broken: %q is free", b.name)
+		b.printer.Line("not broken: %q is free", b.name)
 		return 0, exited(exit.Busy)
 	}
 	if err := view.Page(tty, holdfast.State{Name: st.Name, Holders: st.Holders}, time.Now()); err != nil {
@@ -252,6 +252,6 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 			return h.Token, nil
 		}
 	}
-	b.say.Line("not broken: the answer was %q", answer)
+	b.printer.Line("not broken: the answer was %q", answer)
 	return 0, exited(exit.Busy)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
 // broken is the exit status of a check that has found a broken rule.
@@ -33,7 +33,7 @@ type checkFlags struct {
 	duration, round, lock duration
 }
 
-func newCheck(p *say.Printer) *cobra.Command {
+func newCheck(p *console.Printer) *cobra.Command {
 	f := &checkFlags{
 		local: text{check: func(s string) error {
 			if !slices.Contains(check.Locals(), s) {
@@ -116,7 +116,7 @@ var flagOf = map[string]string{
 
 // notDone returns the error of a check that could not run. An error without another meaning
 // counts as an unavailable store.
-func notDone(ctx context.Context, p *say.Printer, err error) error {
+func notDone(ctx context.Context, p *console.Printer, err error) error {
 	if bad, ok := errors.AsType[*check.ConfigError](err); ok && flagOf[bad.Field] != "" {
 		return fmt.Errorf("%s %s", flagOf[bad.Field], bad.Text)
 	}
@@ -127,7 +127,7 @@ func notDone(ctx context.Context, p *say.Printer, err error) error {
 	return outcome(ctx, p, err)
 }
 
-func (f *checkFlags) config(p *say.Printer) (check.Config, error) {
+func (f *checkFlags) config(p *console.Printer) (check.Config, error) {
 	c := check.Config{
 		Local: f.local.s, Namespace: f.store.namespace.s, Seed: uint64(f.seed.n), Duration: f.duration.d, Round: f.round.d,
 		Workers: f.workers.n, Names: f.names.n, TTL: f.lock.d, Dir: f.dir.s,

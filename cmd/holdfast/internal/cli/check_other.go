@@ -7,19 +7,19 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 )
 
 func worker() {}
 
-func newCheck(*say.Printer) *cobra.Command {
+func newCheck(*console.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "check", Short: "Torture a store and judge what happens (Linux and macOS only)", Hidden: true,
 		RunE: func(*cobra.Command, []string) error { return errors.New("check runs on Linux and macOS only") },
 	}
 }
 
-func newLab(*say.Printer) *cobra.Command {
+func newLab(*console.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "lab", Short: "Show how locks go wrong (Linux and macOS only)", Hidden: true,
 		RunE: func(*cobra.Command, []string) error { return errors.New("lab runs on Linux and macOS only") },

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
@@ -85,7 +85,7 @@ func names(ctx context.Context, f *storeFlags, prefix string) []cobra.Completion
 		return nil
 	}
 	defer null.Close()
-	quiet := say.New(null)
+	quiet := console.New(null)
 	defer quiet.Flush()
 	storeURL, _, err := f.resolve(quiet)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
 const holdLong = `Hold waits for the lock NAME and ends when the lock is held. A process in the
@@ -43,7 +43,7 @@ Exit status:
   78   the store refused, or does not support the request
   128+n  signal n ended the wait for the lock`
 
-func newHold(p *say.Printer) *cobra.Command {
+func newHold(p *console.Printer) *cobra.Command {
 	f := newRunFlags()
 	pid := number{least: 1, most: math.MaxInt32}
 	cmd := &cobra.Command{

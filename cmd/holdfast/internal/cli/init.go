@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -20,7 +20,7 @@ type initializer interface{ Init(context.Context) error }
 
 const initWithin = time.Minute
 
-func newInit(p *say.Printer) *cobra.Command {
+func newInit(p *console.Printer) *cobra.Command {
 	var store storeFlags
 	file := &store.file
 	cmd := &cobra.Command{

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/memstore"
@@ -58,7 +58,7 @@ func (e interrupted) Error() string { return "ended by " + proc.SignalName(sysca
 
 // inspect opens the store, calls do with it, and closes it. If an error needs another exit status
 // than the one that Main chooses, inspect prints the error and returns that status.
-func inspect(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+func inspect(cmd *cobra.Command, f *storeFlags, p *console.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	storeURL, dir, err := f.resolve(p)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func closeBriefly(ctx context.Context, l *holdfast.Locker) {
 	_ = l.Close(ctx)
 }
 
-func inspectStore(ctx context.Context, storeURL, namespace string, once bool, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+func inspectStore(ctx context.Context, storeURL, namespace string, once bool, p *console.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	l, err := open(ctx, storeURL, namespace, once)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func interruptible(ctx context.Context) (context.Context, func()) {
 }
 
 // outcome prints an error if necessary, and returns it with the exit status.
-func outcome(ctx context.Context, p *say.Printer, err error) error {
+func outcome(ctx context.Context, p *console.Printer, err error) error {
 	cause := context.Cause(ctx)
 	if s, ok := errors.AsType[interrupted](cause); ok {
 		return exited(exit.BySignal(syscall.Signal(s)))

@@ -19,12 +19,12 @@ import (
 	"github.com/holdfast-go/holdfast/check/lab"
 	"github.com/holdfast-go/holdfast/check/lab/story"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
-func newLab(p *say.Printer) *cobra.Command {
+func newLab(p *console.Printer) *cobra.Command {
 	seed := number{n: 1, least: 1, most: math.MaxInt}
 	limit := duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"}
 	dir := text{check: func(s string) error {
@@ -181,7 +181,7 @@ func listLab(out io.Writer) error {
 
 // printExperiment prints the result of an experiment, and reports whether it is the expected
 // one.
-func printExperiment(out io.Writer, r *lab.Result) bool {
+func printExperiment(out io.Writer, r *lab.Verdict) bool {
 	m := &r.Mistake
 	fmt.Fprintf(out, "%s: %s\n", m.Name, m.Title)
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
@@ -35,7 +35,7 @@ or a space, is quoted like a string of Go.
 Exit status:
   0    listed, also where there is nothing` + inspectStatus
 
-func newLs(p *say.Printer) *cobra.Command {
+func newLs(p *console.Printer) *cobra.Command {
 	var store storeFlags
 	asJSON, waiters := false, false
 	cmd := &cobra.Command{

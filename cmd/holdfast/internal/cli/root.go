@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/run"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
 // Main runs the command with the arguments after the program's name, and returns the exit status.
@@ -26,7 +26,7 @@ func Main(args []string) int {
 	if len(args) > 0 && args[0] == proc.ForegroundArg {
 		return proc.Foreground(args[1:])
 	}
-	p := say.New(os.Stderr)
+	p := console.New(os.Stderr)
 	defer p.Flush()
 	if len(args) > 0 && args[0] == proc.GuardianArg {
 		return run.Guard(args[1:], p)
@@ -69,7 +69,7 @@ func isLibraryError(err error) bool {
 	}, func(target error) bool { return errors.Is(err, target) })
 }
 
-func newRoot(p *say.Printer) *cobra.Command {
+func newRoot(p *console.Printer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "holdfast",
 		Short: "Distributed locks for commands, on the store that you already run",

@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/run"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -87,7 +87,7 @@ type runFlags struct {
 	try, shared, verbose        bool
 }
 
-func newRun(p *say.Printer) *cobra.Command {
+func newRun(p *console.Printer) *cobra.Command {
 	f := newRunFlags()
 	cmd := &cobra.Command{
 		Use:     "run [flags] NAME -- COMMAND [ARG...]",
@@ -154,7 +154,7 @@ func checkReason(s string) error {
 }
 
 // options checks the flags and arguments before anything is opened.
-func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (run.Options, error) {
+func (f *runFlags) options(cmd *cobra.Command, args []string, p *console.Printer) (run.Options, error) {
 	name, command, err := split(cmd, args)
 	if err != nil {
 		return run.Options{}, err
@@ -179,7 +179,7 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 
 // lock returns the options that run and hold share. It refuses a lock that an outer run
 // holds.
-func (f *runFlags) lock(name, storeURL, dir, command string, p *say.Printer) (run.Options, error) {
+func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer) (run.Options, error) {
 	o := run.Options{
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
 		Reason:     f.reasonFor(command),
@@ -204,7 +204,7 @@ func (f *runFlags) lock(name, storeURL, dir, command string, p *say.Printer) (ru
 }
 
 // ran runs the command under the lock, and returns the exit status as an error.
-func ran(o run.Options, p *say.Printer) error {
+func ran(o run.Options, p *console.Printer) error {
 	if status := run.Run(o, p); status != exit.OK {
 		return exited(status)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
@@ -22,7 +22,7 @@ A name without holders and waiters is free, which is not an error.
 Exit status:
   0    shown, also where it is free` + inspectStatus
 
-func newShow(p *say.Printer) *cobra.Command {
+func newShow(p *console.Printer) *cobra.Command {
 	var store storeFlags
 	asJSON := false
 	cmd := &cobra.Command{

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
 )
@@ -36,7 +36,7 @@ func (f *storeFlags) add(cmd *cobra.Command) {
 
 // resolve returns the store's URL. For the default store it also returns the directory. An error
 // names the flag, variable or file of a bad URL, and never quotes the URL.
-func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
+func (f *storeFlags) resolve(p *console.Printer) (storeURL, dir string, err error) {
 	from, raw := "", ""
 	urlEnv, fileEnv := os.Getenv(envStore), os.Getenv(envStoreFile)
 	switch {
@@ -74,7 +74,7 @@ func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 
 // oneURL returns the URL in a subcommand's argument or file, and checks it like resolve. Without an
 // argument and a file it returns "".
-func oneURL(p *say.Printer, args []string, file text) (raw string, err error) {
+func oneURL(p *console.Printer, args []string, file text) (raw string, err error) {
 	from := "URL"
 	switch {
 	case len(args) > 0 && file.given:

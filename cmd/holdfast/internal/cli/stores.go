@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -73,7 +73,7 @@ func shape(g holdfast.Guarantees) *guarantees {
 	return s
 }
 
-func newStores(p *say.Printer) *cobra.Command {
+func newStores(p *console.Printer) *cobra.Command {
 	asJSON := false
 	var file text
 	cmd := &cobra.Command{

@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/follow"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/live"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -51,7 +51,7 @@ Exit status:
   0    q was pressed
   130  Ctrl-C was pressed, or SIGINT came` + inspectStatus
 
-func newWatch(p *say.Printer) *cobra.Command {
+func newWatch(p *console.Printer) *cobra.Command {
 	var store storeFlags
 	asJSON := false
 	cmd := &cobra.Command{

@@ -1,5 +1,6 @@
 // Package proc runs one command in a process group of its own, gives it the terminal if there is
-// one, and reports when it stops or ends. The package contains nothing about locks.
+// one, and reports when it stops or ends. It also starts the guardian, and waits for processes
+// that this process did not start. It requests no lock and releases none.
 package proc
 
 import (

@@ -8,16 +8,16 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
 // front is the process that the user has started. It handles the terminal's keys, the shell's job
 // control, and the signals. The guardian holds the lock and runs the command.
 type front struct {
 	Options
-	say      *say.Printer
+	printer  *console.Printer
 	sigs     *signals
 	link     *link
 	guardian *proc.Guardian
@@ -37,8 +37,8 @@ type front struct {
 
 // Run starts the guardian, which takes the lock and runs the command. Run returns the exit
 // status.
-func Run(o Options, p *say.Printer) int {
-	f := &front{Options: o, say: p, sigs: listen(), validity: newTimer()}
+func Run(o Options, p *console.Printer) int {
+	f := &front{Options: o, printer: p, sigs: listen(), validity: newTimer()}
 	f.sigs.catchStops()
 	terminal := proc.OpenTerminal(proc.ProcessGroup())
 	terminal.SaveModes()
@@ -131,7 +131,7 @@ func (f *front) held() {
 		vars = append(vars, EnvSlot+"="+strconv.FormatInt(f.slot, 10))
 	}
 	if _, err := fmt.Println("export " + strings.Join(vars, " ")); err != nil {
-		f.say.Line("%v: %q is released", err, f.Name)
+		f.printer.Line("%v: %q is released", err, f.Name)
 		f.guardian.Signal(syscall.SIGTERM)
 		f.status = exit.Output
 	}
@@ -189,7 +189,7 @@ func (f *front) checkGuardian() {
 		f.validity.Reset(left)
 	default:
 		f.killed = true
-		f.say.Line("the guardian of %q (pid %d) does not answer, and the lock is no longer valid: the command is killed", f.Name, f.guardian.PID)
+		f.printer.Line("the guardian of %q (pid %d) does not answer, and the lock is no longer valid: the command is killed", f.Name, f.guardian.PID)
 		f.guardian.KillTree(f.command)
 	}
 }
@@ -200,7 +200,7 @@ func (f *front) abandoned() {
 	how := f.guardian.Status()
 	killed, denied := f.guardian.KillOrphans(f.command)
 	if f.command == 0 && killed == 0 {
-		f.say.Line("waiting for %q: the guardian (pid %d) has ended: %s", f.Name, f.guardian.PID, how)
+		f.printer.Line("waiting for %q: the guardian (pid %d) has ended: %s", f.Name, f.guardian.PID, how)
 		f.status = how.Shell()
 		if f.status == exit.OK {
 			f.status = exit.Lost
@@ -208,8 +208,8 @@ func (f *front) abandoned() {
 		return
 	}
 	f.status = exit.Lost
-	f.say.Line("the guardian of %q (pid %d) has ended (%s), and the lock with it: the command was killed, with all that it had started", f.Name, f.guardian.PID, how)
+	f.printer.Line("the guardian of %q (pid %d) has ended (%s), and the lock with it: the command was killed, with all that it had started", f.Name, f.guardian.PID, how)
 	for _, p := range denied {
-		f.say.Line("%s runs as another user and continues", p)
+		f.printer.Line("%s runs as another user and continues", p)
 	}
 }

@@ -8,10 +8,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -41,7 +41,7 @@ type fore struct {
 
 // Guard runs the guardian: it takes the lock, runs the command, and returns the exit status.
 // The words are the arguments that proc.StartGuardian passes after GuardianArg.
-func Guard(words []string, p *say.Printer) int {
+func Guard(words []string, p *console.Printer) int {
 	if len(words) != 2 {
 		words = []string{"", ""}
 	}
@@ -59,7 +59,7 @@ func Guard(words []string, p *say.Printer) int {
 	f := &fore{pid: w.Front, group: w.FrontGroup, link: newLink(conn), gone: make(chan struct{})}
 	go f.link.read()
 	go f.listen(sigs)
-	r := &runner{Options: w.options(), say: p, sigs: sigs, front: f}
+	r := &runner{Options: w.options(), printer: p, sigs: sigs, front: f}
 	status, rest := r.run()
 	if rest == nil {
 		f.link.send(msgDone, int64(status))

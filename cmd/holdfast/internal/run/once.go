@@ -61,7 +61,7 @@ func (r *runner) checkMark(ctx context.Context) (err error) {
 		r.marks.version = version
 		return err
 	}
-	if r.Verbose || r.say.Terminal() {
+	if r.Verbose || r.printer.Terminal() {
 		said := strconv.Quote(r.Once) + " is done"
 		if !mark.Done.IsZero() {
 			said += " since " + mark.Done.Local().Format(time.DateTime)
@@ -69,7 +69,7 @@ func (r *runner) checkMark(ctx context.Context) (err error) {
 		if mark.Host != "" {
 			said += fmt.Sprintf(", by pid %d on %s", mark.PID, mark.Host)
 		}
-		r.say.Line("%s: the command is not run", said)
+		r.printer.Line("%s: the command is not run", said)
 	}
 	return errDone
 }

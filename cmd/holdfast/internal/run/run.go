@@ -47,9 +47,9 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -93,9 +93,9 @@ const withdrawTimeout = 100 * time.Millisecond
 
 type runner struct {
 	Options
-	say   *say.Printer
-	sigs  *signals
-	front *fore
+	printer *console.Printer
+	sigs    *signals
+	front   *fore
 	// ttl and grace are the results of leaseTimes, set when the store has reported its limits.
 	ttl, grace time.Duration
 	// linger is set if the store keeps the lock for a minimum hold by itself.
@@ -148,17 +148,17 @@ func (r *runner) withdraw(locker *holdfast.Locker) (rest func()) {
 // notAcquired reports why the lock was not acquired, and returns the exit status.
 func (r *runner) notAcquired(err error) int {
 	if sig := r.sigs.interrupted(); sig != 0 {
-		r.say.Line("waiting for %q: ended by %s", r.Name, proc.SignalName(sig))
+		r.printer.Line("waiting for %q: ended by %s", r.Name, proc.SignalName(sig))
 		return exit.BySignal(sig)
 	}
 	if r.front.dead() {
-		r.say.Line("waiting for %q: %v", r.Name, errFrontGone)
+		r.printer.Line("waiting for %q: %v", r.Name, errFrontGone)
 		return exit.Lost
 	}
 	status := exit.Of(err, r.BusyStatus)
 	// With --busy-status 0 a busy lock is no failure, so run prints nothing.
-	if !errors.Is(err, holdfast.ErrBusy) || r.BusyStatus != exit.OK || r.Verbose || r.say.Terminal() {
-		r.say.Line("%s", r.explain(err))
+	if !errors.Is(err, holdfast.ErrBusy) || r.BusyStatus != exit.OK || r.Verbose || r.printer.Terminal() {
+		r.printer.Line("%s", r.explain(err))
 	}
 	return status
 }
@@ -189,7 +189,7 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		return locker, nil, err
 	}
 	if g.Scope == driver.ScopeProcess {
-		r.say.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
+		r.printer.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
 	}
 	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
 		return locker, nil, err
@@ -344,7 +344,7 @@ func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
 		status, err = r.mark(lock, status)
 	}
 	if err != nil && !errors.Is(err, errDone) {
-		r.say.Line("%v", err)
+		r.printer.Line("%v", err)
 	}
 	return r.release(locker, lock, status)
 }
@@ -421,19 +421,19 @@ func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status in
 	lost, isLost := errors.AsType[*holdfast.LostError](err)
 	switch {
 	case isLost && status != exit.Lost:
-		r.say.Line("%q was lost while the command ran (%s), which the release found; the command itself: status %d", r.Name, lost.Cause, status)
+		r.printer.Line("%q was lost while the command ran (%s), which the release found; the command itself: status %d", r.Name, lost.Cause, status)
 		status = exit.Lost
 	case err != nil && !isLost:
-		r.say.Line("the release is not confirmed yet: %v", err)
+		r.printer.Line("the release is not confirmed yet: %v", err)
 	}
-	if left := r.MinHold - time.Since(r.granted); err == nil && left > 0 && !r.linger && (r.Verbose || r.say.Terminal()) {
-		r.say.Line("the command has ended; %q is kept for another %s (--min-hold)", r.Name, round(left))
+	if left := r.MinHold - time.Since(r.granted); err == nil && left > 0 && !r.linger && (r.Verbose || r.printer.Terminal()) {
+		r.printer.Line("the command has ended; %q is kept for another %s (--min-hold)", r.Name, round(left))
 	}
 	if !r.close(locker, r.MinHold+closeTimeout) {
 		if err == nil && time.Since(r.granted) < r.MinHold {
-			r.say.Line("%q ends before its minimum hold of %s", r.Name, r.MinHold)
+			r.printer.Line("%q ends before its minimum hold of %s", r.Name, r.MinHold)
 		} else {
-			r.say.Line("the release of %q is not confirmed: the store frees it when its TTL ends", r.Name)
+			r.printer.Line("the release of %q is not confirmed: the store frees it when its TTL ends", r.Name)
 		}
 	}
 	return status

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -20,7 +20,7 @@ func TestSignalDuringGrantIsReportedAsWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	p := say.New(null)
+	p := console.New(null)
 	defer p.Flush()
 	l, err := holdfast.New(memstore.New())
 	if err != nil {
@@ -32,7 +32,7 @@ func TestSignalDuringGrantIsReportedAsWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runner{Options: Options{Name: "x"}, say: p, sigs: &signals{ch: make(chan os.Signal)}, front: &fore{gone: make(chan struct{})}}
+	r := &runner{Options: Options{Name: "x"}, printer: p, sigs: &signals{ch: make(chan os.Signal)}, front: &fore{gone: make(chan struct{})}}
 	r.sigs.ended.Store(int32(syscall.SIGTERM))
 	cancel(errSignal(syscall.SIGTERM))
 	if lock.Context().Err() == nil {

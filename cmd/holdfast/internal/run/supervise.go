@@ -85,7 +85,7 @@ func (s *supervision) run() int {
 				break
 			}
 			s.end(s.grace)
-			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.grace))
+			s.printer.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.grace))
 		case <-s.check.C:
 			s.checkValidity()
 		case <-lost:
@@ -138,7 +138,7 @@ func (s *supervision) checkValidity() {
 	// SIGKILL comes a little early, because a process needs a moment to end.
 	left -= min(s.grace/10, 100*time.Millisecond)
 	s.end(left)
-	s.say.Line("%q cannot be renewed and is valid for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
+	s.printer.Line("%q cannot be renewed and is valid for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
 }
 
 // lost ends the command because the lock's context has ended.
@@ -168,7 +168,7 @@ func (s *supervision) lost() {
 	if e.Err != nil {
 		why += ": " + e.Err.Error()
 	}
-	s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
+	s.printer.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
 }
 
 // end sends SIGTERM to the command and its processes, and sets the time of SIGKILL. If within is 0, it
@@ -218,9 +218,9 @@ func (s *supervision) killAll() {
 		s.reportedKill = true
 		switch {
 		case proc.Blind():
-			s.say.Line("killed what the command left behind in its process group; without /proc the rest is invisible, and %q is kept until it ends", s.Name)
+			s.printer.Line("killed what the command left behind in its process group; without /proc the rest is invisible, and %q is kept until it ends", s.Name)
 		case len(denied) == 0:
-			s.say.Line("killed what the command left behind")
+			s.printer.Line("killed what the command left behind")
 		}
 	}
 	s.kill.Reset(again)
@@ -244,7 +244,7 @@ func (s *supervision) warn(denied []proc.Process, sig syscall.Signal) {
 				s.denied = map[proc.Process]bool{}
 			}
 			s.denied[p] = true
-			s.say.Line("%s runs as another user and cannot be sent %s: %q is kept until it ends", p, proc.SignalName(sig), s.Name)
+			s.printer.Line("%s runs as another user and cannot be sent %s: %q is kept until it ends", p, proc.SignalName(sig), s.Name)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func (s *supervision) signal(sig syscall.Signal) {
 }
 
 func (s *supervision) cannot(sig syscall.Signal, err error) {
-	s.say.Line("cannot send %s to the command: %v", proc.SignalName(sig), err)
+	s.printer.Line("cannot send %s to the command: %v", proc.SignalName(sig), err)
 }
 
 func (s *supervision) forward(sig os.Signal) {
@@ -307,7 +307,7 @@ func (s *supervision) frontGone() {
 	if !s.killAt.IsZero() {
 		return // SIGTERM was sent already, and the time of SIGKILL is set
 	}
-	s.say.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.grace), s.Name)
+	s.printer.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.grace), s.Name)
 	s.end(s.grace)
 }
 
@@ -342,7 +342,7 @@ func (s *supervision) status() int {
 		s.terminal.RestoreModes()
 	}
 	if s.failed {
-		s.say.Line("the command was ended because its lock was lost or in doubt; it had: %s", st)
+		s.printer.Line("the command was ended because its lock was lost or in doubt; it had: %s", st)
 		return exit.Lost
 	}
 	return st.Shell()

@@ -95,7 +95,7 @@ func (w *waiting) done() {
 	w.mu.Unlock()
 	w.stop()
 	w.ticking.Wait()
-	w.r.say.Done()
+	w.r.printer.Done()
 }
 
 // Start is a Locker's hook.
@@ -109,7 +109,7 @@ func (w *waiting) Event(_ context.Context, e holdfast.Event) {
 	if !w.r.Verbose {
 		return
 	}
-	p := w.r.say
+	p := w.r.printer
 	switch e.Kind {
 	case holdfast.EventQueued:
 		if len(e.Holders) > 0 {
@@ -136,7 +136,7 @@ func (w *waiting) wait(holders []holdfast.Holder) {
 		w.holders = holders
 	}
 	// The Locker reports the event on a goroutine of its own, so it may come after done.
-	if w.over || w.queued || !w.r.say.Terminal() {
+	if w.over || w.queued || !w.r.printer.Terminal() {
 		return
 	}
 	w.queued = true
@@ -148,7 +148,7 @@ func (w *waiting) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.paused = true
-	w.r.say.Done()
+	w.r.printer.Done()
 }
 
 // resume shows the line again.
@@ -189,5 +189,5 @@ func (w *waiting) show() {
 	if len(w.holders) > 0 {
 		by = held(w.holders)
 	}
-	w.r.say.Status("waiting for %q for %s, %s", w.r.Name, time.Since(w.began).Round(time.Second), by)
+	w.r.printer.Status("waiting for %q for %s, %s", w.r.Name, time.Since(w.began).Round(time.Second), by)
 }

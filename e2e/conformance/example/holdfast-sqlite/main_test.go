@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestCommand: run and check use the store that is linked in. The guardian of run and the
+// TestCommandUsesLinkedStore: run and check use the store that is linked in. The guardian of run and the
 // workers of check are processes of this program.
-func TestCommand(t *testing.T) {
+func TestCommandUsesLinkedStore(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "holdfast-sqlite")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".").CombinedOutput(); err != nil {

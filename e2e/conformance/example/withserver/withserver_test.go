@@ -125,8 +125,8 @@ func faults(server *servers.Server, proxy *servers.Proxy, acl func(ctx context.C
 	}
 }
 
-// TestHarness requires that a client works again after each action of the harness.
-func TestHarness(t *testing.T) {
+// TestClientWorksAfterEachHarnessAction requires that a client works again after each action of the harness.
+func TestClientWorksAfterEachHarnessAction(t *testing.T) {
 	server, proxy, _ := start(t)
 	h := harness(server, proxy)
 	s := h.Open(t, "")

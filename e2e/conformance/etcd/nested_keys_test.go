@@ -20,7 +20,8 @@ func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	below := c.direct(t)
 	other := c.open(t)
-	var changes, comes atomic.Int64 // comes is the number of the change at which another client takes "a"
+	var changes atomic.Int64 // the changes below "a" so far
+	var takeAt atomic.Int64  // the number of the change after which the other client takes "a"
 	var taken driver.Grant
 	s := over(t, c.direct(t, unary(
 		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -29,7 +30,7 @@ func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 				if _, err := below.Put(ctx, "a/b/c", fmt.Sprint(changes.Load())); err != nil {
 					return err
 				}
-				if changes.Load() == comes.Load() {
+				if changes.Load() == takeAt.Load() {
 					taken = must(t, other, request("other", "a", driver.Exclusive, time.Minute))
 				}
 			}
@@ -57,11 +58,12 @@ func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 		}
 	}
 
-	// The name is free while the request reads the queue, and held when it makes its queue entry.
-	const rounds = 8
-	comes.Store(changes.Load() + rounds + 1)
+	// After as many attempts the store creates a queue entry although keys have changed. The name is
+	// free during these attempts, and held when the store creates the entry.
+	const attempts = 8
+	takeAt.Store(changes.Load() + attempts + 1)
 	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.CodeBusy {
-		t.Errorf("beside a client that started in between: %v", err)
+		t.Errorf("after another client took the lock meanwhile: %v", err)
 	}
 	st, err := other.Inspect(ctx, "a")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != taken.Token || len(st.Waiters) != 0 {

@@ -1,6 +1,6 @@
-// Package say writes the command's messages to standard error. A message is one line. On a terminal
+// Package console writes the command's messages to standard error. A message is one line. On a terminal
 // there is also a status line, which the package rewrites.
-package say
+package console
 
 import (
 	"fmt"
