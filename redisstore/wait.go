@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// near is the interval at which a waiter refreshes a queue entry near the head. The script
-	// returns a longer interval for other entries. fallbackInterval is how long a lost message
+	// near is the interval at which a waiter refreshes a queue entry near the head, as NEAR in
+	// plain.lua. The script returns a longer interval for other entries. fallbackInterval is how long a lost message
 	// delays a waiter, the round trip included.
 	near             = 700 * time.Millisecond
 	fallbackInterval = time.Second
