@@ -361,14 +361,10 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant, lead time.Dura
 		calls[i] = Call{p.keys(steps[i].key), p.args(&steps[i])}
 	}
 	if p.s.cfg.replicas > 0 {
-		var all sync.WaitGroup
-		for i := range grants {
-			all.Go(func() {
-				rep, err := p.send(ctx, p.verbs.renew, "R", &steps[i])
-				answers[i] = p.renewed(&grants[i], rep, err)
-			})
-		}
-		all.Wait()
+		eachRenewal(len(grants), func(i int) {
+			rep, err := p.send(ctx, p.verbs.renew, "R", &steps[i])
+			answers[i] = p.renewed(&grants[i], rep, err)
+		})
 		return answers
 	}
 	// The scripts handle the grants that the server's own commands do not renew.

@@ -235,23 +235,30 @@ func ended(rep reply) driver.Cause {
 // its own.
 const maxRenewals = 16
 
-// renewAcked sets the answers to renewals. It confirms a renewal only when enough replicas have
-// acknowledged it. Otherwise a failover could free the name before the validity of its holder ends.
-func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, calls []Call, answers []driver.Renewal) {
+// eachRenewal calls f with the index of each of n renewals, for at most maxRenewals at once.
+func eachRenewal(n int, f func(i int)) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, maxRenewals)
-	for i := range grants {
+	for i := range n {
 		slots <- struct{}{}
 		all.Go(func() {
-			defer func() { <-slots }()
-			rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
-			if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
-				err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
-			}
-			answers[i] = s.renewed(&grants[i], rep, err)
+			f(i)
+			<-slots
 		})
 	}
 	all.Wait()
+}
+
+// renewAcked sets the answers to renewals. It confirms a renewal only when enough replicas have
+// acknowledged it. Otherwise a failover could free the name before the validity of its holder ends.
+func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, calls []Call, answers []driver.Renewal) {
+	eachRenewal(len(grants), func(i int) {
+		rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
+		if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
+			err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
+		}
+		answers[i] = s.renewed(&grants[i], rep, err)
+	})
 }
 
 // Undo removes a queue entry or a grant by its ID. The server keeps a tombstone of the ID, so
