@@ -36,12 +36,14 @@ func (p *peers) hold(from driver.Requester, g driver.Grant, lead time.Duration) 
 	}
 }
 
+// forget removes a grant, if it is registered.
 func (p *peers) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.held, id)
 }
 
+// setLead is Store.setLead for a layout.
 func (p *peers) setLead(id string, lead time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,6 +73,7 @@ func (p *peers) shorterThan(lead time.Duration) (short []driver.Grant) {
 	return short
 }
 
+// prove is Store.prove for a layout.
 func (p *peers) prove(id string, sent time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,6 +139,7 @@ func (p *peers) lost(h *holding, cause driver.Cause) {
 	}
 }
 
+// inspectAll is Store.inspectAll for a layout.
 func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 	calls := make([]Call, len(names))
 	for i, name := range names {
