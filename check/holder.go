@@ -31,10 +31,14 @@ type heldLock struct {
 	granted, until int64
 }
 
-// pauseHolder stops a worker that holds an exclusive lock with a remaining validity of at
-// least left. It searches for a while, and returns nil if it finds none. After the stop,
-// fits decides whether the holder suits the fault; nil accepts each.
+// pauseHolder stops a worker that holds an exclusive lock with a remaining validity of at least
+// left. It searches for a while, and returns nil if it finds none. It cannot stop a worker that is
+// a part of this process. After the stop, fits decides whether the holder suits the fault; nil
+// accepts each.
 func (c *crew) pauseHolder(ctx context.Context, left time.Duration, fits func(name string) (bool, error)) (*pausedHolder, error) {
+	if c.target.URL == "" {
+		return nil, nil // the workers are parts of this process
+	}
 	unfit := map[int64]bool{} // by the moment of the grant
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; sleep(ctx, 10*time.Millisecond) {
 		for _, m := range c.members {

@@ -17,7 +17,7 @@ import (
 // none twice, and lets the process continue after each that does not fit.
 func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 	dir := t.TempDir()
-	c := &crew{dir: dir}
+	c := &crew{dir: dir, target: &Target{}}
 	m := &member{life: 1}
 	var err error
 	if m.log, err = newLog(c.history(m), m.name()); err != nil {
@@ -43,6 +43,11 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 	m.log.Add(Event{K: kindRenewed, Op: 6, Until: in(3 * time.Hour)})
 	granted(7, "unfit", driver.Exclusive, in(4*time.Hour))
 
+	c.members = []*member{m}
+	if p, err := c.pauseHolder(t.Context(), 2*time.Hour, nil); p != nil || err != nil {
+		t.Fatalf("stopped %+v, %v, a part of this process", p, err)
+	}
+
 	m.proc = &process{cmd: exec.Command("sleep", "600"), done: make(chan struct{})}
 	if err := m.proc.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -52,7 +57,6 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 		close(m.proc.done)
 	}()
 	defer m.proc.kill()
-	c.members = []*member{m}
 
 	var names []string
 	unfit := map[int64]bool{}

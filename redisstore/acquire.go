@@ -24,15 +24,12 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 
 // acquire requests a grant. Its first call also releases the grant old, unless old is nil.
 func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (driver.Grant, error) {
-	e := &entry{r: r, channel: s.channel} // one allocation with the request, which escapes
+	e := &entry{r: r} // one allocation with the request, which escapes
 	if err := checkRequest(&e.r); err != nil {
 		return driver.Grant{}, err
 	}
 	if err := s.begin(ctx); err != nil {
-		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
-		}
-		return driver.Grant{}, err
+		return driver.Grant{}, withdrawnIfEnded(ctx, err)
 	}
 	defer s.ops.Done()
 	if err := ctx.Err(); err != nil {
@@ -40,10 +37,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 	}
 	if s.peers != nil {
 		g, err := s.peers.acquire(ctx, &e.r)
-		if err != nil && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
-		}
-		return g, err
+		return g, withdrawnIfEnded(ctx, err)
 	}
 	e.keys[0], e.keys[1], e.bucket = s.keys.of(r.Name)
 	if r.Wait {
@@ -52,16 +46,13 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 	a := attempt{s: s, e: e, old: old}
 	g, err := a.run(ctx)
 	if err != nil {
-		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing of the request was sent
-		}
 		s.mu.Lock()
-		delete(s.entries, r.ID)
+		s.forget(r.ID)
 		if driver.CodeOf(err) == driver.CodeUnknown && a.lateUntil != 0 {
 			s.late[r.ID] = a.lateUntil
 		}
 		s.mu.Unlock()
-		return driver.Grant{}, err
+		return driver.Grant{}, withdrawnIfEnded(ctx, err)
 	}
 	if old != nil {
 		g.Handle.(*handle).counter = e.keys[1]
@@ -69,6 +60,15 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 	s.highWater.raise(e.bucket, g.Last())
 	s.hold(e, g)
 	return g, nil
+}
+
+// withdrawnIfEnded gives the error of a request without effect the code CodeWithdrawn, if ctx has
+// ended.
+func withdrawnIfEnded(ctx context.Context, err error) error {
+	if driver.CodeOf(err) == driver.CodeUnavailable && ctx.Err() != nil {
+		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	return err
 }
 
 // checkRequest returns an error for a request that the scripts cannot encode.
@@ -93,14 +93,14 @@ func ttlMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) 
 type attempt struct {
 	s *Store
 	e *entry
-	// unanswered is true after a request that creates an entry or a grant had no answer. That
-	// request may arrive until lateUntil, by the server's clock.
-	unanswered bool
-	lateUntil  int64
-	refreshed  bool // the queue entry was refreshed once before Queued
-	notified   bool // Queued was called
-	holders    []driver.Holder
-	old        *oldGrant // released by the next call, or nil
+	// lateUntil is the time, by the server's clock, until which a call without an answer may
+	// arrive, if it creates an entry or a grant. It is 0 if there is no such call.
+	lateUntil int64
+	failures  int  // calls that have failed since the last answer
+	refreshed bool // the queue entry was refreshed once before Queued
+	notified  bool // Queued was called
+	holders   []driver.Holder
+	old       *oldGrant // released by the next call, or nil
 
 	// secret and calls make the tag of each call, "" if the request may not start before it
 	// confirms a grant. lastTag and lastOwner are those of the last call.
@@ -119,6 +119,16 @@ type reply struct {
 	values []string
 	sent   driver.Instant
 }
+
+// Indices of arguments of the acquire script. fastArgs is the number of arguments of the first call
+// of a request that does not wait: its script takes the fast path.
+const (
+	argTTL   = 1
+	argLife  = 2
+	argLate  = 3
+	argSeen  = 4
+	fastArgs = 5
+)
 
 // call runs the script once. It runs the script again if the server refused the request as too
 // late, since the answer has corrected the estimate of the server's clock.
@@ -140,7 +150,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		h := s.encodeHead(a.e)
 		a.lastOwner = h.owner
 		args := append(make([]string, 0, 13), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
-		if again := a.unanswered || a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
+		if again := a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
 		if r.Tokens > 1 {
@@ -149,13 +159,13 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 			args = append(args, "1", a.lastTag)
 		}
 		if a.old != nil {
-			args = a.old.release(args)
+			args = a.old.appendTo(args)
 		}
 		rep, err := s.sendAcquire(ctx, a.e, args)
-		a.releaseAnswered(&rep, err)
+		a.reportRelease(&rep, err)
 		if err != nil {
 			if seq == 0 && driver.CodeOf(err) == driver.CodeUnknown {
-				a.unanswered, a.lateUntil = true, max(a.lateUntil, late)
+				a.lateUntil = max(a.lateUntil, late)
 			}
 			return rep, err
 		}
@@ -174,6 +184,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 // server's clock. So tokens rise after a failover that takes longer than a millisecond.
 const maxTokens = 1000
 
+// tokensText returns the number of tokens that a request reserves, for a script.
 func tokensText(r *driver.Request) string { return strconv.Itoa(min(r.Tokens, maxTokens)) }
 
 func digit(b bool) string {
@@ -206,7 +217,7 @@ func (s *Store) sendAcquire(ctx context.Context, e *entry, args []string) (reply
 		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.keys[1], counted.values[0])
 	}
 	s.highWater.raise(e.bucket, counter)
-	args[4] = s.highWater.text(e.bucket)
+	args[argSeen] = s.highWater.text(e.bucket)
 	rep, err = s.acquireStep(ctx, e, e.keys[:1], args)
 	if err == nil && (rep.kind == 'G' || rep.kind == 'g') {
 		if _, err := s.eval(ctx, raiseScript, e.keys[1:], []string{rep.values[0]}); err != nil {
@@ -223,7 +234,7 @@ var errUndoFailed = errors.New("it could not be undone")
 // back a grant that too few of them acknowledged.
 func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) (reply, error) {
 	if s.cfg.replicas == 0 {
-		if len(args) == 5 && len(keys) == 2 {
+		if len(args) == fastArgs && len(keys) == 2 {
 			return s.combine(ctx, acquireScript, keys, args, e.bucket)
 		}
 		return s.eval(ctx, acquireScript, keys, args)
@@ -250,6 +261,7 @@ func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (repl
 	return s.read(sc, sent, at, values, err)
 }
 
+// evalAcked is eval and WAIT: see Client.EvalAcked.
 func (s *Store) evalAcked(ctx context.Context, sc *Script, keys, args []string, only string) (reply, int, error) {
 	sent, at := driver.Now(), micros()
 	values, acked, err := s.client.EvalAcked(ctx, sc, keys, args, only, s.cfg.replicas, s.cfg.ackTimeout)
@@ -287,24 +299,23 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
-// toGrant returns the grant of an answer "TOKEN SLOT" or "TOKEN SLOT TOKENS".
+// toGrant returns the grant of an answer to the request.
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	g, err := makeGrant(a.e, rep.values, rep.sent)
 	if err != nil {
 		return g, err
 	}
-	return a.markLate(g), nil
+	return a.setLate(g), nil
 }
 
-// markLate records in a grant until when a late request may arrive, which the Release of the
-// grant has to refuse.
-func (a *attempt) markLate(g driver.Grant) driver.Grant {
-	if a.unanswered {
-		g.Handle.(*handle).lateUntil = a.lateUntil
-	}
+// setLate records in a grant until when a late call may arrive, which the Release of the grant has
+// to refuse.
+func (a *attempt) setLate(g driver.Grant) driver.Grant {
+	g.Handle.(*handle).lateUntil = a.lateUntil
 	return g
 }
 
+// makeGrant returns the grant of an answer "TOKEN SLOT" or "TOKEN SLOT TOKENS".
 func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, error) {
 	r := &e.r
 	if len(values) < 2 {
@@ -325,6 +336,7 @@ func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, er
 	}, nil
 }
 
+// holders parses the records of grants, without those that have expired.
 func (s *Store) holders(records []string, now int64) []driver.Holder {
 	var all []driver.Holder
 	for _, rec := range records {

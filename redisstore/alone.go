@@ -31,13 +31,14 @@ type alone struct {
 	tasks    sync.WaitGroup
 }
 
+// aloneState is the state of an alone.
 type aloneState int
 
 const (
-	aloneOff aloneState = iota
-	aloneMaking
-	aloneReady
-	aloneBusy
+	aloneOff     aloneState = iota // without a connection
+	aloneOpening                   // open runs
+	aloneReady                     // the connection is open and unused
+	aloneBusy                      // a request uses the connection
 	aloneClosed
 )
 
@@ -75,10 +76,10 @@ func (a *alone) take() (rueidis.Client, *watched, bool) {
 			a.state = aloneBusy
 			return a.client, a.conn, true
 		}
-		a.make()
+		a.open()
 	case aloneOff:
 		if a.requests++; a.requests >= a.needed {
-			a.make()
+			a.open()
 		}
 	}
 	return nil, nil, false
@@ -91,18 +92,18 @@ func (a *alone) give(broken bool) {
 	switch {
 	case a.state != aloneBusy:
 	case broken:
-		a.make()
+		a.open()
 	default:
 		a.state = aloneReady
 	}
 }
 
-// make opens the connection in the background. The caller holds the mutex.
-func (a *alone) make() {
+// open opens the connection in the background. The caller holds the mutex.
+func (a *alone) open() {
 	if a.conn != nil {
 		_ = a.conn.Close()
 	}
-	a.state = aloneMaking
+	a.state = aloneOpening
 	a.tasks.Go(func() {
 		a.mu.Lock()
 		client := a.client
@@ -153,10 +154,10 @@ func (a *alone) eval(ctx context.Context, s *Script, keys, args []string) (v []s
 	}
 	// For a request that has the connection alone, rueidis respects the deadline.
 	broken := false
-	if watched := deadline.Cancellation(ctx); watched.Done() == nil {
+	if caller := deadline.Cancellation(ctx); caller.Done() == nil {
 		v, err = evaluate(ctx, client, s, keys, args)
 	} else {
-		stop := context.AfterFunc(watched, func() { _ = conn.Close() })
+		stop := context.AfterFunc(caller, func() { _ = conn.Close() })
 		v, err = evaluate(ctx, client, s, keys, args)
 		broken = !stop()
 	}

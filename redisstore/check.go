@@ -31,7 +31,7 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries[e.r.ID] = e
-	s.listen(e.channel) // for the message of a break
+	s.listen() // for the message of a break
 	e.held, e.token, e.handle, e.proven = true, g.Token, g.Handle.(*handle), g.SentAt.Time()
 	if s.checksGrants || s.closing {
 		return
@@ -44,11 +44,15 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	}
 }
 
-// forget removes an entry. The caller holds the store's mutex.
-func (s *Store) forget(e *entry) { delete(s.entries, e.r.ID) }
+// forget removes the entry of a request, if there is one. The caller holds the store's mutex.
+func (s *Store) forget(id string) { delete(s.entries, id) }
 
 // setLead records the lead with which a grant was renewed; see serverTTL.
 func (s *Store) setLead(id string, lead time.Duration) {
+	if s.peers != nil {
+		s.peers.setLead(id, lead)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[id]; e != nil {
@@ -90,12 +94,11 @@ func (s *Store) checkGrants() {
 	all := s.checkAll
 	s.checkAll = false
 	due := map[uint16][]*entry{} // by bucket in a Cluster, else all under 0
-	held, lead, short := 0, s.lead(), false
+	lead, short := s.lead(), false
 	for _, e := range s.entries {
 		if !e.held {
 			continue
 		}
-		held++
 		short = short || e.lead < lead
 		if all || began.Sub(e.proven) >= provenFor {
 			group := uint16(0)
@@ -111,7 +114,7 @@ func (s *Store) checkGrants() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checking = false
-	if held == 0 && len(s.entries) == 0 || s.closing {
+	if len(s.entries) == 0 || s.closing {
 		s.checksGrants = false
 		return
 	}
@@ -200,7 +203,7 @@ func (s *Store) checked(batch []*entry, causes map[int]driver.Cause, sent time.T
 		lost := s.entries[e.r.ID] == e && isEnded
 		switch {
 		case lost:
-			s.forget(e)
+			s.forget(e.r.ID)
 		case sent.After(e.proven):
 			e.proven = sent
 		}

@@ -139,7 +139,7 @@ func (s *Store) combine(ctx context.Context, sc *Script, keys, args []string, bu
 	if text, failed := strings.CutPrefix(r.text, "E"); failed {
 		return reply{}, s.explain(ServerError(text))
 	}
-	values := strings.Split(r.text, "\n")
+	values := strings.Split(r.text, "\n") // the letter, the time and the values
 	return reply{kind: values[0][0], values: values[min(2, len(values)):], sent: b.began}, nil
 }
 
@@ -288,18 +288,18 @@ func (b *batch) send(ctx context.Context) {
 	var ttl, life string
 	for i := range b.requests {
 		r := &b.requests[i]
-		switch {
-		case r.withdrawn:
+		if r.withdrawn {
 			continue
-		case r.script == acquireScript:
+		}
+		if r.script == acquireScript {
 			// The server must not decide an acquire after its time limit, so the batch has the
 			// earliest limit.
-			if late, err := strconv.ParseInt(r.args[3], 10, 64); err == nil {
+			if late, err := strconv.ParseInt(r.args[argLate], 10, 64); err == nil {
 				until = min(until, late)
 			}
 			seen = max(seen, s.highWater.of(r.bucket).Load())
-			if r.args[1] != ttl || r.args[2] != life {
-				ttl, life = r.args[1], r.args[2]
+			if r.args[argTTL] != ttl || r.args[argLife] != life {
+				ttl, life = r.args[argTTL], r.args[argLife]
 				args = append(args, "+"+ttl+" "+life)
 			}
 		}

@@ -83,6 +83,13 @@ func (s *Store) explain(err error) error {
 	return driver.Errorf(driver.CodeUnknown, "%w", err)
 }
 
+// isTransient reports whether a repeated request may succeed: the server did not answer, or was
+// not available.
+func isTransient(err error) bool {
+	code := driver.CodeOf(err)
+	return code == driver.CodeUnknown || code == driver.CodeUnavailable
+}
+
 // isTryAgain reports whether the server answered TRYAGAIN: the keys of one request are on two
 // servers while their hash slot moves.
 func isTryAgain(err error) bool {

@@ -352,12 +352,11 @@ func TestQueuedIsReportedWithoutSubscription(t *testing.T) {
 	}}
 	s := store(t, f)
 	s.mu.Lock()
-	s.listen(s.channel)
-	sub := s.subs[s.channel]
+	s.listen()
 	s.mu.Unlock()
 	for failed := false; !failed; time.Sleep(time.Millisecond) {
 		s.mu.Lock()
-		failed = sub.failed
+		failed = s.subscription.failed
 		s.mu.Unlock()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -117,13 +117,8 @@ func (g *Guard) run(ctx context.Context, key string, args []string) (uint64, err
 
 // fenceKey returns the key at which the token of a key is kept.
 func fenceKey(key string) (string, error) {
-	tag := key
-	if _, rest, ok := strings.Cut(key, "{"); ok {
-		if t, _, ok := strings.Cut(rest, "}"); ok && t != "" {
-			return "holdfast:fence:{" + t + "}:" + key, nil
-		}
-	}
-	if strings.Contains(key, "}") {
+	tag := hashTag(key)
+	if tag == key && strings.Contains(key, "}") {
 		return "", fmt.Errorf("%w: key %q contains } and has no hash tag: no other key is sure to be in its slot", fence.ErrInvalid, key)
 	}
 	return "holdfast:fence:{" + tag + "}:" + key, nil

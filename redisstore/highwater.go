@@ -12,8 +12,9 @@ type highWater struct {
 	chunk [buckets / 64]atomic.Pointer[[64]atomic.Uint64]
 }
 
-func (f *highWater) of(bucket uint16) *atomic.Uint64 {
-	c := &f.chunk[bucket/64]
+// of returns the high-water mark of a bucket.
+func (h *highWater) of(bucket uint16) *atomic.Uint64 {
+	c := &h.chunk[bucket/64]
 	some := c.Load()
 	if some == nil {
 		some = new([64]atomic.Uint64)
@@ -25,11 +26,11 @@ func (f *highWater) of(bucket uint16) *atomic.Uint64 {
 }
 
 // text returns the high-water mark of a bucket, for a script.
-func (f *highWater) text(bucket uint16) string { return strconv.FormatUint(f.of(bucket).Load(), 10) }
+func (h *highWater) text(bucket uint16) string { return strconv.FormatUint(h.of(bucket).Load(), 10) }
 
 // raise records a token. Later tokens exceed it.
-func (f *highWater) raise(bucket uint16, token uint64) {
-	b := f.of(bucket)
+func (h *highWater) raise(bucket uint16, token uint64) {
+	b := h.of(bucket)
 	for {
 		have := b.Load()
 		if token <= have || b.CompareAndSwap(have, token) {

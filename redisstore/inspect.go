@@ -3,6 +3,7 @@ package redisstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"strconv"
@@ -73,14 +74,11 @@ func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
 	limit, err1 := strconv.Atoi(part[1])
 	deadline, err2 := strconv.ParseInt(part[3], 10, 64)
 	since, err3 := strconv.ParseInt(part[4], 10, 64)
-	if err1 != nil || err2 != nil || err3 != nil || deadline <= now {
+	if errors.Join(err1, err2, err3) != nil || deadline <= now {
 		return w, false
 	}
 	return driver.Waiter{Owner: readOwner(part[0], part[6], since), Limit: limit}, true
 }
-
-// inspectBatch is the largest number of names of one call of inspectAll.
-const inspectBatch = 100
 
 // List yields the states of the names that begin with prefix and are held or waited for, in byte
 // order.
@@ -96,6 +94,17 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 			yield(driver.State{}, err)
 			return
 		}
+		s.states(ctx, names)(yield)
+	}
+}
+
+// inspectBatch is the largest number of names of one call of inspectAll.
+const inspectBatch = 100
+
+// states yields the states of names, without those that have neither holder nor waiter. It ends
+// after the first error.
+func (s *Store) states(ctx context.Context, names []string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
 		for some := range slices.Chunk(names, inspectBatch) {
 			for _, a := range s.inspectAll(ctx, some) {
 				if a.err == nil && len(a.state.Holders)+len(a.state.Waiters) == 0 {
@@ -202,22 +211,15 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		if err == nil && (first || current != seen) {
 			seen, first = current, false
 			changed()
-		} else if err != nil && ctx.Err() == nil {
-			switch driver.CodeOf(err) {
-			case driver.CodeUnknown, driver.CodeUnavailable:
-			default:
-				return err
-			}
+		} else if err != nil && ctx.Err() == nil && !isTransient(err) {
+			return err
 		}
 		// Use at most a tenth of the server's time.
-		t := time.NewTimer(max(every, 10*time.Since(began)))
 		select {
-		case <-t.C:
+		case <-time.After(max(every, 10*time.Since(began))):
 		case <-ctx.Done():
-			t.Stop()
 			return ctx.Err()
 		case <-s.ctx.Done():
-			t.Stop()
 			return errClosed
 		}
 	}
@@ -236,21 +238,16 @@ func (s *Store) fingerprint(ctx context.Context, name string) (string, error) {
 		}
 	}
 	var b strings.Builder
-	for some := range slices.Chunk(names, inspectBatch) {
-		for _, a := range s.inspectAll(ctx, some) {
-			if a.err != nil {
-				return "", a.err
-			}
-			if len(a.state.Holders)+len(a.state.Waiters) == 0 {
-				continue
-			}
-			b.WriteString(strconv.Quote(a.state.Name))
-			for _, h := range a.state.Holders {
-				b.WriteString(" h" + strconv.FormatUint(h.Token, 10) + h.ID)
-			}
-			for _, w := range a.state.Waiters {
-				b.WriteString(" w" + w.ID)
-			}
+	for state, err := range s.states(ctx, names) {
+		if err != nil {
+			return "", err
+		}
+		b.WriteString(strconv.Quote(state.Name))
+		for _, h := range state.Holders {
+			b.WriteString(" h" + strconv.FormatUint(h.Token, 10) + h.ID)
+		}
+		for _, w := range state.Waiters {
+			b.WriteString(" w" + w.ID)
 		}
 	}
 	return b.String(), nil

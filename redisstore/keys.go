@@ -7,8 +7,11 @@ import "strings"
 // The namespace is escaped, so that its end is certain; the name is not. The bucket's counter of
 // tokens has the key holdfast:{BUCKET}.
 const (
-	keyPrefix = "holdfast:{"
-	buckets   = 1 << 12
+	keyPrefix    = "holdfast:{"
+	bucketDigits = 3
+	buckets      = 1 << (4 * bucketDigits)
+	// counterLength is the length of the key of a counter, with which the keys of its bucket begin.
+	counterLength = len(keyPrefix) + bucketDigits + len("}")
 )
 
 var escaper = strings.NewReplacer("%", "%25", ":", "%3A")
@@ -16,8 +19,6 @@ var escaper = strings.NewReplacer("%", "%25", ":", "%3A")
 type keyspace struct{ namespace string }
 
 func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(namespace)} }
-
-const hexDigits = "0123456789abcdef"
 
 // bucket returns the number of the bucket of a name.
 func (k keyspace) bucket(name string) uint16 {
@@ -27,26 +28,38 @@ func (k keyspace) bucket(name string) uint16 {
 	return uint16(n % buckets)
 }
 
+// The parameters of the 64-bit FNV-1a hash.
+const (
+	fnvOffset = 14695981039346656037
+	fnvPrime  = 1099511628211
+)
+
 // fnv1a is hash/fnv's New64a without an allocation: it continues the hash n with text.
 func fnv1a(n uint64, text string) uint64 {
 	for i := range len(text) {
-		n = (n ^ uint64(text[i])) * 1099511628211
+		n = (n ^ uint64(text[i])) * fnvPrime
 	}
 	return n
 }
 
-const fnvOffset = 14695981039346656037
-
 // of returns the keys of a name and of its bucket's counter, and the bucket.
 func (k keyspace) of(name string) (key, counter string, bucket uint16) {
 	bucket = k.bucket(name)
-	key = keyPrefix + string([]byte{hexDigits[bucket>>8&15], hexDigits[bucket>>4&15], hexDigits[bucket&15]}) + "}:" + k.namespace + ":" + name
-	return key, key[:len(keyPrefix)+len("000}")], bucket
+	digits := digitsOf(bucket)
+	key = keyPrefix + string(digits[:]) + "}:" + k.namespace + ":" + name
+	return key, key[:counterLength], bucket
 }
 
 // counterOf returns the key of a bucket's counter.
 func counterOf(bucket uint16) string {
-	return keyPrefix + string([]byte{hexDigits[bucket>>8&15], hexDigits[bucket>>4&15], hexDigits[bucket&15]}) + "}"
+	digits := digitsOf(bucket)
+	return keyPrefix + string(digits[:]) + "}"
+}
+
+// digitsOf returns the hexadecimal digits of a bucket.
+func digitsOf(bucket uint16) [bucketDigits]byte {
+	const hex = "0123456789abcdef"
+	return [bucketDigits]byte{hex[bucket>>8&15], hex[bucket>>4&15], hex[bucket&15]}
 }
 
 // key returns the key of a name.
@@ -60,11 +73,10 @@ func Key(namespace, name string) string { return newKeyspace(namespace).key(name
 
 // nameOf returns the name of a key, or false if the key does not belong to a name of this namespace.
 func (k keyspace) nameOf(key string) (string, bool) {
-	head := len(keyPrefix) + 3
-	if len(key) < head || !strings.HasPrefix(key, keyPrefix) {
+	if len(key) < counterLength || !strings.HasPrefix(key, keyPrefix) {
 		return "", false
 	}
-	name, ok := strings.CutPrefix(key[head:], "}:"+k.namespace+":")
+	name, ok := strings.CutPrefix(key[counterLength:], ":"+k.namespace+":")
 	if !ok || name == "" {
 		return "", false
 	}

@@ -86,9 +86,11 @@ func exclusiveOnly(limit int) bool { return limit == driver.Exclusive }
 
 func anyPermits(limit int) bool { return limit <= driver.MaxLimit }
 
+// The names that Redisson uses.
 const (
 	lockChannel   = "redisson_lock__channel"
 	permitChannel = "redisson_sc"
+	writerSuffix  = ":write" // of the owner of a writer
 )
 
 var layouts = map[Layout]*rules{
@@ -113,7 +115,7 @@ var layouts = map[Layout]*rules{
 		limits: func(limit int) bool { return limit == driver.Exclusive || limit == driver.Unlimited },
 		owner: func(p *peers, id string, limit int) string {
 			if limit == driver.Exclusive {
-				return p.thread(id) + ":write"
+				return p.thread(id) + writerSuffix
 			}
 			return p.thread(id)
 		},
@@ -158,13 +160,25 @@ func stemOf(name string) string {
 	return "{" + name + "}"
 }
 
-// besideKey returns the key of holdfast's own data on a name, beside the name's key. A name with a brace has another prefix, so
-// that a and {a} have different keys.
-func besideKey(name string) string {
-	if strings.Contains(name, "{") {
-		return "holdfast:beside:=" + name
+// besidePrefix is the prefix of the side keys: holdfast's own data beside the key of a name.
+const besidePrefix = "holdfast:beside:"
+
+// besideKey returns the side key of a name's key. A key with a brace has an equals sign in place of
+// the braces, so that a and {a} have different side keys.
+func besideKey(key string) string {
+	if strings.Contains(key, "{") {
+		return besidePrefix + "=" + key
 	}
-	return "holdfast:beside:{" + name + "}"
+	return besidePrefix + "{" + key + "}"
+}
+
+// keyBeside returns the name's key of a side key.
+func keyBeside(side string) string {
+	side = strings.TrimPrefix(side, besidePrefix)
+	if key, ok := strings.CutPrefix(side, "="); ok {
+		return key
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(side, "{"), "}")
 }
 
 // hashTag returns the part of a key that decides its hash slot.
@@ -193,7 +207,7 @@ func (p *peers) checkName(name string) error {
 //go:embed scripts/layout
 var layoutScripts embed.FS
 
-// verbs are the scripts of one layout.
+// verbs are the scripts of one layout. take is the script break.
 type verbs struct{ acquire, renew, check, release, undo, take, inspect *Script }
 
 func loadVerbs(l Layout, r *rules) *verbs {
@@ -220,7 +234,8 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// thread returns the owner of a request: the client's UUID and a number. In Redisson, the number is that of the thread. Each request has another number, so no two requests share a lock.
+// thread returns the owner of a request: the client's UUID and a number. In Redisson, the number is
+// that of the thread. Each request has another number, so no two requests share a lock.
 func (p *peers) thread(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)

@@ -101,6 +101,7 @@ func (s *Store) Notify(ctx context.Context, name string, free func()) {
 	})
 }
 
+// leave ends a listener. After the last one the subscription stays for unsubscribeDelay.
 func (l *listener) leave() {
 	c := l.c
 	c.mu.Lock()
@@ -123,6 +124,7 @@ func (l *listener) leave() {
 	})
 }
 
+// begin returns the context of a subscription, which sub.cancel ends.
 func (sub *channelSub) begin(ctx context.Context) context.Context {
 	ctx, sub.cancel = context.WithCancel(ctx)
 	return ctx
@@ -145,6 +147,7 @@ func (c *channels) run(ctx context.Context, sub *channelSub, channel string) {
 	}
 }
 
+// subscribe subscribes, and subscribes again after an error, until ctx ends.
 func (c *channels) subscribe(ctx context.Context, sub *channelSub, channel string) {
 	subscribe := c.s.client.Subscribe
 	if client, ok := c.s.client.(ShardedSubscriber); ok && c.sharded {

@@ -1,7 +1,9 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,17 +17,18 @@ type holding struct {
 	from   driver.Requester
 	grant  driver.Grant
 	proven time.Time
-	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see Store.serverTTL
+	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see serverTTL
 }
 
+// hold registers a grant, so that its holder is notified when it ends.
 func (p *peers) hold(from driver.Requester, g driver.Grant, lead time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.held[g.ID] = &holding{from, g, g.SentAt.Time(), lead}
-	if p.runs {
+	if p.checksGrants {
 		return
 	}
-	p.runs = true
+	p.checksGrants = true
 	if p.timer == nil {
 		p.timer = time.AfterFunc(checkInterval, p.checkGrants)
 	} else {
@@ -33,12 +36,14 @@ func (p *peers) hold(from driver.Requester, g driver.Grant, lead time.Duration) 
 	}
 }
 
+// forget removes a grant, if it is registered.
 func (p *peers) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.held, id)
 }
 
+// setLead is Store.setLead for a layout.
 func (p *peers) setLead(id string, lead time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,6 +73,7 @@ func (p *peers) shorterThan(lead time.Duration) (short []driver.Grant) {
 	return short
 }
 
+// prove is Store.prove for a layout.
 func (p *peers) prove(id string, sent time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,27 +113,33 @@ func (p *peers) checkGrants() {
 			case rep.kind == 'R':
 				p.prove(due[i].grant.ID, sent.Time())
 			default:
-				p.mu.Lock()
-				lost := p.held[due[i].grant.ID] == due[i]
-				if lost {
-					delete(p.held, due[i].grant.ID)
-				}
-				p.mu.Unlock()
-				if lost {
-					due[i].from.Lost(ended(rep), notHeld(due[i].grant.Name, due[i].grant.Token))
-				}
+				p.lost(due[i], ended(rep))
 			}
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.held) == 0 {
-		p.runs = false
+		p.checksGrants = false
 		return
 	}
 	p.timer.Reset(max(checkInterval-time.Since(began), checkInterval/8))
 }
 
+// lost reports a grant as lost, unless it was released meanwhile.
+func (p *peers) lost(h *holding, cause driver.Cause) {
+	p.mu.Lock()
+	held := p.held[h.grant.ID] == h
+	if held {
+		delete(p.held, h.grant.ID)
+	}
+	p.mu.Unlock()
+	if held {
+		h.from.Lost(cause, notHeld(h.grant.Name, h.grant.Token))
+	}
+}
+
+// inspectAll is Store.inspectAll for a layout.
 func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 	calls := make([]Call, len(names))
 	for i, name := range names {
@@ -142,10 +154,7 @@ func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 		if all[i].err = err; err == nil {
 			all[i].state.Holders = p.holders(rep.values)
 			slices.SortFunc(all[i].state.Holders, func(a, b driver.Holder) int {
-				if a.Token != b.Token {
-					return int(min(1, max(-1, int64(a.Token)-int64(b.Token))))
-				}
-				return strings.Compare(a.ID, b.ID)
+				return cmp.Or(cmp.Compare(a.Token, b.Token), strings.Compare(a.ID, b.ID))
 			})
 		}
 	}
@@ -156,41 +165,29 @@ func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 // other clients hold, in byte order.
 func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 	seen := map[string]bool{}
-	look := func(n Node, pattern, kind string, nameOf func(key string) (string, bool)) error {
-		return scan(ctx, n, func(key string) {
-			if name, ok := nameOf(key); ok && strings.HasPrefix(name, prefix) && driver.CheckName(name) == nil {
-				seen[name] = true
-			}
-		}, "MATCH", pattern, "TYPE", kind)
+	start := p.key("") // every name's key starts with it
+	add := func(key string) {
+		if name, ok := strings.CutPrefix(key, start); ok && strings.HasPrefix(name, prefix) && driver.CheckName(name) == nil {
+			seen[name] = true
+		}
 	}
-	start := p.key("")
 	err := p.s.client.EachPrimary(ctx, func(n Node) error {
-		if err := look(n, "holdfast:beside:*", "hash", func(key string) (string, bool) {
-			key = strings.TrimPrefix(key, "holdfast:beside:")
-			if braced, ok := strings.CutPrefix(key, "="); ok {
-				return strings.CutPrefix(braced, start)
-			}
-			return strings.CutPrefix(strings.TrimSuffix(strings.TrimPrefix(key, "{"), "}"), start)
-		}); err != nil || p.rules.channel == permitChannel {
+		err := scan(ctx, n, func(key string) { add(keyBeside(key)) }, "MATCH", besidePrefix+"*", "TYPE", "hash")
+		if err != nil || p.rules.channel == permitChannel {
 			return err // a key with a number may belong to any program
 		}
-		return look(n, globber.Replace(start+prefix)+"*", p.rules.kind, func(key string) (string, bool) {
-			if strings.HasPrefix(key, "holdfast:") {
-				return "", false
+		return scan(ctx, n, func(key string) {
+			if !strings.HasPrefix(key, "holdfast:") {
+				add(key)
 			}
-			return strings.CutPrefix(key, start)
-		})
+		}, "MATCH", globber.Replace(start+prefix)+"*", "TYPE", p.rules.kind)
 	})
 	if err != nil {
 		return nil, p.s.explain(err)
 	}
-	names := make([]string, 0, len(seen))
-	for name := range seen {
-		names = append(names, name)
-	}
 	// Skip keys of the same type that are no locks.
 	var held []string
-	for some := range slices.Chunk(names, inspectBatch) {
+	for some := range slices.Chunk(slices.Collect(maps.Keys(seen)), inspectBatch) {
 		for _, a := range p.inspectAll(ctx, some) {
 			if a.err == nil && slices.ContainsFunc(a.state.Holders, p.isLock) {
 				held = append(held, a.state.Name)
@@ -206,7 +203,8 @@ func (p *peers) isLock(h driver.Holder) bool {
 	if h.Token != 0 {
 		return true
 	}
-	uuid, thread, ok := strings.Cut(strings.TrimSuffix(h.ID, ":write"), ":")
+	const uuidLength = 36
+	uuid, thread, ok := strings.Cut(strings.TrimSuffix(h.ID, writerSuffix), ":")
 	_, err := strconv.ParseInt(thread, 10, 64)
-	return p.rules.kind == "hash" && ok && err == nil && len(uuid) == 36
+	return p.rules.kind == "hash" && ok && err == nil && len(uuid) == uuidLength
 }

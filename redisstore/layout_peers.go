@@ -3,7 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,10 +36,10 @@ type peers struct {
 	channels channels
 	compares conditional
 
-	mu    sync.Mutex
-	held  map[string]*holding // by ID of the request
-	timer *time.Timer
-	runs  bool
+	mu           sync.Mutex
+	held         map[string]*holding // by ID of the request
+	timer        *time.Timer         // calls checkGrants
+	checksGrants bool                // timer is set, or checkGrants runs
 }
 
 // peerHandle is the store's own data in a grant.
@@ -65,8 +65,9 @@ func (p *peers) keys(key string) []string {
 	return all
 }
 
-// step holds the arguments of a script.
+// step has the key and the arguments of a script, which scripts/layout/common.lua describes.
 type step struct {
+	key     string // of the name
 	id, own string
 	ttl     time.Duration
 	late    int64
@@ -74,16 +75,15 @@ type step struct {
 	owner   string
 	limit   int
 	queue   bool
-	last    string // ARGV 13
-	key     string
+	verbArg string
 }
 
+// args returns the arguments of a script.
 func (p *peers) args(st *step) []string {
-	wait := p.s.cfg.fairWait
 	return []string{
 		st.id, st.own, strconv.FormatInt(millis(st.ttl), 10), strconv.FormatInt(st.late, 10), strconv.FormatUint(st.least, 10), st.owner,
-		strconv.Itoa(st.limit), digit(p.channels.sharded), digit(st.queue), strconv.FormatInt(wait.Milliseconds(), 10),
-		p.channel(st.key), stemOf(st.key), st.last,
+		strconv.Itoa(st.limit), digit(p.channels.sharded), digit(st.queue), strconv.FormatInt(p.s.cfg.fairWait.Milliseconds(), 10),
+		p.channel(st.key), stemOf(st.key), st.verbArg,
 	}
 }
 
@@ -98,22 +98,18 @@ func (p *peers) channel(key string) string {
 // millis rounds a duration up to the unit of the layouts, milliseconds.
 func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
-// serverTTL returns the TTL that the scripts get: see Store.serverTTL.
-func (p *peers) serverTTL(ttl time.Duration) time.Duration {
-	return time.Duration(p.s.serverTTL(ttl)) * time.Microsecond
-}
-
 // pending is one Acquire.
 type pending struct {
-	p  *peers
-	r  *driver.Request
-	st step
-	// unanswered and lateUntil are as in attempt.
-	unanswered bool
-	lateUntil  int64
-	lead       time.Duration // by which the step's TTL is longer than the requested one
+	p         *peers
+	r         *driver.Request
+	st        step
+	lateUntil int64         // as in attempt
+	failures  int           // calls that have failed since the last answer
+	notified  bool          // Queued was called
+	lead      time.Duration // by which the step's TTL is longer than the requested one
 }
 
+// acquire requests a grant. See [driver.Store].
 func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {
 	if !p.rules.limits(r.Limit) {
 		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "redisstore: the layout %s has no locks of limit %d", p.layout, r.Limit)
@@ -122,7 +118,7 @@ func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, e
 		return driver.Grant{}, err
 	}
 	a := &pending{p: p, r: r, lead: p.s.lead()}
-	a.st = step{id: r.ID, own: p.owner(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}
+	a.st = step{id: r.ID, own: p.owner(r.ID, r.Limit), ttl: serverTTL(r.TTL, a.lead), limit: r.Limit, key: p.key(r.Name)}
 	rep, err := a.call(ctx)
 	switch {
 	case err != nil:
@@ -158,11 +154,11 @@ func (a *pending) call(ctx context.Context) (reply, error) {
 		}
 		bucket := s.keys.bucket(a.r.Name)
 		st.late, st.owner, st.least = s.clock.deadline(), s.encodeOwner(a.r.From.Owner()), s.highWater.of(bucket).Load()
-		st.last = digit(!a.r.First)
+		st.verbArg = digit(!a.r.First)
 		rep, err := p.send(ctx, p.verbs.acquire, "G", st)
 		if err != nil {
 			if driver.CodeOf(err) == driver.CodeUnknown {
-				a.unanswered, a.lateUntil = true, max(a.lateUntil, st.late)
+				a.lateUntil = max(a.lateUntil, st.late)
 			}
 			return rep, err
 		}
@@ -200,18 +196,16 @@ func (p *peers) send(ctx context.Context, sc *Script, only string, st *step) (re
 	return rep, err
 }
 
+// granted returns the grant of an answer "TOKEN" or "TOKEN VALUE", and registers it.
 func (a *pending) granted(rep reply) (driver.Grant, error) {
 	p, r := a.p, a.r
 	token, err := strconv.ParseUint(rep.values[0], 10, 64)
 	if err != nil {
 		return driver.Grant{}, a.failed(driver.Errorf(driver.CodeUnknown, "a grant that cannot be parsed: %w", err))
 	}
-	h := &peerHandle{own: a.st.own}
+	h := &peerHandle{own: a.st.own, lateUntil: a.lateUntil}
 	if len(rep.values) > 1 {
 		h.value = strings.Clone(rep.values[1])
-	}
-	if a.unanswered {
-		h.lateUntil = a.lateUntil
 	}
 	if p.layout != RedissonFenced {
 		p.s.highWater.raise(p.s.keys.bucket(r.Name), token)
@@ -245,42 +239,24 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	failures, notified := 0, false
 	for {
-		call, done := context.WithTimeout(ctx, max(callTimeout, s.cfg.ackTimeout+ackMargin))
+		call, done := context.WithTimeout(ctx, s.waiterTimeout())
 		rep, err := a.call(call)
 		done()
-		delay := fallback.After(ctx, peerFallback)
-		switch {
-		case err == nil && rep.kind == 'G':
+		if err == nil && rep.kind == 'G' {
 			return a.granted(rep)
-		case ctx.Err() != nil:
-		case err == nil && rep.kind == 'B':
-			failures = 0
-			if !notified {
-				notified = true
-				a.r.From.Queued(p.holders(rep.values[1:]))
-			}
-			delay -= rand.N(delay/5 + 1)
-			if left, err := strconv.ParseInt(rep.values[0], 10, 64); err == nil && left >= 0 {
-				delay = min(delay, time.Duration(left+1)*time.Millisecond)
-			}
-		case err == nil:
-			err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
-			fallthrough
-		default:
-			code := driver.CodeOf(err)
-			if code != driver.CodeUnknown && code != driver.CodeUnavailable || errors.Is(err, errUndoFailed) || errors.Is(err, errUndone) {
+		}
+		if ctx.Err() == nil {
+			delay, err := a.nextCall(ctx, rep, err)
+			if err != nil {
 				return driver.Grant{}, a.failed(a.leave(context.Background(), err))
 			}
-			failures++
-			delay = min(peerFallback, 20*time.Millisecond<<min(failures, 6))
-		}
-		timer.Reset(delay)
-		select {
-		case <-l.wake:
-		case <-timer.C:
-		case <-ctx.Done():
+			timer.Reset(delay)
+			select {
+			case <-l.wake:
+			case <-timer.C:
+			case <-ctx.Done():
+			}
 		}
 		if ctx.Err() != nil {
 			why := driver.Errorf(driver.CodeWithdrawn, "%w", context.Cause(ctx))
@@ -292,23 +268,45 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	}
 }
 
+// nextCall returns the delay until the next call, after the answer rep or the error err of the last
+// one. It reports once that the request waits. It returns an error if the wait ends.
+func (a *pending) nextCall(ctx context.Context, rep reply, err error) (time.Duration, error) {
+	if err == nil && rep.kind == 'B' {
+		a.failures = 0
+		if !a.notified {
+			a.notified = true
+			a.r.From.Queued(a.p.holders(rep.values[1:]))
+		}
+		delay := jitter(fallback.After(ctx, peerFallback))
+		if left, err := strconv.ParseInt(rep.values[0], 10, 64); err == nil && left >= 0 {
+			delay = min(delay, time.Duration(left+1)*time.Millisecond)
+		}
+		return delay, nil
+	}
+	if err == nil {
+		err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
+	}
+	if endsWait(err) {
+		return 0, err
+	}
+	a.failures++
+	return retryDelay(a.failures, peerFallback), nil
+}
+
 // leave withdraws the request, if the server may have an entry or a grant of it.
 func (a *pending) leave(ctx context.Context, why error) error {
-	if !a.st.queue && !a.unanswered {
+	if !a.st.queue && a.lateUntil == 0 {
 		return why
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	lateUntil := int64(0)
-	if a.unanswered {
-		lateUntil = a.lateUntil
-	}
-	if err := a.p.undo(ctx, &a.st, lateUntil); err != nil {
+	if err := a.p.undo(ctx, &a.st, a.lateUntil); err != nil {
 		return driver.Errorf(driver.CodeUnknown, "%w; the request could not be withdrawn: %w", why, err)
 	}
 	return why
 }
 
+// undo removes what the server has of a request, and makes it refuse the request until lateUntil.
 func (p *peers) undo(ctx context.Context, st *step, lateUntil int64) error {
 	st.late = lateUntil
 	_, err := p.s.eval(ctx, p.verbs.undo, p.keys(st.key), p.args(st))
@@ -330,12 +328,13 @@ func (p *peers) undoAll(ctx context.Context, r *driver.Request, lateUntil int64)
 	return nil
 }
 
+// release ends a grant.
 func (p *peers) release(ctx context.Context, g *driver.Grant) error {
-	h, ok := g.Handle.(*peerHandle)
-	if !ok {
-		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
+	h, err := handleOf[*peerHandle](g)
+	if err != nil {
+		return err
 	}
-	st := &step{id: g.ID, own: h.own, late: h.lateUntil, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
+	st := &step{id: g.ID, own: h.own, late: h.lateUntil, key: p.key(g.Name), verbArg: strconv.FormatUint(g.Token, 10)}
 	p.forget(g.ID)
 	if done, err := p.deleteIfEqual(ctx, st, h); done || err != nil {
 		return err
@@ -347,31 +346,25 @@ func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 	return err
 }
 
-func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+// renew sets new deadlines for grants.
+func (p *peers) renew(ctx context.Context, grants []driver.Grant, lead time.Duration) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	calls := make([]Call, len(grants))
 	steps := make([]step, len(grants))
 	for i := range grants {
 		g := &grants[i]
-		h, ok := g.Handle.(*peerHandle)
-		if !ok {
-			for i := range answers {
-				answers[i].Err = driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
-			}
-			return answers
+		h, err := handleOf[*peerHandle](g)
+		if err != nil {
+			return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 		}
-		steps[i] = step{id: g.ID, own: h.own, ttl: p.serverTTL(g.TTL), limit: g.Limit, key: p.key(g.Name)}
+		steps[i] = step{id: g.ID, own: h.own, ttl: serverTTL(g.TTL, lead), limit: g.Limit, key: p.key(g.Name)}
 		calls[i] = Call{p.keys(steps[i].key), p.args(&steps[i])}
 	}
 	if p.s.cfg.replicas > 0 {
-		var all sync.WaitGroup
-		for i := range grants {
-			all.Go(func() {
-				rep, err := p.send(ctx, p.verbs.renew, "R", &steps[i])
-				answers[i] = p.renewed(&grants[i], rep, err)
-			})
-		}
-		all.Wait()
+		eachRenewal(len(grants), func(i int) {
+			rep, err := p.send(ctx, p.verbs.renew, "R", &steps[i])
+			answers[i] = p.renewed(&grants[i], rep, err)
+		})
 		return answers
 	}
 	// The scripts handle the grants that the server's own commands do not renew.
@@ -393,6 +386,7 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
+// renewed returns the result of the renewal of a grant.
 func (p *peers) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	switch {
 	case err != nil:
@@ -404,8 +398,9 @@ func (p *peers) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
 }
 
+// take ends a grant for an operator, and notifies waiters.
 func (p *peers) take(ctx context.Context, name string, token uint64) error {
-	st := &step{key: p.key(name), last: strconv.FormatUint(token, 10)}
+	st := &step{key: p.key(name), verbArg: strconv.FormatUint(token, 10)}
 	rep, err := p.s.eval(ctx, p.verbs.take, p.keys(st.key), p.args(st))
 	if err == nil && rep.kind != 'R' {
 		err = notHeld(name, token)
@@ -418,7 +413,7 @@ func (p *peers) holders(listed []string) []driver.Holder {
 	var all []driver.Holder
 	for i := 0; i+2 < len(listed); i += 3 {
 		h := driver.Holder{Owner: driver.Owner{ID: p.shown(strings.Clone(listed[i]))}, Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: driver.Forever, Note: "of another client"}
-		if p.layout == RedissonReadWrite && !strings.HasSuffix(listed[i], ":write") {
+		if p.layout == RedissonReadWrite && !strings.HasSuffix(listed[i], writerSuffix) {
 			h.Limit = driver.Unlimited
 		}
 		if part := strings.SplitN(strings.Clone(listed[i+1]), " ", 5); len(part) == 5 {

@@ -20,9 +20,10 @@ type config struct {
 
 // The limits of the options.
 const (
-	maxReplicas    = 100
-	defaultReplica = time.Second
-	maxReplicaWait = time.Minute
+	maxReplicas       = 100
+	minAckTimeout     = time.Millisecond
+	maxAckTimeout     = time.Minute
+	defaultAckTimeout = time.Second
 )
 
 // Namespace separates the names of this store from those of stores with another namespace on the
@@ -64,10 +65,10 @@ func configure(options []Option) (config, error) {
 		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)
 	}
 	if c.replicas > 0 && c.ackTimeout == 0 {
-		c.ackTimeout = defaultReplica
+		c.ackTimeout = defaultAckTimeout
 	}
-	if c.ackTimeout != 0 && (c.ackTimeout < time.Millisecond || c.ackTimeout > maxReplicaWait) {
-		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replica wait %s: give 1ms to %s", c.ackTimeout, maxReplicaWait)
+	if c.ackTimeout != 0 && (c.ackTimeout < minAckTimeout || c.ackTimeout > maxAckTimeout) {
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replica wait %s: give %s to %s", c.ackTimeout, minAckTimeout, maxAckTimeout)
 	}
 	return c, nil
 }

@@ -30,23 +30,23 @@ func (s *Store) encodeOwner(o driver.Owner) string {
 // encodedHead caches the first arguments of the last request. Most requests differ only in
 // their ID.
 type encodedHead struct {
-	limit          int
-	channel, owner string
-	ttl            int64 // see serverTTL
-	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the expiry of the key.
+	limit int
+	owner string
+	ttl   int64 // see serverTTL
+	// text is "LIMIT p:CHANNEL OWNER ", micros the TTL, millis the expiry of the key.
 	text, micros, millis string
 }
 
 // encodeHead returns the first arguments of a request: its limit, channel, owner and TTL.
 func (s *Store) encodeHead(e *entry) *encodedHead {
 	owner := s.encodeOwner(e.r.From.Owner())
-	ttl := s.serverTTL(e.r.TTL)
-	if h := s.lastHead.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.channel == e.channel && h.owner == owner {
+	ttl := ttlMicros(serverTTL(e.r.TTL, e.lead))
+	if h := s.lastHead.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.owner == owner {
 		return h
 	}
 	h := &encodedHead{
-		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: ttl,
-		text:   strconv.Itoa(e.r.Limit) + " " + e.channel + " " + owner + " ",
+		limit: e.r.Limit, owner: owner, ttl: ttl,
+		text:   strconv.Itoa(e.r.Limit) + " p:" + s.channel + " " + owner + " ",
 		micros: strconv.FormatInt(ttl, 10), millis: strconv.FormatInt(ttl/1000+2, 10),
 	}
 	s.lastHead.Store(h)
@@ -55,13 +55,14 @@ func (s *Store) encodeHead(e *entry) *encodedHead {
 
 // clip shortens a text that is only for people to read.
 func clip(s string) string {
-	const most = 1024
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "")
+	const maxLength = 1024
+	if len(s) > maxLength {
+		s = strings.ToValidUTF8(s[:maxLength], "")
 	}
 	return s
 }
 
+// readOwner parses the text of encodeOwner.
 func readOwner(id, text string, since int64) driver.Owner {
 	o := driver.Owner{ID: id, Since: time.UnixMicro(since)}
 	part := strings.Split(text, "&")
@@ -75,6 +76,9 @@ func readOwner(id, text string, since int64) driver.Owner {
 	return o
 }
 
+// lingering is the ID in the record of a released grant that stays for its minimum hold.
+const lingering = "*"
+
 // readHolder parses the record of a grant, "SLOT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL".
 // With reserved tokens "SINCE-TOKENS" replaces SINCE. It returns false if the text is no record,
 // or if the grant has expired.
@@ -84,23 +88,23 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 		return h, false
 	}
 	id := part[4]
-	from, lasts, _ := strings.Cut(part[7], "+")
+	sinceText, tokensText, reserved := strings.Cut(part[6], "-")
+	if !reserved {
+		tokensText = "1"
+	}
+	atText, ttlText, _ := strings.Cut(part[7], "+")
 	slot, err1 := strconv.Atoi(part[0])
 	limit, err2 := strconv.Atoi(part[1])
 	token, err3 := strconv.ParseUint(part[5], 10, 64)
-	began, reserved, many := strings.Cut(part[6], "-")
-	since, err4 := strconv.ParseInt(began, 10, 64)
-	tokens, err7 := 1, error(nil)
-	if many {
-		tokens, err7 = strconv.Atoi(reserved)
-	}
-	at, err5 := strconv.ParseInt(from, 10, 64)
-	ttl, err6 := strconv.ParseInt(lasts, 10, 64)
+	since, err4 := strconv.ParseInt(sinceText, 10, 64)
+	tokens, err5 := strconv.Atoi(tokensText)
+	at, err6 := strconv.ParseInt(atText, 10, 64)
+	ttl, err7 := strconv.ParseInt(ttlText, 10, 64)
 	if errors.Join(err1, err2, err3, err4, err5, err6, err7) != nil || at+ttl <= now {
 		return h, false
 	}
 	h = driver.Holder{Owner: readOwner(id, part[3], since), Token: token, Tokens: tokens, Limit: limit, Slot: slotOf(slot, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
-	if id == "*" {
+	if id == lingering {
 		h.ID, h.Note = "", "released, kept for a while"
 	}
 	return h, true

@@ -38,9 +38,9 @@ func TestOwnerSurvivesEncoding(t *testing.T) {
 // TestEncodedHeadFollowsRequest requires that a change of the request changes the text, although
 // the store caches it.
 func TestEncodedHeadFollowsRequest(t *testing.T) {
-	s := &Store{}
+	s := &Store{channel: "c"}
 	o := &owned{}
-	e := &entry{channel: "p:c", r: driver.Request{Limit: 1, TTL: 1500 * time.Microsecond, From: o}}
+	e := &entry{r: driver.Request{Limit: 1, TTL: 1500 * time.Microsecond, From: o}}
 	check := func(text, micros, millis string) {
 		t.Helper()
 		for range 2 {
@@ -54,10 +54,8 @@ func TestEncodedHeadFollowsRequest(t *testing.T) {
 	check("3 p:c 0&&& ", "1500", "3")
 	e.r.TTL = time.Nanosecond
 	check("3 p:c 0&&& ", "1", "2")
-	e.channel = "s:d"
-	check("3 s:d 0&&& ", "1", "2")
 	o.owner.PID = 7
-	check("3 s:d 7&&& ", "1", "2")
+	check("3 p:c 7&&& ", "1", "2")
 }
 
 type owned struct {

@@ -34,7 +34,7 @@ type findings struct {
 	version  string
 	policy   string // maxmemory-policy, "" if the server does not report it
 	durable  string // the data that survives a restart, in words for people
-	replicas int    // the smallest number of replicas of a primary
+	replicas int    // the smallest number of replicas of a primary, -1 if it is not known yet
 	unknown  bool   // the user may not use INFO
 	// The other fields are set only if replicas must acknowledge grants. ahead is how far the
 	// clock of a replica may be ahead of its primary's, and clocks has each replica's, by
@@ -142,42 +142,16 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	if before != nil && before.at >= since {
 		return before, nil
 	}
-	f, primaries, missed := &findings{at: micros(), replicas: -1, clocks: map[string]replicaClock{}}, 0, false
+	f := &findings{at: micros(), replicas: -1, clocks: map[string]replicaClock{}}
 	if before != nil {
 		f.version, f.durable = before.version, before.durable
 		if s.cfg.replicas == 0 {
 			f.replicas = before.replicas
 		}
 	}
-	err := s.client.EachPrimary(ctx, func(n Node) error {
-		if before == nil || s.client.Mode() != Cluster {
-			err := s.probe(ctx, n, f, before == nil)
-			if err == nil {
-				primaries++
-			}
-			return err
-		}
-		// A silent node must not make the locks of the other nodes unavailable.
-		ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
-		defer cancel()
-		err := s.probe(ctx, n, f, false)
-		if err == nil {
-			primaries++
-		} else if driver.CodeOf(s.explain(err)) != driver.CodeRefused {
-			missed, err = true, nil
-		}
-		return err
-	})
-	if err != nil && before != nil && primaries > 0 && driver.CodeOf(s.explain(err)) != driver.CodeRefused {
-		err, missed = nil, true
-	}
-	if err == nil && primaries == 0 {
-		err = driver.Errorf(driver.CodeUnavailable, "no server that accepts writes was found")
-	}
-	if f.policy == "" && before != nil {
-		f.policy = before.policy
-	}
+	missed, err := s.probePrimaries(ctx, f, before == nil)
 	if before != nil {
+		f.policy = cmp.Or(f.policy, before.policy)
 		f.keepClocks(before, missed)
 	}
 	if err == nil && missed {
@@ -198,8 +172,41 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	return f, nil
 }
 
-// distrustLeads makes the next check of the grants renew all of them: see lengthen. A promoted replica may lack the last
-// lengthening of a lease, and its clock may be ahead.
+// probePrimaries probes every server that accepts writes. first marks the first probe, which needs
+// an answer of each of them. A later probe needs one answer: missed reports that a server did not
+// answer.
+func (s *Store) probePrimaries(ctx context.Context, f *findings, first bool) (missed bool, err error) {
+	answered := 0
+	refused := func(err error) bool { return driver.CodeOf(s.explain(err)) == driver.CodeRefused }
+	skipsSilent := !first && s.client.Mode() == Cluster
+	err = s.client.EachPrimary(ctx, func(n Node) error {
+		ctx := ctx
+		if skipsSilent {
+			// A silent node must not make the locks of the other nodes unavailable.
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, nodeTimeout)
+			defer cancel()
+		}
+		err := s.probe(ctx, n, f, first)
+		switch {
+		case err == nil:
+			answered++
+		case skipsSilent && !refused(err):
+			missed, err = true, nil
+		}
+		return err
+	})
+	if err != nil && !first && answered > 0 && !refused(err) {
+		missed, err = true, nil
+	}
+	if err == nil && answered == 0 {
+		err = driver.Errorf(driver.CodeUnavailable, "no server that accepts writes was found")
+	}
+	return missed, err
+}
+
+// distrustLeads makes the next check of the grants renew all of them: see lengthen. A promoted
+// replica may lack the last lengthening of a lease, and its clock may be ahead.
 func (s *Store) distrustLeads() {
 	s.mu.Lock()
 	for _, e := range s.entries {
@@ -228,12 +235,7 @@ func (s *Store) explainProbe(err error) error {
 
 // probe reads the settings of one server, and returns an error if the server is unsafe.
 func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) (err error) {
-	sections := []string{"memory"}
-	if s.cfg.replicas > 0 {
-		sections = append(sections, "replication")
-	}
 	if first {
-		sections = []string{""}
 		if err := s.probeRights(ctx, n); err != nil {
 			return err
 		}
@@ -241,53 +243,30 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) (err
 		go func() { compared <- s.compareServers(ctx) }()
 		defer func() { err = cmp.Or(err, <-compared) }()
 	}
-	has := map[string]string{}
-	for _, section := range sections {
-		args := []string{"INFO"}
-		if section != "" {
-			args = append(args, section)
-		}
-		info, err := n.Command(ctx, args...)
-		if err != nil {
-			if e, answered := err.(ServerError); !answered || driver.CodeOf(s.explain(e)) == driver.CodeUnavailable {
-				return err
-			}
-			f.unknown, f.replicas = true, max(f.replicas, 0)
-			return nil
-		}
-		if len(info) == 0 {
-			return driver.Errorf(driver.CodeUnavailable, "INFO returns nothing")
-		}
-		for line := range strings.Lines(info[0]) {
-			if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-				has[k] = v
-				if k == "module" && strings.Contains(strings.ToLower(v), "crdt") {
-					has["role"] = "crdt"
-				}
-			}
-		}
+	info, err := s.readInfo(ctx, n, first)
+	if err != nil {
+		return err
 	}
-	switch has["role"] {
-	case "slave":
-		return driver.Errorf(driver.CodeRefused, "the server is a replica of %s:%s: locks are written at the primary; give that, or redis+sentinel:// with the sentinels", has["master_host"], has["master_port"])
-	case "master", "":
-	default:
-		// KeyDB reports active-replica.
-		return driver.Errorf(driver.CodeRefused, "the server's role is %s: where several servers accept writes for the same data, each would grant the lock", has["role"])
+	if info == nil {
+		f.unknown, f.replicas = true, max(f.replicas, 0)
+		return nil
+	}
+	if err := checkRole(info); err != nil {
+		return err
 	}
 	if first {
-		f.version = has["redis_version"]
-		if has["cluster_enabled"] == "1" && s.client.Mode() != Cluster {
+		if info["cluster_enabled"] == "1" && s.client.Mode() != Cluster {
 			return driver.Errorf(driver.CodeRefused, "the server is a node of a Redis Cluster: use redis+cluster://")
 		}
+		f.version = info["redis_version"]
 		switch {
-		case has["aof_enabled"] == "1":
+		case info["aof_enabled"] == "1":
 			f.durable = "an append-only file"
-		case f.durable == "" && has["rdb_last_save_time"] != "":
+		case f.durable == "" && info["rdb_last_save_time"] != "":
 			f.durable = "snapshots at most"
 		}
 	}
-	if p := has["maxmemory_policy"]; p != "" {
+	if p := info["maxmemory_policy"]; p != "" {
 		if f.policy == "" || f.policy == "noeviction" {
 			f.policy = p
 		}
@@ -295,20 +274,73 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) (err
 			return driver.Errorf(driver.CodeRefused, "maxmemory-policy is %s: a full server would evict held locks; set it to noeviction, or accept that with insist=true", p)
 		}
 	}
-	replicas, err := strconv.Atoi(has["connected_slaves"])
+	replicas, err := strconv.Atoi(info["connected_slaves"])
 	if err != nil {
 		replicas = max(f.replicas, 0) // the number that an earlier probe found
 	}
 	if f.replicas < 0 || replicas < f.replicas {
 		f.replicas = replicas
 	}
-	if id := has["master_replid"]; s.cfg.replicas > 0 && id != "" {
+	if s.cfg.replicas == 0 {
+		return nil
+	}
+	if id := info["master_replid"]; id != "" {
 		f.primaries = append(f.primaries, strings.Clone(id))
 	}
-	if s.cfg.replicas > 0 && replicas > 0 {
-		return s.compareClocks(ctx, n, has, f)
+	if replicas == 0 {
+		return nil
 	}
-	return nil
+	return s.compareClocks(ctx, n, info, f)
+}
+
+// readInfo returns the fields of INFO: all of them for the first probe, else those that a later
+// probe needs. It returns nil if the user may not use INFO. A server with the module of Redis
+// Enterprise for several primaries gets the role crdt.
+func (s *Store) readInfo(ctx context.Context, n Node, first bool) (map[string]string, error) {
+	commands := [][]string{{"INFO"}}
+	if !first {
+		commands = [][]string{{"INFO", "memory"}}
+		if s.cfg.replicas > 0 {
+			commands = append(commands, []string{"INFO", "replication"})
+		}
+	}
+	info, crdt := map[string]string{}, false
+	for _, command := range commands {
+		answer, err := n.Command(ctx, command...)
+		if err != nil {
+			if e, answered := err.(ServerError); !answered || driver.CodeOf(s.explain(e)) == driver.CodeUnavailable {
+				return nil, err
+			}
+			return nil, nil
+		}
+		if len(answer) == 0 {
+			return nil, driver.Errorf(driver.CodeUnavailable, "INFO returns nothing")
+		}
+		for line := range strings.Lines(answer[0]) {
+			if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+				info[k] = v
+				crdt = crdt || k == "module" && strings.Contains(strings.ToLower(v), "crdt")
+			}
+		}
+	}
+	if crdt {
+		info["role"] = "crdt"
+	}
+	return info, nil
+}
+
+// checkRole returns an error if the server is a replica, or one of several that accept writes for
+// the same data.
+func checkRole(info map[string]string) error {
+	switch role := info["role"]; role {
+	case "master", "":
+		return nil
+	case "slave":
+		return driver.Errorf(driver.CodeRefused, "the server is a replica of %s:%s: locks are written at the primary; give that, or redis+sentinel:// with the sentinels", info["master_host"], info["master_port"])
+	default:
+		// KeyDB reports active-replica.
+		return driver.Errorf(driver.CodeRefused, "the server's role is %s: where several servers accept writes for the same data, each would grant the lock", role)
+	}
 }
 
 // probeRights runs the commands that the scripts need, so that a missing right is an error at
@@ -339,15 +371,15 @@ func (s *Store) probeRights(ctx context.Context, n Node) error {
 // compareClocks reads the time of the replicas of a primary. If a clock is ahead, the store
 // makes all leases longer by that time. So after a failover to that replica no lease expires
 // before the validity of its holder ends.
-func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string, f *findings) error {
+func (s *Store) compareClocks(ctx context.Context, n Node, info map[string]string, f *findings) error {
 	_, lower, err := clockOf(ctx, n)
 	if err != nil {
 		return err
 	}
-	for name, text := range has {
-		number, is := strings.CutPrefix(name, "slave")
-		if _, err := strconv.Atoi(number); !is || err != nil {
-			continue
+	for name, text := range info {
+		number, ok := strings.CutPrefix(name, "slave")
+		if _, err := strconv.Atoi(number); !ok || err != nil {
+			continue // not the line of a replica, slaveN:ip=...,port=...
 		}
 		part := map[string]string{}
 		for field := range strings.SplitSeq(text, ",") {
@@ -369,7 +401,7 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 		if ahead > maxAhead {
 			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free held locks; set the clock", address, ahead.Round(time.Millisecond))
 		}
-		f.clocks[address] = replicaClock{max(ahead, 0), has["master_replid"]}
+		f.clocks[address] = replicaClock{max(ahead, 0), info["master_replid"]}
 		f.ahead = max(f.ahead, ahead)
 	}
 	return nil
@@ -395,11 +427,11 @@ func clockOf(ctx context.Context, n Node) (upper, lower int64, err error) {
 	return now - sent, now - received, nil
 }
 
-// serverTTL returns the TTL that the server keeps, in microseconds: the requested TTL plus the
-// lead.
-func (s *Store) serverTTL(ttl time.Duration) int64 {
-	ttl += s.lead() // mutation: redis-lead
-	return ttlMicros(ttl)
+// serverTTL returns the TTL that the server keeps: the requested TTL plus the lead. The caller
+// records this lead for the grant, so it does not read the lead twice.
+func serverTTL(ttl, lead time.Duration) time.Duration {
+	ttl += lead // mutation: redis-lead
+	return ttl
 }
 
 // lead returns how far a replica's clock is ahead. It is rounded up, so that the round trips by which
@@ -463,6 +495,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 
 var kinds = map[Mode]string{Standalone: "redis", Sentinel: "redis-sentinel", Cluster: "redis-cluster"}
 
+// declare returns the guarantees for the findings of a probe.
 func (s *Store) declare(f *findings) driver.Guarantees {
 	g := driver.Guarantees{
 		Kind: kinds[s.client.Mode()], Scope: driver.ScopeNetwork,

@@ -10,21 +10,21 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
-// subscription is the subscription to one channel, until Close.
+// subscription is the state of the subscription to the store's channel.
 type subscription struct {
+	wanted bool  // subscribe runs until Close
 	ready  int64 // the time, by micros, since which messages arrive; 0 if they do not
 	failed bool  // the last attempt to subscribe has failed or ended
 }
 
-// listen starts to subscribe to a channel, if necessary, and does not wait. The caller holds the
-// store's mutex.
-func (s *Store) listen(channel string) {
-	if _, have := s.subs[channel]; have || s.closing {
+// listen starts to subscribe to the store's channel, if necessary, and does not wait. The caller
+// holds the store's mutex.
+func (s *Store) listen() {
+	if s.subscription.wanted || s.closing {
 		return
 	}
-	sub := &subscription{}
-	s.subs[channel] = sub
-	s.tasks.Go(func() { s.subscribe(sub, channel) })
+	s.subscription.wanted = true
+	s.tasks.Go(s.subscribe)
 }
 
 // expect registers a request that messages may wake.
@@ -32,13 +32,15 @@ func (s *Store) expect(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries[e.r.ID] = e
-	s.listen(e.channel)
+	s.listen()
 }
 
-func (s *Store) subscribe(sub *subscription, channel string) {
+// subscribe keeps the store subscribed to its channel until Close.
+func (s *Store) subscribe() {
+	sub := &s.subscription
 	failures := 0
 	for s.ctx.Err() == nil {
-		_ = s.client.Subscribe(s.ctx, channel[2:], func() {
+		_ = s.client.Subscribe(s.ctx, s.channel, func() {
 			failures = 0
 			s.mu.Lock()
 			if sub.failed {
@@ -47,7 +49,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 			sub.ready, sub.failed = max(micros(), 1), false
 			// Messages that were sent before the subscription are lost.
 			for _, e := range s.entries {
-				if e.seq != 0 && e.channel == channel {
+				if e.seq != 0 {
 					wakeup.Send(e.wake)
 				}
 			}
@@ -56,8 +58,8 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 		s.mu.Lock()
 		sub.ready, sub.failed = 0, true
 		for _, e := range s.entries {
-			if e.seq != 0 && e.channel == channel {
-				wakeup.Send(e.close) // refresh more often
+			if e.seq != 0 {
+				wakeup.Send(e.refreshSoon)
 			}
 		}
 		s.mu.Unlock()
@@ -89,46 +91,45 @@ func (s *Store) receive(message string) {
 		}
 	case 'n': // the queue entry is near the head
 		if e.seq != 0 {
-			wakeup.Send(e.close)
+			wakeup.Send(e.refreshSoon)
 		}
 	case 'x': // the grant was broken
 		e.start = ""
-		if !e.held && e.seq != 0 {
-			wakeup.Send(e.wake)
-		}
 		if e.held {
-			s.forget(e)
+			s.forget(id)
 			s.mu.Unlock()
 			e.r.From.Lost(driver.CauseTaken, nil)
 			return
+		}
+		if e.seq != 0 {
+			wakeup.Send(e.wake)
 		}
 	}
 	s.mu.Unlock()
 }
 
-// begin returns the grant that a message carries, so that the request starts before it confirms
-// the grant. It returns false if the request has to confirm the grant first. See the package
-// comment.
-func (a *attempt) begin() (driver.Grant, bool) {
+// startUnconfirmed returns the grant that a message carries, so that the request starts before it
+// confirms the grant. It returns false if the request has to confirm the grant first. See the
+// package comment.
+func (a *attempt) startUnconfirmed() (driver.Grant, bool) {
 	s, e := a.s, a.e
 	s.mu.Lock()
 	message := e.start
 	e.start = ""
 	s.mu.Unlock()
-	part := strings.Split(message, " ")
+	part := strings.Split(message, " ") // TOKEN TTL TAG
 	if len(part) != 3 || a.tag == "" || part[2] != a.tag {
 		return driver.Grant{}, false
 	}
-	g, err := makeGrant(e, []string{part[0], "0"}, a.tagged)
-	micros, err2 := strconv.ParseInt(part[1], 10, 64)
-	if err != nil || err2 != nil || g.Token <= s.highWater.of(e.bucket).Load() {
+	g, err1 := makeGrant(e, []string{part[0], "0"}, a.tagged)
+	ttl, err2 := strconv.ParseInt(part[1], 10, 64)
+	if err1 != nil || err2 != nil || g.Token <= s.highWater.of(e.bucket).Load() {
 		return driver.Grant{}, false
 	}
-	h := g.Handle.(*handle)
-	h.ttl = g.TTL
-	g.TTL, g.Provisional = min(g.TTL, time.Duration(micros)*time.Microsecond), true
+	g.Handle.(*handle).ttl = g.TTL
+	g.TTL, g.Provisional = min(g.TTL, time.Duration(ttl)*time.Microsecond), true
 	if age, _ := a.tagged.Elapsed(); age > g.TTL/3 || !s.fresh() || a.owner != s.encodeOwner(e.r.From.Owner()) {
 		return driver.Grant{}, false
 	}
-	return a.markLate(g), true
+	return a.setLate(g), true
 }

@@ -152,11 +152,11 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 			m.s = s
 			defer func() { _ = s.Close(context.Background()) }()
 			s.mu.Lock()
-			s.listen(s.channel)
+			s.listen()
 			s.mu.Unlock()
 			for ready := false; !ready; time.Sleep(time.Millisecond) {
 				s.mu.Lock()
-				ready = s.subs[s.channel].ready != 0
+				ready = s.subscription.ready != 0
 				s.mu.Unlock()
 			}
 			ttl := c.ttl
@@ -209,7 +209,7 @@ func TestStartTakesNoLongerThanTheTTL(t *testing.T) {
 	e := &entry{r: driver.Request{ID: "a", Name: "n", Limit: 1, TTL: 2 * time.Second, From: noRequester{}}}
 	a := &attempt{s: s, e: e, tag: "T-1", tagged: driver.Now(), owner: s.encodeOwner(noRequester{}.Owner())}
 	e.start = "7 2500000 T-1"
-	if g, ok := a.begin(); !ok || g.TTL != 2*time.Second {
+	if g, ok := a.startUnconfirmed(); !ok || g.TTL != 2*time.Second {
 		t.Errorf("%+v, %t", g, ok)
 	}
 }

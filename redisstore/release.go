@@ -2,22 +2,25 @@ package redisstore
 
 import (
 	"context"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
+// notHeld returns the error of a grant that does not exist any more.
 func notHeld(name string, token uint64) error {
 	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 }
 
 // handleOf returns the handle of a grant of this store.
-func handleOf(g *driver.Grant) (*handle, error) {
-	h, ok := g.Handle.(*handle)
+func handleOf[H any](g *driver.Grant) (H, error) {
+	h, ok := g.Handle.(H)
 	if !ok {
-		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
+		return h, driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
 	return h, nil
 }
@@ -32,46 +35,17 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if s.peers != nil {
 		return s.peers.release(ctx, &g)
 	}
-	h, err := handleOf(&g)
+	h, err := handleOf[*handle](&g)
 	if err != nil {
 		return err
 	}
-	lateUntil := s.lateUntil(h)
-	args := append(make([]string, 0, 10), mark(g.ID, g.Token))
-	keys := []string{h.key}
-	next, seq := s.release(&g, keep > 0)
-	if next != nil || h.slot != "0" || keep > 0 || lateUntil != 0 {
-		args = append(args, h.slot, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(lateUntil, 10))
-	}
-	if next == nil && h.counter != "" {
-		keys = append(keys, h.counter)
-	}
-	if next != nil {
-		keys = append(keys, next.keys[1])
-		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.highWater.text(next.bucket),
-			strconv.FormatInt(s.clock.deadline(), 10), s.encodeOwner(next.r.From.Owner()))
-		if next.r.Tokens > 1 {
-			args = append(args, tokensText(&next.r))
-		}
-	}
-	var rep reply
-	if len(args) == 1 && len(keys) == 1 {
-		rep, err = s.combine(ctx, releaseScript, keys, args, 0)
-	} else {
-		rep, err = s.eval(ctx, releaseScript, keys, args)
-	}
-	if len(keys) > 1 && isTryAgain(err) {
-		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:min(len(args), 4)])
-	}
-	if next != nil && err != nil {
-		s.mu.Lock()
-		if next.seq != 0 {
-			wakeup.Send(next.wake) // the server may have granted to it, and a refresh finds that out
-		}
-		s.mu.Unlock()
-	}
+	keys, args, next := s.releaseCall(&g, h, max(keep, 0))
+	rep, err := s.sendRelease(ctx, keys, args)
 	switch {
 	case err != nil:
+		if next != nil {
+			s.wake(next) // the server may have granted to it, and a refresh finds that out
+		}
 		return err
 	case rep.kind == 'N':
 		return notHeld(g.Name, g.Token)
@@ -79,6 +53,46 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		s.pass(next, rep)
 	}
 	return nil
+}
+
+// releaseArgs is the number of arguments of the release script without those about next.
+const releaseArgs = 4
+
+// releaseCall returns the keys and arguments of the release script. next is the queue entry of this
+// client to which the script may grant, or nil. The grant is no longer checked.
+func (s *Store) releaseCall(g *driver.Grant, h *handle, keep time.Duration) (keys, args []string, next *entry) {
+	lateUntil := s.lateUntil(h)
+	next, seq := s.forgetAndFindNext(g, keep > 0)
+	keys, args = []string{h.key}, append(make([]string, 0, 10), mark(g.ID, g.Token))
+	if next != nil || h.slot != "0" || keep > 0 || lateUntil != 0 {
+		args = append(args, h.slot, strconv.FormatInt(ttlMicros(keep), 10), strconv.FormatInt(lateUntil, 10))
+	}
+	switch {
+	case next != nil:
+		keys = append(keys, next.keys[1])
+		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.highWater.text(next.bucket),
+			strconv.FormatInt(s.clock.deadline(), 10), s.encodeOwner(next.r.From.Owner()))
+		if next.r.Tokens > 1 {
+			args = append(args, tokensText(&next.r))
+		}
+	case h.counter != "":
+		keys = append(keys, h.counter)
+	}
+	return keys, args, next
+}
+
+// sendRelease runs the release script, in a batch if it needs only the mark of the grant. While the
+// hash slot moves, the counter may be on another server. Then the script runs without it, and grants
+// as if the next entry were of another client.
+func (s *Store) sendRelease(ctx context.Context, keys, args []string) (reply, error) {
+	if len(args) == 1 && len(keys) == 1 {
+		return s.combine(ctx, releaseScript, keys, args, 0)
+	}
+	rep, err := s.eval(ctx, releaseScript, keys, args)
+	if len(keys) > 1 && isTryAgain(err) {
+		return s.eval(ctx, releaseScript, keys[:1], args[:min(len(args), releaseArgs)])
+	}
+	return rep, err
 }
 
 // lateUntil returns until when a request with the ID of a grant may arrive, 0 if none can.
@@ -95,26 +109,31 @@ func mark(id string, token uint64) string {
 	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), id...), ' '), token, 10), ' '))
 }
 
-// release removes a grant that is about to end, and returns the first queue entry of this
-// client, or nil.
-func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
+// forgetAndFindNext removes a grant that is about to end. It returns the first queue entry of this
+// client and its number. It returns nil if the server must not grant to that entry in the step of
+// the release.
+func (s *Store) forgetAndFindNext(g *driver.Grant, keep bool) (next *entry, seq int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.entries[g.ID]; e != nil {
-		s.forget(e)
-	}
+	s.forget(g.ID)
 	if keep || s.cfg.replicas > 0 || !s.fresh() {
 		return nil, 0 // the next waiter sends its own request, after a probe
 	}
 	for _, e := range s.queued[g.Name] {
-		if e.seq != 0 && (next == nil || e.seq < next.seq) {
-			next = e
+		if e.seq != 0 && (next == nil || e.seq < seq) {
+			next, seq = e, e.seq
 		}
 	}
-	if next != nil {
-		seq = next.seq
-	}
 	return next, seq
+}
+
+// wake makes a waiter refresh its queue entry now.
+func (s *Store) wake(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.seq != 0 {
+		wakeup.Send(e.wake)
+	}
 }
 
 // pass delivers a grant to the request that waits for it.
@@ -133,42 +152,38 @@ func (s *Store) pass(e *entry, rep reply) {
 
 // Renew sets new deadlines for grants that still stand.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
 	if len(grants) == 0 {
-		return answers
-	}
-	fail := func(err error) []driver.Renewal {
-		for i := range answers {
-			answers[i] = driver.Renewal{Err: err}
-		}
-		return answers
+		return nil
 	}
 	if err := s.begin(ctx); err != nil {
-		return fail(err)
+		return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 	}
 	defer s.ops.Done()
 	lead := s.lead()
+	var answers []driver.Renewal
 	if s.peers != nil {
-		answers = s.peers.renew(ctx, grants)
-		for i := range answers {
-			if answers[i].Err == nil {
-				s.peers.setLead(grants[i].ID, lead)
-			}
-		}
-		return answers
+		answers = s.peers.renew(ctx, grants, lead)
+	} else {
+		answers = s.renew(ctx, grants, lead)
 	}
-	if s.cfg.replicas > 0 {
-		answers = s.renewAcked(ctx, grants, answers)
-		for i := range answers {
-			if answers[i].Err == nil {
-				s.setLead(grants[i].ID, lead)
-			}
+	for i := range answers {
+		if answers[i].Err == nil && s.cfg.replicas > 0 {
+			s.setLead(grants[i].ID, lead)
 		}
-		return answers
 	}
-	calls, err := s.renewCalls(grants)
+	return answers
+}
+
+// renew is Renew in the native layout.
+func (s *Store) renew(ctx context.Context, grants []driver.Grant, lead time.Duration) []driver.Renewal {
+	calls, err := s.renewCalls(grants, lead)
 	if err != nil {
-		return fail(err)
+		return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
+	}
+	answers := make([]driver.Renewal, len(grants))
+	if s.cfg.replicas > 0 {
+		s.renewAcked(ctx, grants, calls, answers)
+		return answers
 	}
 	sent, at := driver.Now(), micros()
 	for i, a := range s.client.EvalAll(ctx, renewScript, calls) {
@@ -178,15 +193,16 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
-func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
+// renewCalls returns the keys and arguments of the renew script for each grant.
+func (s *Store) renewCalls(grants []driver.Grant, lead time.Duration) ([]Call, error) {
 	calls := make([]Call, len(grants))
 	for i := range grants {
 		g := &grants[i]
-		h, err := handleOf(g)
+		h, err := handleOf[*handle](g)
 		if err != nil {
 			return nil, err
 		}
-		args := append(make([]string, 0, 4), mark(g.ID, g.Token), h.slot, strconv.FormatInt(s.serverTTL(max(g.TTL, h.ttl)), 10))
+		args := append(make([]string, 0, 4), mark(g.ID, g.Token), h.slot, strconv.FormatInt(ttlMicros(serverTTL(max(g.TTL, h.ttl), lead)), 10))
 		if h.ttl != 0 {
 			args = append(args, "1")
 		}
@@ -195,6 +211,7 @@ func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
 	return calls, nil
 }
 
+// renewed returns the result of the renewal of a grant.
 func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	switch {
 	case err != nil:
@@ -214,39 +231,34 @@ func ended(rep reply) driver.Cause {
 	return driver.CauseGone
 }
 
-// renewAcked confirms a renewal only when enough replicas have acknowledged it. Otherwise a
-// failover could free the name before the validity of its holder ends.
-func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers []driver.Renewal) []driver.Renewal {
-	calls, err := s.renewCalls(grants)
-	for i := range grants {
-		if err != nil {
-			answers[i] = driver.Renewal{Err: err}
-			continue
+// maxRenewals limits the renewals under way that replicas acknowledge: each needs a connection of
+// its own.
+const maxRenewals = 16
+
+// eachRenewal calls f with the index of each of n renewals, for at most maxRenewals at once.
+func eachRenewal(n int, f func(i int)) {
+	var all sync.WaitGroup
+	slots := make(chan struct{}, maxRenewals)
+	for i := range n {
+		slots <- struct{}{}
+		all.Go(func() {
+			f(i)
+			<-slots
+		})
+	}
+	all.Wait()
+}
+
+// renewAcked sets the answers to renewals. It confirms a renewal only when enough replicas have
+// acknowledged it. Otherwise a failover could free the name before the validity of its holder ends.
+func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, calls []Call, answers []driver.Renewal) {
+	eachRenewal(len(grants), func(i int) {
+		rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
+		if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
+			err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
 		}
-		s.ops.Add(1)
-	}
-	if err != nil {
-		return answers
-	}
-	done := make(chan struct{}, len(grants))
-	limit := make(chan struct{}, 16)
-	for i := range grants {
-		go func() {
-			defer s.ops.Done()
-			defer func() { done <- struct{}{} }()
-			limit <- struct{}{}
-			defer func() { <-limit }()
-			rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
-			if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
-				err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
-			}
-			answers[i] = s.renewed(&grants[i], rep, err)
-		}()
-	}
-	for range grants {
-		<-done
-	}
-	return answers
+		answers[i] = s.renewed(&grants[i], rep, err)
+	})
 }
 
 // Undo removes a queue entry or a grant by its ID. The server keeps a tombstone of the ID, so
@@ -267,7 +279,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		s.late[r.ID] = lateUntil
 	}
 	if e := s.entries[r.ID]; e != nil && e.held {
-		s.forget(e)
+		s.forget(r.ID)
 	}
 	s.mu.Unlock()
 	var err error

@@ -17,7 +17,7 @@ type Store struct {
 	client    Client
 	cfg       config
 	keys      keyspace
-	channel   string // to which the scripts publish for this client: p:CHANNEL
+	channel   string // to which the scripts publish for this client
 	combiner  combiner
 	clock     clock
 	highWater highWater
@@ -42,7 +42,7 @@ type Store struct {
 	entries      map[string]*entry   // requests and grants by ID
 	queued       map[string][]*entry // requests with a queue entry, by name
 	late         map[string]int64    // requests without an answer, and until when they may arrive
-	subs         map[string]*subscription
+	subscription subscription
 	checkTimer   *time.Timer
 	checksGrants bool // checkTimer is set, or checkGrants runs
 	checking     bool // checkGrants runs
@@ -59,23 +59,22 @@ var (
 
 // entry is a request, and the grant that it gets.
 type entry struct {
-	r       driver.Request
-	keys    [2]string // of the name and of the bucket's counter
-	bucket  uint16
-	channel string
+	r      driver.Request
+	keys   [2]string // of the name and of the bucket's counter
+	bucket uint16
 
 	// The store's mutex guards the rest.
-	seq    int64         // of its queue entry, 0 if none
-	wake   chan struct{} // the request may be granted
-	close  chan struct{} // the entry is near the head, or messages do not arrive
-	woken  bool          // a message came before wake existed
-	start  string        // the last message by which the request may start: "TOKEN TTL TAG"
-	passed *driver.Grant // granted by a Release of this client
-	proven time.Time     // when the server last confirmed that the grant stands
-	held   bool          // the grant was returned to the caller: it has the token and the handle
-	token  uint64
-	handle *handle
-	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see serverTTL
+	seq         int64         // of its queue entry, 0 if none
+	wake        chan struct{} // the request may be granted
+	refreshSoon chan struct{} // the entry is near the head, or messages do not arrive
+	woken       bool          // a message came before wake existed
+	start       string        // the last message by which the request may start: "TOKEN TTL TAG"
+	passed      *driver.Grant // granted by a Release of this client
+	proven      time.Time     // when the server last confirmed that the grant stands
+	held        bool          // the grant was returned to the caller: it has the token and the handle
+	token       uint64
+	handle      *handle
+	lead        time.Duration // the lease at the server is at least this much longer than the TTL; see serverTTL
 }
 
 // handle is the store's own data in a grant.
@@ -107,9 +106,9 @@ func New(c Client, options ...Option) (*Store, error) {
 
 func newStore(c Client, cfg config) *Store {
 	s := &Store{
-		client: c, cfg: cfg, keys: newKeyspace(cfg.namespace), channel: "p:" + wakeChannel(strings.ToLower(rand.Text())),
-		probing: make(chan struct{}, 1), finished: make(chan struct{}), entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
-		subs: map[string]*subscription{},
+		client: c, cfg: cfg, keys: newKeyspace(cfg.namespace), channel: wakeChannel(strings.ToLower(rand.Text())),
+		probing: make(chan struct{}, 1), finished: make(chan struct{}),
+		entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	// In a Cluster the keys of a batch are in several hash slots. WAIT would be for the whole batch.

@@ -11,8 +11,10 @@ var _ driver.Swapper = (*Store)(nil)
 
 // oldGrant is a grant that the first call of the next request releases.
 type oldGrant struct {
-	mark, slot, lateUntil string
-	released              func(error)
+	grant     driver.Grant
+	handle    *handle
+	lateUntil int64
+	released  func(error) // gets the outcome of the release
 }
 
 // Swap implements driver.Swapper: one script releases old, and grants to r or makes its queue entry.
@@ -24,26 +26,27 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 		return s.Acquire(ctx, r)
 	}
 	s.mu.Lock()
-	if e := s.entries[old.ID]; e != nil {
-		s.forget(e)
-	}
+	s.forget(old.ID)
 	s.mu.Unlock()
-	return s.acquire(ctx, r, &oldGrant{mark(old.ID, old.Token), h.slot, strconv.FormatInt(s.lateUntil(h), 10), released})
+	return s.acquire(ctx, r, &oldGrant{old, h, s.lateUntil(h), released})
 }
 
-// release appends the arguments by which the acquire script releases the grant first.
-func (o *oldGrant) release(args []string) []string {
-	if len(args) == 8 {
-		args = append(args, "1", "")
-	} else if len(args) == 9 {
+// appendTo appends the arguments by which the acquire script releases the grant first. They follow
+// the number of tokens and the tag, so appendTo appends these first if they are missing.
+func (o *oldGrant) appendTo(args []string) []string {
+	const tokens, tag = 8, 9 // the indices
+	if len(args) == tokens {
+		args = append(args, "1")
+	}
+	if len(args) == tag {
 		args = append(args, "")
 	}
-	return append(args, o.mark, o.slot, o.lateUntil)
+	return append(args, mark(o.grant.ID, o.grant.Token), o.handle.slot, strconv.FormatInt(o.lateUntil, 10))
 }
 
-// releaseAnswered passes the outcome of the release in a call to released. If the server refused
-// the call, it did not release, and releaseAnswered does nothing.
-func (a *attempt) releaseAnswered(rep *reply, err error) {
+// reportRelease passes the outcome of the release in a call to released. If the server refused
+// the call, it did not release, and reportRelease does nothing.
+func (a *attempt) reportRelease(rep *reply, err error) {
 	if a.old == nil {
 		return
 	}
@@ -52,8 +55,8 @@ func (a *attempt) releaseAnswered(rep *reply, err error) {
 		return
 	case err != nil:
 	case rep.kind == 'g' || rep.kind == 'q':
-		rep.kind -= 'g' - 'G'
-		err = driver.Errorf(driver.CodeNotHeld, "no grant of %q with%sstands", a.e.r.Name, a.old.mark)
+		rep.kind -= 'g' - 'G' // now G or Q, and the old grant had already ended
+		err = notHeld(a.old.grant.Name, a.old.grant.Token)
 	case rep.kind != 'G' && rep.kind != 'Q': // too late, or undone
 		return
 	}

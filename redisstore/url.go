@@ -3,6 +3,7 @@ package redisstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -78,69 +79,34 @@ func redacted(u *url.URL) string {
 	return w.String()
 }
 
+// parseURL returns the options of the client, the mode and the options of the store.
 func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, err error) {
 	fail := func(format string, args ...any) (rueidis.ClientOption, Mode, []Option, error) {
 		return o, mode, nil, fmt.Errorf(format, args...)
 	}
-	base, kind, _ := strings.Cut(u.Scheme, "+")
-	secure := base == "rediss"
-	port := "6379"
-	switch kind {
-	case "":
-	case "sentinel":
-		mode, port = Sentinel, "26379"
-	case "cluster":
-		mode = Cluster
+	mode, port, secure, err := parseScheme(u.Scheme)
+	if err != nil {
+		return fail("%w", err)
 	}
-	switch {
-	case base != "redis" && base != "rediss" || u.Scheme != base && kind != "sentinel" && kind != "cluster":
-		return fail("scheme %q: use redis, redis+sentinel or redis+cluster, or rediss instead of redis for TLS", u.Scheme)
-	case u.Hostname() == "":
+	if u.Hostname() == "" {
 		return fail("the host is missing, as in redis://localhost:6379")
 	}
-	address := func(hostport string) (string, error) {
-		host, p, err := net.SplitHostPort(hostport)
-		if err != nil {
-			host, p = strings.Trim(hostport, "[]"), port
-		}
-		p = cmp.Or(p, port)
-		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 || host == "" {
-			return "", fmt.Errorf("address %q: give HOST or HOST:PORT, ports are 1 to 65535", hostport)
-		}
-		return net.JoinHostPort(host, p), nil
-	}
-	first, err := address(u.Host)
+	first, err := parseAddress(u.Host, port)
 	if err != nil {
 		return fail("%w", err)
 	}
 	o.InitAddress = []string{first}
 	o.Username = u.User.Username()
 	o.Password, _ = u.User.Password()
-
-	path := strings.Split(strings.Trim(u.Path, "/"), "/")
-	if mode == Sentinel {
-		if path[0] == "" {
-			return fail("the name of the primary is missing, as in redis+sentinel://HOST/mymaster")
-		}
-		o.Sentinel.MasterSet, path = path[0], path[1:]
-	}
-	if len(path) > 1 {
-		return fail("path %q: nothing may follow the database number", u.Path)
-	}
-	if len(path) == 1 && path[0] != "" {
-		if o.SelectDB, err = strconv.Atoi(path[0]); err != nil || o.SelectDB < 0 {
-			return fail("database %q: give a number", path[0])
-		}
-		if mode == Cluster && o.SelectDB != 0 {
-			return fail("database %d: a Redis Cluster has only database 0", o.SelectDB)
-		}
+	if o.Sentinel.MasterSet, o.SelectDB, err = parsePath(u.Path, mode); err != nil {
+		return fail("%w", err)
 	}
 	query, err := storeurl.Query(u, "redis://HOST:PORT/DB", "addr")
 	if err != nil {
 		return fail("%w", err)
 	}
 	for _, more := range query.TakeAll("addr") {
-		a, err := address(more)
+		a, err := parseAddress(more, port)
 		if err != nil {
 			return fail("%w", err)
 		}
@@ -183,4 +149,57 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 		to.replicas, to.ackTimeout, to.insist = c.replicas, c.ackTimeout, c.insist
 		to.layout, to.fairWait = c.layout, c.fairWait
 	}}, nil
+}
+
+// parseScheme returns the mode of a scheme, its default port, and whether connections use TLS.
+func parseScheme(scheme string) (mode Mode, port string, secure bool, err error) {
+	base, kind, _ := strings.Cut(scheme, "+")
+	secure = base == "rediss"
+	switch {
+	case base != "redis" && !secure:
+	case scheme == base:
+		return Standalone, "6379", secure, nil
+	case kind == "sentinel":
+		return Sentinel, "26379", secure, nil
+	case kind == "cluster":
+		return Cluster, "6379", secure, nil
+	}
+	return mode, "", secure, fmt.Errorf("scheme %q: use redis, redis+sentinel or redis+cluster, or rediss instead of redis for TLS", scheme)
+}
+
+// parseAddress returns HOST:PORT for HOST or HOST:PORT.
+func parseAddress(text, defaultPort string) (string, error) {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		host = strings.Trim(text, "[]")
+	}
+	port = cmp.Or(port, defaultPort)
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 || host == "" {
+		return "", fmt.Errorf("address %q: give HOST or HOST:PORT, ports are 1 to 65535", text)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// parsePath returns the name of the primary, for sentinels, and the number of the database.
+func parsePath(path string, mode Mode) (master string, database int, err error) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if mode == Sentinel {
+		if parts[0] == "" {
+			return "", 0, errors.New("the name of the primary is missing, as in redis+sentinel://HOST/mymaster")
+		}
+		master, parts = parts[0], parts[1:]
+	}
+	if len(parts) > 1 {
+		return "", 0, fmt.Errorf("path %q: nothing may follow the database number", path)
+	}
+	if len(parts) == 0 || parts[0] == "" {
+		return master, 0, nil
+	}
+	if database, err = strconv.Atoi(parts[0]); err != nil || database < 0 {
+		return "", 0, fmt.Errorf("database %q: give a number", parts[0])
+	}
+	if mode == Cluster && database != 0 {
+		return "", 0, fmt.Errorf("database %d: a Redis Cluster has only database 0", database)
+	}
+	return master, database, nil
 }

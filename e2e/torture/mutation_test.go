@@ -90,7 +90,7 @@ if _, err := s.Run(ctx, insert); err != nil {`),
 		"redis-probed": mutation.And("if f != nil && f.refused == nil {\nreturn nil\n}"),
 	}, "exclusion"},
 	{"a lease has no time for a replica's clock that is ahead", []string{"redis-replicas"}, mutation.Plants{
-		"redis-lead": mutation.Is("ttl += 0 * s.lead()"),
+		"redis-lead": mutation.Is("ttl += 0 * lead"),
 	}, "exclusion|model"},
 }
 

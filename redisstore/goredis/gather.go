@@ -49,11 +49,11 @@ type gathered struct {
 	done  chan struct{}
 }
 
-// The states of a request. A sender takes it from waiting and sends it, or its caller abandons it.
+// The states of a request that waits: a sender takes and sends it, or its caller abandons it.
 const (
-	waiting int32 = iota
-	taken
-	abandoned
+	stateWaiting int32 = iota
+	stateTaken
+	stateAbandoned
 )
 
 var errClosed = errors.New("the client is closed")
@@ -76,7 +76,7 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 	case <-r.done:
 		return nil
 	case <-ctx.Done():
-		if r.state.CompareAndSwap(waiting, abandoned) {
+		if r.state.CompareAndSwap(stateWaiting, stateAbandoned) {
 			return &redisstore.NotSentError{Err: ctx.Err()}
 		}
 		return ctx.Err()
@@ -105,6 +105,7 @@ func (g *gather) startSender() {
 	}
 }
 
+// retryStart starts a sender for the requests that wait, if there are any.
 func (g *gather) retryStart() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -114,9 +115,8 @@ func (g *gather) retryStart() {
 	}
 }
 
+// send sends one pipeline after another while requests wait.
 func (g *gather) send(s *sender) {
-	// The callers return when their own contexts end.
-	ctx := context.Background()
 	for {
 		g.mu.Lock()
 		n := min(len(g.waiting), maxBatch)
@@ -133,30 +133,37 @@ func (g *gather) send(s *sender) {
 		g.mu.Unlock()
 		sent := batch[:0]
 		for _, r := range batch {
-			if r.state.CompareAndSwap(waiting, taken) {
+			if r.state.CompareAndSwap(stateWaiting, stateTaken) {
 				sent = append(sent, r)
 			}
 		}
-		switch len(sent) {
-		case 0:
-		case 1:
-			_ = g.client.Process(ctx, sent[0].cmd) // the command has the error
-		default:
-			pipe := g.client.Pipeline()
-			for _, r := range sent {
-				_ = pipe.Process(ctx, r.cmd) // Exec sends it
-			}
-			// Each command has its error, except for an error of the login.
-			if _, err := pipe.Exec(ctx); err != nil {
-				for _, r := range sent {
-					if r.cmd.Err() == nil && r.cmd.Val() == nil {
-						r.cmd.SetErr(err)
-					}
-				}
-			}
-		}
+		g.process(sent)
 		for _, r := range sent {
 			close(r.done)
+		}
+	}
+}
+
+// process sends requests in one pipeline. Each command gets its answer or its error.
+func (g *gather) process(sent []*gathered) {
+	ctx := context.Background() // the callers return when their own contexts end
+	switch len(sent) {
+	case 0:
+		return
+	case 1:
+		_ = g.client.Process(ctx, sent[0].cmd) // the command has the error
+		return
+	}
+	pipe := g.client.Pipeline()
+	for _, r := range sent {
+		_ = pipe.Process(ctx, r.cmd) // Exec sends it
+	}
+	// Each command has its error, except for an error of the login.
+	if _, err := pipe.Exec(ctx); err != nil {
+		for _, r := range sent {
+			if r.cmd.Err() == nil && r.cmd.Val() == nil {
+				r.cmd.SetErr(err)
+			}
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -162,6 +163,7 @@ func flatten(to []string, v any) []string {
 	return append(to, fmt.Sprint(v))
 }
 
+// values returns the values of an answer, or its error.
 func values(c *redis.Cmd) ([]string, error) {
 	v, err := c.Result()
 	if errors.Is(err, redis.Nil) {
@@ -173,16 +175,20 @@ func values(c *redis.Cmd) ([]string, error) {
 	return flatten(make([]string, 0, 4), v), nil
 }
 
-func evaluation(ctx context.Context, how, what string, keys, args []string) once {
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, how, what, len(keys))
-	for _, k := range keys {
-		all = append(all, k)
+// evaluation returns the command evalsha with the SHA of a script, or eval with its text.
+func evaluation(ctx context.Context, name, script string, keys, args []string) once {
+	words := make([]any, 0, 3+len(keys)+len(args))
+	words = append(words, name, script, len(keys))
+	return command(ctx, appendAll(appendAll(words, keys), args)...)
+}
+
+// appendAll appends words to a command.
+func appendAll(to []any, words []string) []any {
+	to = slices.Grow(to, len(words))
+	for _, word := range words {
+		to = append(to, word)
 	}
-	for _, x := range args {
-		all = append(all, x)
-	}
-	return command(ctx, all...)
+	return to
 }
 
 // processor is a client, or one connection of it.
@@ -190,6 +196,7 @@ type processor interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
+// evaluate runs a script by its SHA or, if the server does not have it, by its text.
 func evaluate(ctx context.Context, p processor, s *redisstore.Script, keys, args []string) ([]string, error) {
 	c := evaluation(ctx, "evalsha", s.SHA, keys, args)
 	_ = p.Process(ctx, c) // the command has the error
@@ -244,16 +251,13 @@ func (a *adapter) EvalAll(ctx context.Context, s *redisstore.Script, calls []red
 func (a *adapter) Commands(ctx context.Context, commands [][]string) []redisstore.Answer {
 	all := make([]once, len(commands))
 	for i, words := range commands {
-		args := make([]any, len(words))
-		for i, word := range words {
-			args[i] = word
-		}
-		all[i] = command(ctx, args...)
+		all[i] = command(ctx, appendAll(nil, words)...)
 		all[i].SetFirstKeyPos(1)
 	}
 	return a.pipeline(ctx, all)
 }
 
+// pipeline sends commands in one pipeline.
 func (a *adapter) pipeline(ctx context.Context, all []once) []redisstore.Answer {
 	answers := make([]redisstore.Answer, len(all))
 	_, err := run(ctx, a, func() (struct{}, error) {
@@ -288,7 +292,7 @@ func (a *adapter) EvalAcked(ctx context.Context, s *redisstore.Script, keys, arg
 		defer func() { _ = conn.Close() }()
 		v, err := evaluate(ctx, conn, s, keys, args)
 		if cluster, ok := a.client.(*redis.ClusterClient); ok && err != nil {
-			cluster.ReloadState(ctx)
+			cluster.ReloadState(ctx) // also after MOVED, which this connection does not follow
 		}
 		if err != nil || len(v) == 0 || !strings.HasPrefix(v[0], only) {
 			return acked{values: v}, err
@@ -315,6 +319,7 @@ func (a *adapter) dedicated(ctx context.Context, key string) (*redis.Conn, error
 	return nil, fmt.Errorf("goredis: cannot open a single connection of a %T", a.client)
 }
 
+// node is one server.
 type node struct {
 	a *adapter
 	p processor
@@ -323,11 +328,7 @@ type node struct {
 // Command sends one command.
 func (n node) Command(ctx context.Context, args ...string) ([]string, error) {
 	return run(ctx, n.a, func() ([]string, error) {
-		all := make([]any, len(args))
-		for i, x := range args {
-			all[i] = x
-		}
-		c := command(ctx, all...)
+		c := command(ctx, appendAll(nil, args)...)
 		_ = n.p.Process(ctx, c)
 		return values(c.Cmd)
 	})
@@ -407,6 +408,7 @@ func (a *adapter) SubscribeSharded(ctx context.Context, channel string, ready fu
 	return receive(ctx, a.client.SSubscribe(ctx, channel), ready, got)
 }
 
+// receive passes the events of a subscription to ready and got, until ctx or the connection ends.
 func receive(ctx context.Context, sub *redis.PubSub, ready func(), got func(string)) error {
 	defer func() { _ = sub.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })

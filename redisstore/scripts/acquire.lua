@@ -51,7 +51,7 @@ if KEYS[2] and not ARGV[6] then
   if last >= now or seen >= now then
     last = math.max(last, seen) + 1
     token = string.format('%.0f', last)
-    if last >= 9007199254740992 then
+    if last >= 9007199254740992 then -- EXACT in plain.lua
       redis.call('SET', KEYS[2], string.format('%.0f', last - 1))
       return redis.error_reply('ERR holdfast: tokens of this bucket are used up')
     end
@@ -75,52 +75,57 @@ if KEYS[2] and not ARGV[6] then
 end
 
 local limit, channel, owner, id = string.match(ARGV[1], '^(%d+) (%S+) (%S+) (%S+)$')
-local ttl = tonumber(ARGV[2])
+local ttl, seen, waits = tonumber(ARGV[2]), tonumber(ARGV[5]), ARGV[6] == '1'
+local entryNumber, again, tokens, tag = ARGV[7] or '0', ARGV[8] == '1', ARGV[9], ARGV[10] or ''
+-- The grant to release first; old is nil if there is none.
+local old, oldSlot, oldUntil = ARGV[11], ARGV[12], ARGV[13]
 local found = redis.call('HMGET', K, 's0', 'm', 'v' .. id, 'i' .. id)
 
 -- include plain
 
 local e, h, t, k
-if limit == '1' and ARGV[6] == '1' and KEYS[2] and found[2] and not found[3] then
+if limit == '1' and waits and KEYS[2] and found[2] and not found[3] then
   e, h, t, k = string.match(found[2], PLAIN)
 end
-local tag = ARGV[10] or ''
 if e and now < tonumber(e) then
-  local stands = ARGV[11] and string.find(found[1], ARGV[11], 1, true)
-  if ARGV[11] and (found[4] or ARGV[8] ~= '0' or ARGV[12] ~= '0' or ARGV[13] ~= '0' or not stands) then
-    e = nil
-  elseif ARGV[11] and t == '0' then
+  local own = found[4]
+  if old and (own or again or oldSlot ~= '0' or oldUntil ~= '0' or not string.find(found[1], old, 1, true)) then
+    -- The general path decides.
+  elseif old and t == '0' then
     -- No client waits, so the grant of this request replaces the old one. A full server refuses the
     -- first write. HDEL of a missing field tries the user's right to remove fields before the change.
-    local least = math.max(tonumber(k), tonumber(ARGV[5])) + 1
-    local decides, last = least <= now and now < 9007199254740992, nil
+    local least = math.max(tonumber(k), seen) + 1
+    local decides, last = least <= now and now < EXACT, nil
     if decides then last = call('SET', KEYS[2], text, 'GET') end
     if last and (tonumber(last) or 0) >= now then
       call('SET', KEYS[2], last)
     elseif decides then
       local token = now
-      if last then token = math.max(least, last + 1, now - (ARGV[9] or 1) + 1) end
-      local tokens, since, ends = now - token + 1, text, num(now + ttl)
+      if last then token = math.max(least, last + 1, now - (tokens or 1) + 1) end
+      local count, since, ends = now - token + 1, text, num(now + ttl)
       if not lives(now + ttl, e) then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) end
       call('HDEL', K, '-')
-      if tokens > 1 then since = since .. '-' .. num(tokens) end
+      if count > 1 then since = since .. '-' .. num(count) end
       call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. num(token) .. ' ' .. since .. ' ' .. ends .. '+0',
         'i' .. id, '=0', 'm', plain(ends, '0', '0', text))
-      call('HDEL', K, 'i' .. string.match(ARGV[11], '%S+'))
-      return {'G', text, num(token), '0', num(tokens)}
+      call('HDEL', K, 'i' .. string.match(old, '%S+'))
+      return {'G', text, num(token), '0', num(count)}
     end
-  elseif ARGV[11] then
+  elseif old then
     -- The script grants to the first entry, as a release does. This request becomes the last entry.
     local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
-    local to, till, at, code, whose
-    if entries[1] then to, till, at, code, whose = string.match(entries[1], '^(%S+) 1 %d+ (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
+    local firstId, firstDeadline, firstChannel, firstTag, firstOwner
+    if entries[1] then
+      firstId, firstDeadline, firstChannel, firstTag, firstOwner =
+        string.match(entries[1], '^(%S+) 1 %d+ (%d+) %d+ ([^%s,]+),?(%S*) (.*)$')
+    end
     local token, message = math.max(now, k + 1), nil
-    if to and now < tonumber(till) and token < 9007199254740992 then
+    if firstId and now < tonumber(firstDeadline) and token < EXACT then
       token = num(token)
       local mark, accepted = '-0', true
-      if code ~= '' then
+      if firstTag ~= '' then
         accepted = raise(KEYS[2], token)
-        mark, message = '-0+', start(to, token, code)
+        mark, message = '-0+', start(firstId, token, firstTag)
       else
         call('HSET', K, 's0', found[1]) -- writes the old value: a full server refuses this, and nothing has changed
       end
@@ -128,54 +133,54 @@ if e and now < tonumber(e) then
         local first, seq = h + 1, t + 1
         if h == t then first, seq = 1, 1 end
         local ahead = seq - first
-        local dies, ends = deadline(ahead), num(now + CONFIRM)
-        local life = math.max(dies, now + CONFIRM)
-        if not lives(life, e) then call('PEXPIRE', K, num(math.ceil((life - now) / 1000) + 1)) end
+        local entryEnds, ends = deadline(ahead), num(now + CONFIRM)
+        local keyEnds = math.max(entryEnds, now + CONFIRM)
+        if not lives(keyEnds, e) then call('PEXPIRE', K, num(math.ceil((keyEnds - now) / 1000) + 1)) end
         call('HDEL', K, '-')
-        local holder = '1 ' .. at .. ' ' .. whose .. ' ' .. to .. ' ' .. token .. ' ' .. text .. ' ' .. ends .. '+0'
+        local holder = '1 ' .. firstChannel .. ' ' .. firstOwner .. ' ' .. firstId .. ' ' .. token .. ' ' .. text .. ' ' .. ends .. '+0'
         seq = num(seq)
-        call('HSET', K, 's0', holder, 'i' .. to, mark,
-          'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(dies) .. ' ' .. text .. ' ' .. channel .. (tag ~= '' and ',' .. tag or '') .. ' ' .. owner,
+        call('HSET', K, 's0', holder, 'i' .. firstId, mark,
+          'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(entryEnds) .. ' ' .. text .. ' ' .. channel .. (tag ~= '' and ',' .. tag or '') .. ' ' .. owner,
           'i' .. id, seq, 'm', plain(ends, num(first), seq, token))
-        local gone = 'i' .. string.match(ARGV[11], '%S+')
-        if seq == h then call('HDEL', K, gone) else call('HDEL', K, gone, 'q' .. h) end
+        local oldRequest = 'i' .. string.match(old, '%S+')
+        if seq == h then call('HDEL', K, oldRequest) else call('HDEL', K, oldRequest, 'q' .. h) end
         wake(entries[1], 'w', message)
         wake(entries[2], 'n')
         return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(CONFIRM / 1000), '0 ' .. holder}
       end
     end
-  elseif not found[4] and ARGV[7] == '0' and ARGV[8] == '0' then
+  elseif not own and entryNumber == '0' and not again then
     -- One HSET makes a new queue entry. If the first entry is dead, the general path removes it.
     local first = t ~= '0' and call('HGET', K, 'q' .. h)
-    local till = first and string.match(first, '^%S+ %d+ %d+ (%d+)')
+    local firstDeadline = first and string.match(first, '^%S+ %d+ %d+ (%d+)')
     if t == '0' then h = '1' end
     local seq = num(t + 1)
     local ahead = seq - h
     local ends = deadline(ahead)
-    if (t == '0' or till and now < tonumber(till)) and lives(ends, e) then
+    if (t == '0' or firstDeadline and now < tonumber(firstDeadline)) and lives(ends, e) then
       call('HSET', K, 'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(ends) .. ' ' .. text .. ' ' .. channel .. (tag ~= '' and ',' .. tag or '') .. ' ' .. owner,
         'i' .. id, seq, 'm', plain(e, h, seq, k))
       return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(math.ceil((e - now) / 1000)), '0 ' .. found[1]}
     end
-  elseif (found[4] == '-0' or found[4] == '-0+') and (ARGV[7] ~= '0' or ARGV[8] == '1') then
+  elseif (own == '-0' or own == '-0+') and (entryNumber ~= '0' or again) then
     -- The first confirmation of this request's grant, which has the last token of the name.
-    local whose, since = string.match(found[1], '^1 %S+ %S+ (%S+) ' .. k .. ' (%d+) %d+%+0$')
-    if whose == id and tonumber(ARGV[5]) < tonumber(k) then
+    local holder, since = string.match(found[1], '^1 %S+ %S+ (%S+) ' .. k .. ' (%d+) %d+%+0$')
+    if holder == id and seen < tonumber(k) then
       if call('PTTL', K) < ttl / 1000 then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) else call('HDEL', K, '-') end
-      local tokens = math.max(1, math.min(tonumber(ARGV[9] or '1'), now - k + 1))
-      local last = num(k + tokens - 1)
+      local count = math.max(1, math.min(tonumber(tokens or '1'), now - k + 1))
+      local last = num(k + count - 1)
       local had = call('SET', KEYS[2], last, 'GET')
-      if not had and tokens > 1 then
-        tokens, last = 1, k
+      if not had and count > 1 then
+        count, last = 1, k
         call('SET', KEYS[2], k)
       elseif had and (tonumber(had) or 0) > tonumber(last) then
         call('SET', KEYS[2], had)
       end
-      if tokens > 1 then since = since .. '-' .. num(tokens) end
+      if count > 1 then since = since .. '-' .. num(count) end
       local ends = num(now + ttl)
       call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. k .. ' ' .. since .. ' ' .. ends .. '+0',
         'i' .. id, '=0', 'm', plain(ends, h, t, last))
-      return {'G', text, k, '0', num(tokens)}
+      return {'G', text, k, '0', num(count)}
     end
   end
 end
@@ -186,15 +191,14 @@ limit = tonumber(limit)
 counter = KEYS[2]
 known.s0, known.m, known['v' .. id], known['i' .. id] = found[1], found[2], found[3], found[4]
 load()
-local entryNumber = tonumber(ARGV[7] or '0')
 local withdrawn = get('v' .. id)
 if withdrawn and now <= tonumber(withdrawn) then return {'V', text} end
 sweep()
 local ended
-if ARGV[11] then
+if old then
   starting = counter
-  local g = released(ARGV[11], ARGV[12], tonumber(ARGV[13]))
-  if g then drop(tonumber(ARGV[12]), g) else ended = true end
+  local g = released(old, oldSlot, tonumber(oldUntil))
+  if g then drop(tonumber(oldSlot), g) else ended = true end
 end
 
 -- confirm sets the deadline of this request's grant. first is true for the first confirmation.
@@ -202,14 +206,13 @@ end
 -- behind the tokens that the client has seen, confirm raises the token above them.
 local function confirm(slot, g, first)
   if first then
-    local seen = tonumber(ARGV[5])
     if seen >= tonumber(g.token) then
       st.k = math.max(seen, st.k) + 1
       g.token = num(st.k)
     end
     -- The name had no later grant, so the tokens up to the present time are free, as in grant.
-    if counter and g.limit == 1 and ARGV[9] and tonumber(g.token) == st.k and call('GET', counter) then
-      g.tokens = math.max(1, math.min(tonumber(ARGV[9]), now - st.k + 1))
+    if counter and g.limit == 1 and tokens and tonumber(g.token) == st.k and call('GET', counter) then
+      g.tokens = math.max(1, math.min(tonumber(tokens), now - st.k + 1))
       st.k = st.k + g.tokens - 1
     end
     put('i' .. id, '=' .. num(slot))
@@ -228,7 +231,7 @@ end
 
 local own = get('i' .. id)
 local granted, g = find(id)
-if granted and (own or ARGV[8] == '1') then
+if granted and (own or again) then
   return confirm(granted, g, own and string.sub(own, 1, 1) == '-')
 end
 if own and not string.find(own, '^%d') then
@@ -258,19 +261,19 @@ if rec then
 end
 
 promote()
-if entryNumber > 0 then
+if entryNumber ~= '0' then
   commit()
   return {'X', text}
 end
 
 -- If the release has promoted an entry, dead entries behind it stay until the next release.
-if (not ARGV[11] or admits(limit)) and (st.t == 0 or not head()) and admits(limit) then
-  local token, slot, tokens = grant(ARGV[5], '=', id, limit, ttl, channel, owner, tonumber(ARGV[9] or nil))
+if (not old or admits(limit)) and (st.t == 0 or not head()) and admits(limit) then
+  local token, slot, count = grant(seen, '=', id, limit, ttl, channel, owner, tonumber(tokens))
   commit(true)
-  return {ended and 'g' or 'G', text, token, num(slot), tokens}
+  return {ended and 'g' or 'G', text, token, num(slot), count}
 end
 
-if ARGV[6] ~= '1' then
+if not waits then
   local answer = holders({'B', text})
   commit()
   return answer

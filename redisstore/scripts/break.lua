@@ -5,6 +5,9 @@
 --
 -- Returns R (taken away) or N (there is no such grant), and the server's time.
 local K = KEYS[1]
+-- How long the ID of a grant that was taken away stays withdrawn: longer than noticeTimeout of the
+-- client, so that the holder's next check finds it.
+local NOTICE = 5000000
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -31,7 +34,7 @@ for from = 0, st.n - 1, 500 do
       publish(g.channel, 'x' .. g.id)
       -- If the holder misses the message, its next check finds that the ID is withdrawn. A waiter
       -- that has not confirmed its grant keeps waiting, so its ID is not withdrawn.
-      if confirmed then withdraw(g.id, now + 5000000) end
+      if confirmed then withdraw(g.id, now + NOTICE) end
       break
     end
   end

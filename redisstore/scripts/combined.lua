@@ -38,7 +38,7 @@ local function acquire(K, C, request)
   else
     last = last + 1
     token = string.format('%.0f', last)
-    if last >= 9007199254740992 then
+    if last >= 9007199254740992 then -- EXACT in plain.lua
       call('SET', C, string.format('%.0f', last - 1))
       return '*', 'EERR holdfast: tokens of this bucket are used up'
     end

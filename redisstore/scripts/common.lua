@@ -66,6 +66,9 @@ local function put(field, value) pending[field] = value end
 local life, counter, raised, starting = 0, nil, nil, nil
 local messages = {}
 
+-- ABOVE_LIMITS is above each limit.
+local ABOVE_LIMITS = 2147483648
+
 local st
 -- load reads the given fields and the state. The fields of the state:
 --   e  no grant expires before this time; 0 if there is no grant
@@ -83,7 +86,7 @@ local st
 local function load(fields)
   if fields then read(fields) end
   local first, m = get('s0'), get('m')
-  st = {count = 0, limits = {}, least = 2147483648, e = 0, n = 0, F = 0, h = 0, t = 0, k = 0, V = 0, y = 1, z = 0, c = 0, d = 0, exists = first ~= false}
+  st = {count = 0, limits = {}, least = ABOVE_LIMITS, e = 0, n = 0, F = 0, h = 0, t = 0, k = 0, V = 0, y = 1, z = 0, c = 0, d = 0, exists = first ~= false}
   if m then
     local e, n, F, h, t, k, V, y, z, c, d, limits =
       string.match(m, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
@@ -107,6 +110,7 @@ end
 -- keep makes the key exist at least until then.
 local function keep(untilTime) if untilTime > life then life = untilTime end end
 
+-- expire sets the key's time to live.
 local function expire(untilTime) return call('PEXPIRE', K, num(math.ceil((untilTime - now) / 1000) + 1)) end
 
 -- forget removes withdrawn requests that can no longer arrive, at most 200 in a call.
@@ -178,6 +182,7 @@ local function commit(new)
   for i = 1, #messages, 2 do redis.pcall('PUBLISH', messages[i], messages[i + 1]) end
 end
 
+-- publish makes commit publish a message, if the channel is one: see ARGV[1] of acquire.
 local function publish(channel, message)
   if string.sub(channel, 1, 2) == 'p:' then
     messages[#messages + 1] = string.sub(channel, 3)
@@ -214,13 +219,14 @@ local function lower(expires)
   st.changed = true
 end
 
+-- drop removes a grant.
 local function drop(slot, g)
   put('s' .. slot, slot == 0 and '')
   if st.lone then st.lone = nil elseif g.id ~= '*' then put('i' .. g.id, false) end
   st.limits[g.limit] = st.limits[g.limit] - 1
   st.count = st.count - 1
   if st.limits[g.limit] == 0 and g.limit == st.least then
-    st.least = 2147483648
+    st.least = ABOVE_LIMITS
     for limit, count in pairs(st.limits) do
       if count > 0 and limit < st.least then st.least = limit end
     end
@@ -245,7 +251,7 @@ local function sweep()
     read(fields)
   end
   local first = st.d
-  if st.c == 0 then first = 9007199254740992 end
+  if st.c == 0 then first = EXACT end
   local last = math.min(st.c + SWEEP, st.n) - 1
   for slot = st.c, last do
     local g = grantAt(slot)
@@ -344,7 +350,7 @@ local function grant(seen, mark, id, limit, ttl, channel, owner, tokens)
       count = math.max(1, now - token + 1)
     end
   end
-  if token >= 9007199254740992 then error({err = 'ERR holdfast: tokens of this bucket are used up'}) end
+  if token >= EXACT then error({err = 'ERR holdfast: tokens of this bucket are used up'}) end
   local slot = freeSlot(limit)
   local text = num(token)
   if counter and mark == '=' then raised = num(token + count - 1) end

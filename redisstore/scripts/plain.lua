@@ -11,6 +11,9 @@
 local call = redis.call
 local function num(x) return string.format('%.0f', x) end
 
+-- Lua's numbers are exact below EXACT, 2^53.
+local EXACT = 9007199254740992
+
 local PLAIN = '^(%d+) 1 0 (%d+) (%d+) (%d+) 0 1 0 0 0 1:1$'
 local function plain(e, h, t, k) return e .. ' 1 0 ' .. h .. ' ' .. t .. ' ' .. k .. ' 0 1 0 0 0 1:1' end
 

@@ -41,9 +41,9 @@ end
 if e and h ~= '0' and now < tonumber(e) then
   -- The script grants to the first entry, and notifies the entry that comes near the head.
   local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
-  local id, ttl, till, channel, tag, owner
-  if entries[1] then id, ttl, till, channel, tag, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
-  if id and now < tonumber(till) then
+  local id, ttl, entryEnds, channel, tag, owner
+  if entries[1] then id, ttl, entryEnds, channel, tag, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
+  if id and now < tonumber(entryEnds) then
     local own = KEYS[2] and ARGV[5] == h and ARGV[6] == id and now <= tonumber(ARGV[8])
     local mark, ends, least, last = '-0', now + CONFIRM, k + 1, nil
     if own then
@@ -56,7 +56,7 @@ if e and h ~= '0' and now < tonumber(e) then
       token = math.max(least, now - ARGV[10] + 1)
       tokens = math.max(1, now - token + 1)
     end
-    if token < 9007199254740992 then
+    if token < EXACT then
       if not lives(ends, e) then call('PEXPIRE', K, num(math.ceil((ends - now) / 1000) + 1)) end
       call('HDEL', K, '-')
       local text, since, final = num(token), num(now), num(token + tokens - 1)
