@@ -32,7 +32,8 @@ func Judge(events []Event) (*Report, error) {
 		c.judgeValidity(r, h)
 		c.judgeTokens(r, h)
 		c.judgeOrder(r, h)
-		handoffs = append(handoffs, c.judgeWaiting(r, h)...)
+		c.judgeWaiting(r, h)
+		handoffs = append(handoffs, c.judgeHandoffs(r, h)...)
 		c.judgeLockModel(r, h)
 		c.judgeUndone(r, h)
 	}
