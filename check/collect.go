@@ -77,6 +77,9 @@ type work struct {
 	outcome          Kind // kindWrote, kindStale, kindQuit, or "" without an end
 }
 
+// pending reports whether the history has no end of the update. It may have written or not.
+func (w *work) pending() bool { return w.outcome == "" }
+
 // bound limits a grant's deadline. When the store answered, at the moment in at, it had set
 // the deadline to at most ttl after that moment.
 type bound struct {

@@ -39,7 +39,7 @@ func Judge(events []Event) (*Report, error) {
 	}
 	c.judgeWaking(r, handoffs)
 	for _, res := range slices.Sorted(maps.Keys(c.registers)) {
-		c.judgeRegister(r, res, c.registers[res])
+		judgeRegister(r, res, c.registers[res])
 	}
 	for _, e := range c.left {
 		if c.lost(&e) {
