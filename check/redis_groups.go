@@ -21,146 +21,163 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := g.All()
-	var proxies []*servers.Proxy
-	end := func() {
-		for _, p := range proxies {
-			p.Close()
+	t := &Target{}
+	p := &redisPair{target: t, primary: g.Primary, replica: g.Replicas[0]}
+	t.Close = func() error {
+		for _, proxy := range p.proxies {
+			proxy.Close()
 		}
 		g.Kill()
+		return nil
 	}
-	for range 2 {
-		p, err := servers.NewProxy(g.Primary.Address())
-		if err != nil {
-			end()
-			return nil, err
-		}
-		proxies = append(proxies, p)
-	}
-	redirect := func(to *servers.Redis) (err error) {
-		for _, p := range proxies {
-			err = errors.Join(err, p.Redirect(to.Address()))
-		}
-		return err
-	}
-	clocks := true
-	for _, r := range slices.Backward(all) {
-		if err = r.FakeClock(ctx); errors.Is(err, servers.ErrNotInstalled) {
-			clocks, err = false, nil
-		}
-		if err != nil {
-			break
-		}
-	}
+	all := g.All()
+	clocks, err := p.prepare(ctx, all)
 	if err == nil {
 		err = g.Linked(ctx)
 	}
 	if err != nil {
-		end()
-		return nil, err
+		return nil, errors.Join(err, t.Close())
 	}
-	t := &Target{}
-	primary, replica := g.Primary, g.Replicas[0]
-	promote := func(ctx context.Context) error {
-		primary.Kill()
-		primary, replica = replica, primary
-		if _, err := primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
-			return err
-		}
-		return redirect(primary)
+	address := func(worker int) string {
+		return "redis://" + redisUser + p.proxies[worker%len(p.proxies)].Address() + "?replicas=1&replica_wait=200ms"
 	}
-	demote := func(ctx context.Context) error {
-		if _, err := replica.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
-			return err
-		}
-		primary, replica = replica, primary
-		if err := redirect(primary); err != nil {
-			return err
-		}
-		return follow(context.WithoutCancel(ctx), replica, primary)
-	}
-	rejoin := func(ctx context.Context) error {
-		if err := replica.Restart(ctx); err != nil {
-			return err
-		}
-		return follow(ctx, replica, primary)
-	}
-	faults := proxyFaults(proxies...)
+	t.URL, t.ofWorker = address(0), address
+	t.Left = redisLeft(all)
+	faults := proxyFaults(p.proxies...)
 	if clocks {
-		// This fault promotes a replica whose clock has been ahead for a while. The old
-		// primary lives and becomes its replica at once, so that it acknowledges grants
-		// again. Before the promotion, a holder of a long lease is stopped.
-		lead := func(f Fault) time.Duration { return 6*time.Second + f.For }
-		var held *pausedHolder
-		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: func(ctx context.Context, f Fault) error {
-			if err := replica.SetClock(lead(f)); err != nil {
-				return err
-			}
-			// A client that was stopped meanwhile also has time to compare the clocks.
-			sleep(ctx, redisNotice+2*Slack)
-			if ctx.Err() != nil {
-				return ctx.Err() // no promotion before clients have compared the clocks
-			}
-			var err error
-			if held, err = t.pauseHolder(ctx, 3*time.Second, nil); err != nil {
-				return err
-			}
-			ctx = context.WithoutCancel(ctx)
-			if err := demote(ctx); err != nil {
-				if held != nil {
-					err = errors.Join(err, held.resume())
-				}
-				return err
-			}
-			if held != nil {
-				sleep(ctx, min(time.Duration(held.until-machineTime()), 5*time.Second))
-			}
-			return nil
-		}, End: func(ctx context.Context, f Fault) error {
-			ctx = context.WithoutCancel(ctx)
-			var err error
-			if held != nil {
-				err = held.resume()
-				held = nil
-			}
-			// For a while, clients still extend leases by the former difference of the
-			// clocks. After the clock is set back, such a lease would last for twice that
-			// difference.
-			sleep(ctx, redisNotice)
-			err = errors.Join(err, primary.SetClock(0), replica.SetClock(0))
-			// The tokens are ahead of the clock now. Until the clock has caught up, a
-			// server that loses its data may grant smaller ones. No store excludes that.
-			sleep(ctx, lead(f))
-			return err
-		}})
+		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: p.beginClockAhead, End: p.endClockAhead})
 	}
-	address := func(p *servers.Proxy) string {
-		return "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms"
-	}
-	*t = Target{
-		URL:      address(proxies[0]),
-		ofWorker: func(worker int) string { return address(proxies[worker%len(proxies)]) },
-		Faults: oneAtATime(append(faults,
-			// The replica has all grants, so a failover loses none. But a failover may lose
-			// a release, because clients do not wait until the replica has it.
-			StoreFault{Kind: "failover", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return promote(ctx) },
-				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
-			StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { replica.Kill(); return nil },
-				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
-			StoreFault{Kind: "pause-replica", Begin: func(context.Context, Fault) error { return replica.Pause() },
-				End: func(context.Context, Fault) error { return replica.Cont() }},
-			StoreFault{Kind: faultPauseServer, Begin: func(context.Context, Fault) error { return primary.Pause() },
-				End: func(context.Context, Fault) error { return primary.Cont() }},
-			// The living primary becomes a replica of the promoted one.
-			StoreFault{Kind: "demote-primary", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},
-			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
-		Left: redisLeft(all),
-		Close: func() error {
-			end()
-			return nil
-		},
-	}
+	rejoin := func(ctx context.Context, _ Fault) error { return p.rejoin(ctx) }
+	t.Faults = oneAtATime(append(faults,
+		// The replica has all grants, so a failover loses none. But a failover may lose
+		// a release, because clients do not wait until the replica has it.
+		StoreFault{Kind: "failover", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return p.promote(ctx) }, End: rejoin},
+		StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { p.replica.Kill(); return nil }, End: rejoin},
+		StoreFault{Kind: "pause-replica", Begin: func(context.Context, Fault) error { return p.replica.Pause() },
+			End: func(context.Context, Fault) error { return p.replica.Cont() }},
+		StoreFault{Kind: faultPauseServer, Begin: func(context.Context, Fault) error { return p.primary.Pause() },
+			End: func(context.Context, Fault) error { return p.primary.Cont() }},
+		// The living primary becomes a replica of the promoted one.
+		StoreFault{Kind: "demote-primary", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return p.demote(ctx) }},
+		flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all)))
 	return t, nil
+}
+
+// redisPair is a primary and its replica, which change roles, and the proxies that lead to the
+// primary. At most one fault at a time uses it.
+type redisPair struct {
+	target           *Target
+	primary, replica *servers.Redis
+	proxies          []*servers.Proxy
+	held             *pausedHolder // stopped by beginClockAhead
+}
+
+// prepare starts the proxies, and lets the servers start again with a clock that a fault can set.
+// It reports whether the machine has what this needs.
+func (p *redisPair) prepare(ctx context.Context, all []*servers.Redis) (clocks bool, err error) {
+	for range 2 {
+		proxy, err := servers.NewProxy(p.primary.Address())
+		if err != nil {
+			return false, err
+		}
+		p.proxies = append(p.proxies, proxy)
+	}
+	clocks = true
+	for _, r := range slices.Backward(all) {
+		if err := r.FakeClock(ctx); errors.Is(err, servers.ErrNotInstalled) {
+			clocks = false
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return clocks, nil
+}
+
+// redirect makes the proxies lead to the present primary.
+func (p *redisPair) redirect() (err error) {
+	for _, proxy := range p.proxies {
+		err = errors.Join(err, proxy.Redirect(p.primary.Address()))
+	}
+	return err
+}
+
+// promote kills the primary and promotes the replica.
+func (p *redisPair) promote(ctx context.Context) error {
+	p.primary.Kill()
+	p.primary, p.replica = p.replica, p.primary
+	if _, err := p.primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
+		return err
+	}
+	return p.redirect()
+}
+
+// rejoin starts the killed server as a replica.
+func (p *redisPair) rejoin(ctx context.Context) error {
+	if err := p.replica.Restart(ctx); err != nil {
+		return err
+	}
+	return follow(ctx, p.replica, p.primary)
+}
+
+// demote promotes the replica while the primary lives, and makes the primary its replica.
+func (p *redisPair) demote(ctx context.Context) error {
+	if _, err := p.replica.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
+		return err
+	}
+	p.primary, p.replica = p.replica, p.primary
+	if err := p.redirect(); err != nil {
+		return err
+	}
+	return follow(context.WithoutCancel(ctx), p.replica, p.primary)
+}
+
+// clockLead returns how far a fault sets a server's clock ahead.
+func clockLead(f Fault) time.Duration { return 6*time.Second + f.For }
+
+// beginClockAhead promotes a replica whose clock has been ahead for a while. The old primary lives
+// and becomes its replica at once, so that it acknowledges grants again. Before the promotion, a
+// holder of a long lease is stopped.
+func (p *redisPair) beginClockAhead(ctx context.Context, f Fault) (err error) {
+	if err := p.replica.SetClock(clockLead(f)); err != nil {
+		return err
+	}
+	// A client that was stopped meanwhile also has time to compare the clocks.
+	sleep(ctx, redisNotice+2*Slack)
+	if ctx.Err() != nil {
+		return ctx.Err() // no promotion before clients have compared the clocks
+	}
+	if p.held, err = p.target.pauseHolder(ctx, 3*time.Second, nil); err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	if err := p.demote(ctx); err != nil {
+		if p.held != nil {
+			err = errors.Join(err, p.held.resume())
+		}
+		return err
+	}
+	if p.held != nil {
+		sleep(ctx, min(time.Duration(p.held.until-machineTime()), 5*time.Second))
+	}
+	return nil
+}
+
+// endClockAhead continues the holder and sets the clocks back.
+func (p *redisPair) endClockAhead(ctx context.Context, f Fault) (err error) {
+	ctx = context.WithoutCancel(ctx)
+	if p.held != nil {
+		err = p.held.resume()
+		p.held = nil
+	}
+	// For a while, clients still extend leases by the former difference of the
+	// clocks. After the clock is set back, such a lease would last for twice that
+	// difference.
+	sleep(ctx, redisNotice)
+	err = errors.Join(err, p.primary.SetClock(0), p.replica.SetClock(0))
+	// The tokens are ahead of the clock now. Until the clock has caught up, a
+	// server that loses its data may grant smaller ones. No store excludes that.
+	sleep(ctx, clockLead(f))
+	return err
 }
 
 // follow configures a server as the replica of another, and waits until it is.
