@@ -295,129 +295,43 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		return nil, err
 	}
 	t := &Target{}
-	var slot int
-	var from *servers.Redis
-	at := func(ctx context.Context, key string) (err error) {
-		if slot, err = c.Slot(ctx, key); err == nil {
-			from, err = c.Owner(ctx, slot)
-		}
-		return err
-	}
-	find := func(ctx context.Context, f Fault) error { return at(ctx, keyOf(ctx, c.Nodes, f.Name)) }
-	type move struct {
-		slot     int
-		from, to *servers.Redis
-	}
-	var moves []move
-	beginMove := func(ctx context.Context) error {
-		if slices.ContainsFunc(moves, func(m move) bool { return m.slot == slot }) {
-			return nil
-		}
-		var to *servers.Redis
-		for _, r := range c.Nodes {
-			if r != from && isPrimary(ctx, r) {
-				to = r
-				break
-			}
-		}
-		moves = append(moves, move{slot, from, to})
-		return c.BeginMove(ctx, slot, from, to)
-	}
-	endMoves := func(ctx context.Context, _ Fault) (err error) {
-		for _, m := range moves {
-			err = errors.Join(err, c.EndMove(ctx, m.slot, m.from, m.to))
-		}
-		moves = nil
-		return err
-	}
-	var held *pausedHolder
-	var heldKey string
-	// fields returns the number of fields of heldKey: one until a waiter comes. While its
-	// slot moves, a missing key is an error, and fields returns 0.
-	fields := func(ctx context.Context) int64 {
-		answer, _ := from.Do(ctx, "HLEN", heldKey)
-		n, _ := answer.(int64)
-		return n
-	}
+	m := &slotMoves{target: t, cluster: c}
 	*t = Target{
 		URL: "redis+cluster://" + redisUser + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
 		Faults: oneAtATime([]StoreFault{
 			{Kind: "move-slot", Begin: func(ctx context.Context, f Fault) error {
-				if err := find(ctx, f); err != nil {
+				if err := m.find(ctx, keyOf(ctx, c.Nodes, f.Name)); err != nil {
 					return err
 				}
-				return beginMove(ctx)
-			}, End: endMoves},
-			// This fault stops a holder that has no waiters, and moves the slot of its name.
-			// During the move, the name gets its first waiters. Most such holders are in sparse
-			// rounds, of which a run has few. There a name gets two waiters within seconds.
-			{Kind: "move-slot-held", Often: 3, Begin: func(ctx context.Context, f Fault) (err error) {
-				search, cancel := context.WithTimeout(ctx, time.Second) // a sparse round has many such holders
-				defer cancel()
-				held, err = t.pauseHolder(search, 4*time.Second, func(name string) (bool, error) {
-					heldKey = keyOf(ctx, c.Nodes, name)
-					if err := at(ctx, heldKey); err != nil || fields(ctx) != 1 {
-						return false, err
-					}
-					if err := beginMove(ctx); err != nil {
-						return false, err
-					}
-					if fields(ctx) > 1 { // a waiter came before the move
-						return false, endMoves(context.WithoutCancel(ctx), f)
-					}
-					return true, nil
-				})
-				if err != nil {
-					return err
-				}
-				if held == nil {
-					if err := find(ctx, f); err != nil {
-						return err
-					}
-					return beginMove(ctx)
-				}
-				sleep(ctx, min(time.Duration(held.until-machineTime()), 5*time.Second))
-				return nil
-			}, End: func(ctx context.Context, f Fault) error {
-				err := endMoves(ctx, f)
-				if held != nil {
-					err = errors.Join(err, held.resume())
-					held = nil
-				}
-				return err
-			}},
+				return m.begin(ctx)
+			}, End: func(ctx context.Context, _ Fault) error { return m.end(ctx) }},
+			{Kind: "move-slot-held", Often: 3, Begin: m.beginHeld, End: m.endHeld},
 			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, f Fault) error {
-				if err := find(ctx, f); err != nil {
+				if err := m.find(ctx, keyOf(ctx, c.Nodes, f.Name)); err != nil {
 					return err
 				}
-				from.Kill()
+				m.owner.Kill()
 				ctx = context.WithoutCancel(ctx)
 				if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
 					return err
 				}
 				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-					_, err := c.Owner(ctx, slot)
+					_, err := c.Owner(ctx, m.slot)
 					if err == nil || time.Now().After(end) {
 						return err
 					}
 				}
 			}, End: func(ctx context.Context, _ Fault) error {
-				if err := from.Restart(ctx); err != nil {
+				if err := m.owner.Restart(ctx); err != nil {
 					return err
 				}
-				// The node must have all data again before it may become primary.
-				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-					info, err := from.Info(ctx, "replication")
-					if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
-						if err := c.Whole(ctx); err != nil {
-							return err
-						}
-						return replaceKilledOnly(ctx)
-					}
-					if time.Now().After(end) {
-						return errors.New("check: the old primary does not follow")
-					}
+				if err := awaitFollows(ctx, m.owner); err != nil {
+					return err
 				}
+				if err := c.Whole(ctx); err != nil {
+					return err
+				}
+				return replaceKilledOnly(ctx)
 			}},
 			{Kind: "flush", Early: true, All: true, Begin: flushAll(c.Nodes).Begin}, killSubscriptions(c.Nodes),
 			revokeRights(c.Nodes), fillMemory(c.Nodes), evictKeys(c.Nodes),
@@ -429,6 +343,124 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		},
 	}
 	return t, nil
+}
+
+// awaitFollows waits until a server is a replica that has all data of its primary. A server of a
+// cluster must have all data again before it may become primary.
+func awaitFollows(ctx context.Context, r *servers.Redis) error {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		info, err := r.Info(ctx, "replication")
+		if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
+			return nil
+		}
+		if time.Now().After(end) {
+			return errors.New("check: the old primary does not follow")
+		}
+	}
+}
+
+// slotMoves moves slots of a cluster to other primaries. At most one fault at a time uses it.
+type slotMoves struct {
+	target  *Target
+	cluster *servers.RedisCluster
+	slot    int            // the slot of the present fault
+	owner   *servers.Redis // the primary of slot when the fault began
+	begun   []slotMove
+	held    *pausedHolder // stopped by beginHeld
+}
+
+// slotMove is a move that has begun and not ended.
+type slotMove struct {
+	slot     int
+	from, to *servers.Redis
+}
+
+// find makes the slot of a key the slot of the present fault.
+func (m *slotMoves) find(ctx context.Context, key string) (err error) {
+	if m.slot, err = m.cluster.Slot(ctx, key); err == nil {
+		m.owner, err = m.cluster.Owner(ctx, m.slot)
+	}
+	return err
+}
+
+// begin begins to move the slot of the present fault, unless it is being moved.
+func (m *slotMoves) begin(ctx context.Context) error {
+	if slices.ContainsFunc(m.begun, func(b slotMove) bool { return b.slot == m.slot }) {
+		return nil
+	}
+	var to *servers.Redis
+	for _, r := range m.cluster.Nodes {
+		if r != m.owner && isPrimary(ctx, r) {
+			to = r
+			break
+		}
+	}
+	m.begun = append(m.begun, slotMove{m.slot, m.owner, to})
+	return m.cluster.BeginMove(ctx, m.slot, m.owner, to)
+}
+
+// end ends all moves.
+func (m *slotMoves) end(ctx context.Context) (err error) {
+	for _, b := range m.begun {
+		err = errors.Join(err, m.cluster.EndMove(ctx, b.slot, b.from, b.to))
+	}
+	m.begun = nil
+	return err
+}
+
+// beginHeld stops a holder that has no waiters, and moves the slot of its name. During the move,
+// the name gets its first waiters. Most such holders are in sparse rounds, of which a run has few.
+// There a name gets two waiters within seconds. Without such a holder, beginHeld moves the slot of
+// the fault's name.
+func (m *slotMoves) beginHeld(ctx context.Context, f Fault) (err error) {
+	search, cancel := context.WithTimeout(ctx, time.Second) // a sparse round has many such holders
+	defer cancel()
+	m.held, err = m.target.pauseHolder(search, 4*time.Second, func(name string) (bool, error) { return m.beginUnawaited(ctx, name) })
+	if err != nil {
+		return err
+	}
+	if m.held == nil {
+		if err := m.find(ctx, keyOf(ctx, m.cluster.Nodes, f.Name)); err != nil {
+			return err
+		}
+		return m.begin(ctx)
+	}
+	sleep(ctx, min(time.Duration(m.held.until-machineTime()), 5*time.Second))
+	return nil
+}
+
+// beginUnawaited begins to move the slot of a name that has no waiters. It returns false if the
+// name has waiters.
+func (m *slotMoves) beginUnawaited(ctx context.Context, name string) (bool, error) {
+	key := keyOf(ctx, m.cluster.Nodes, name)
+	if err := m.find(ctx, key); err != nil || m.fields(ctx, key) != 1 {
+		return false, err
+	}
+	if err := m.begin(ctx); err != nil {
+		return false, err
+	}
+	if m.fields(ctx, key) > 1 { // a waiter came before the move
+		return false, m.end(context.WithoutCancel(ctx))
+	}
+	return true, nil
+}
+
+// fields returns the number of fields of a key: one until a waiter comes. While the slot moves, a
+// missing key is an error, and fields returns 0.
+func (m *slotMoves) fields(ctx context.Context, key string) int64 {
+	answer, _ := m.owner.Do(ctx, "HLEN", key)
+	n, _ := answer.(int64)
+	return n
+}
+
+// endHeld ends the moves and continues the holder.
+func (m *slotMoves) endHeld(ctx context.Context, _ Fault) error {
+	err := m.end(ctx)
+	if m.held != nil {
+		err = errors.Join(err, m.held.resume())
+		m.held = nil
+	}
+	return err
 }
 
 // keyOf returns the key of a name that is held or has waiters now. For any other name it
