@@ -151,10 +151,7 @@ func (p *redisPair) beginClockAhead(ctx context.Context, f Fault) (err error) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := p.demote(ctx); err != nil {
-		if p.held != nil {
-			err = errors.Join(err, p.held.resume())
-		}
-		return err
+		return errors.Join(err, p.resumeHeld())
 	}
 	if p.held != nil {
 		sleep(ctx, min(time.Duration(p.held.until-machineTime()), 5*time.Second))
@@ -165,10 +162,7 @@ func (p *redisPair) beginClockAhead(ctx context.Context, f Fault) (err error) {
 // endClockAhead continues the holder and sets the clocks back.
 func (p *redisPair) endClockAhead(ctx context.Context, f Fault) (err error) {
 	ctx = context.WithoutCancel(ctx)
-	if p.held != nil {
-		err = p.held.resume()
-		p.held = nil
-	}
+	err = p.resumeHeld()
 	// For a while, clients still extend leases by the former difference of the
 	// clocks. After the clock is set back, such a lease would last for twice that
 	// difference.
@@ -177,6 +171,16 @@ func (p *redisPair) endClockAhead(ctx context.Context, f Fault) (err error) {
 	// The tokens are ahead of the clock now. Until the clock has caught up, a
 	// server that loses its data may grant smaller ones. No store excludes that.
 	sleep(ctx, clockLead(f))
+	return err
+}
+
+// resumeHeld continues the holder that beginClockAhead stopped, once: inject calls endClockAhead
+// also after a failed beginClockAhead.
+func (p *redisPair) resumeHeld() (err error) {
+	if p.held != nil {
+		err = p.held.resume()
+		p.held = nil
+	}
 	return err
 }
 
