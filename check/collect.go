@@ -213,7 +213,7 @@ func (k *collector) addClosing(e *Event) {
 			s.closing = e.T
 		}
 	}
-	k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
+	k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: faultClose})
 }
 
 func (k *collector) addFault(e *Event) {
@@ -221,7 +221,7 @@ func (k *collector) addFault(e *Event) {
 	case kindKill:
 		k.killed[e.W] = e.T
 		k.kinds[string(e.K)]++
-		k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "kill"})
+		k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: faultKill})
 	case kindPause, kindFault:
 		kind := cmp.Or(e.Fault, string(e.K))
 		k.kinds[kind]++

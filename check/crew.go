@@ -245,7 +245,7 @@ func (c *crew) stopAll() {
 }
 
 func (c *crew) stopProcess(m *member) {
-	err := m.proc.order(Fault{Kind: "stop"})
+	err := m.proc.order(Fault{Kind: orderStop})
 	if err == nil {
 		select {
 		case <-m.proc.done:

@@ -239,11 +239,11 @@ func overlapWords(from, to int64) string {
 func (d *disturbance) event() Event {
 	e := Event{T: d.from, W: d.worker, K: kindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
 	switch d.kind {
-	case string(kindKill):
+	case faultKill:
 		e.K = kindKill
-	case string(kindPause):
+	case faultPause:
 		e.K = kindPause
-	case "close":
+	case faultClose:
 		e.K = kindClosing
 	}
 	return e

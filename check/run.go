@@ -247,7 +247,7 @@ func redacted(raw string) string {
 // runFaults injects the planned faults. Then it waits without faults until the round ends.
 func (r *run) runFaults(caller context.Context, c *crew, number int, length time.Duration, kinds []string) error {
 	began := time.Now()
-	quiet := settle(r.cfg.TTL, length)
+	quiet := quietEnd(r.cfg.TTL, length)
 	ctx, cancel := context.WithTimeout(caller, length-quiet)
 	defer cancel()
 	var running sync.WaitGroup

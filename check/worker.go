@@ -31,16 +31,16 @@ type worker struct {
 	endWait context.CancelFunc
 	lanes   sync.WaitGroup
 
-	mu      sync.Mutex
-	gen     int
-	probe   *probe
-	locker  *holdfast.Locker
-	using   context.Context // limits the requests through this Locker
-	end     context.CancelFunc
-	closers sync.WaitGroup
-	gone    []client // the clients that vanished
-	ops     int
-	holding map[holdingKey]holding
+	mu       sync.Mutex
+	gen      int
+	probe    *probe
+	locker   *holdfast.Locker
+	using    context.Context // limits the requests through this Locker
+	end      context.CancelFunc
+	closers  sync.WaitGroup
+	vanished []client // the clients that were abandoned
+	ops      int
+	holding  map[holdingKey]holding
 }
 
 type client struct {
@@ -149,7 +149,7 @@ func (w *worker) reopen(ctx context.Context) error {
 func (w *worker) vanish(ctx context.Context) error {
 	w.mu.Lock()
 	old := client{w.probe, w.locker}
-	w.gone = append(w.gone, old)
+	w.vanished = append(w.vanished, old)
 	gen, end := w.gen, w.end
 	w.mu.Unlock()
 	w.log.Add(Event{K: kindVanished, Gen: gen})
@@ -210,9 +210,9 @@ func (w *worker) finish() {
 	w.endWait()
 	w.closers.Wait()
 	w.mu.Lock()
-	gen, p, l, gone := w.gen, w.probe, w.locker, w.gone
+	gen, p, l, vanished := w.gen, w.probe, w.locker, w.vanished
 	w.mu.Unlock()
-	for _, c := range gone {
+	for _, c := range vanished {
 		c.probe.end()
 		ctx, cancel := context.WithTimeout(context.Background(), w.waitTimeout())
 		_ = c.locker.Close(ctx) // the probe sends nothing, so the store keeps the client's state
