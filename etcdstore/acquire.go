@@ -25,39 +25,14 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 		return driver.Grant{}, err
 	}
 	for {
-		if old != nil && old.answered {
-			old = nil // its key may belong to another request now
-		}
-		if ctx.Err() != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
-		}
-		if old != nil && !s.ready(r.TTL) {
-			// The request needs a keepalive or a new lease first. The release does not.
-			old.report(s.alone(ctx, old))
-			old = nil
-		}
-		e, err := s.session(ctx, r.TTL)
-		if err != nil {
-			if ctx.Err() != nil && err != errClosed {
-				err = &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
-			}
+		var a *request
+		var err error
+		if a, old, err = s.prepare(ctx, r, old); err != nil {
 			return driver.Grant{}, err
-		}
-		a, err := s.begin(r, e)
-		if err == errLeaseGone {
-			continue
-		}
-		if err != nil {
-			return driver.Grant{}, err
-		}
-		if old != nil && s.request(old.g.ID) != old.a {
-			// Another release was confirmed, and the new request may have its key.
-			old.report(errNotHeld)
-			old = nil
 		}
 		var g driver.Grant
 		if r.Wait {
-			g, err = s.queue(ctx, a, old)
+			g, err = s.enqueueAndWait(ctx, a, old)
 		} else {
 			g, err = s.try(ctx, a)
 		}
@@ -68,7 +43,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 			// The lease expired while it was idle, or just now: its entries are gone, and no
 			// transaction that names it can be applied.
 			s.forget(a)
-			e.end(errLeaseGone)
+			a.e.end(errLeaseEnded)
 			continue
 		}
 		if errors.Is(err, rpctypes.ErrNoSpace) {
@@ -78,6 +53,45 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 			s.forget(a)
 		}
 		return driver.Grant{}, err
+	}
+}
+
+// prepare begins a request in a session with enough time left. It returns the release old if the
+// request's transaction can carry it out. Otherwise it returns a nil release, and the outcome of old
+// is reported.
+func (s *Store) prepare(ctx context.Context, r driver.Request, old *release) (*request, *release, error) {
+	for {
+		if old != nil && old.reported {
+			old = nil // its key may belong to another request now
+		}
+		if ctx.Err() != nil {
+			return nil, nil, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
+		}
+		if old != nil && !s.ready(r.TTL) {
+			// The request needs a keepalive or a new lease first. The release does not.
+			old.report(s.releaseAlone(ctx, old))
+			old = nil
+		}
+		e, err := s.session(ctx, r.TTL)
+		if err != nil {
+			if ctx.Err() != nil && err != errClosed {
+				err = &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
+			}
+			return nil, nil, err
+		}
+		a, err := s.begin(r, e)
+		if err == errLeaseEnded {
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		if old != nil && s.request(old.g.ID) != old.a {
+			// Another release was confirmed, and the new request may have its key.
+			old.report(errNotHeld)
+			old = nil
+		}
+		return a, old, nil
 	}
 }
 
@@ -105,29 +119,41 @@ func createError(ctx context.Context, err error) error {
 
 // notUndone returns a condition of every transaction that creates an entry. The condition fails if
 // an undo came before the transaction. It compares the revision of the epoch key with epoch.
-func (a *request) notUndone(n int) (_ clientv3.Cmp, epoch int64) {
+func (a *request) notUndone() (_ clientv3.Cmp, epoch int64) {
 	a.e.mu.Lock()
-	epoch = a.e.epochs[n]
+	epoch = a.e.epochs[a.shard]
 	a.e.mu.Unlock()
-	return clientv3.Compare(clientv3.ModRevision(a.e.s.lay.epoch(a.e.lease, n)), "=", epoch), epoch
+	return clientv3.Compare(clientv3.ModRevision(a.epochKey()), "=", epoch), epoch
 }
 
-// learnEpoch records the revision of an epoch key. A transaction reads the key when its comparison
-// has failed. An epoch key exists as long as its lease, and its revision never falls, unless the
-// server was restored from an older copy.
-func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.ResponseOp) error {
+// epochKey returns the epoch key of the request's name.
+func (a *request) epochKey() string { return a.e.s.lay.epoch(a.e.lease, a.shard) }
+
+// readEpoch returns the operation that reads the epoch key when the comparison of a transaction has
+// failed.
+func (a *request) readEpoch() clientv3.Op {
+	return clientv3.OpGet(a.epochKey(), clientv3.WithKeysOnly())
+}
+
+// learnEpoch records the revision of the epoch key from the answer to readEpoch. The key exists as long
+// as its lease, and its revision never falls, unless the server was restored from an older copy.
+func (a *request) learnEpoch(compared int64, answer *etcdserverpb.ResponseOp) error {
 	var read int64
 	if kvs := answer.GetResponseRange().Kvs; len(kvs) > 0 {
 		read = kvs[0].ModRevision
 	}
 	if read < compared {
-		e.abandon()
+		a.e.abandon()
 		return rpctypes.ErrLeaseNotFound
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.epochs[n] = max(e.epochs[n], read)
+	a.raiseEpoch(read)
 	return nil
+}
+
+func (a *request) raiseEpoch(rev int64) {
+	a.e.mu.Lock()
+	defer a.e.mu.Unlock()
+	a.e.epochs[a.shard] = max(a.e.epochs[a.shard], rev)
 }
 
 // sweep deletes an entry under the session's own lease and the request's key. The store calls it
@@ -159,12 +185,11 @@ const tryRounds = 8
 // try creates an entry only if it is granted at once. It reads the queue and creates the entry on
 // the condition that no other entry has been added since.
 func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
-	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
-	epochKey := s.lay.epoch(a.e.lease, n)
+	prefix := s.lay.entries(a.r.Name)
 	// The first transaction assumes that the name is free.
 	var q queue
 	var rev int64
-	permit := a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit // a permit has a slot
+	permit := a.isPermit()
 	for rounds := 0; ; rounds++ {
 		if rounds >= tryRounds && !permit {
 			return s.tryEntry(ctx, a)
@@ -177,12 +202,12 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		a.written = rec
 		unchanged := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
-		notUndone, epoch := a.notUndone(n)
+		notUndone, epoch := a.notUndone()
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			return s.client.Txn(ctx).
 				If(notUndone, unchanged, absent).
 				Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
-				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
+				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), a.readEpoch()).
 				Commit()
 		})
 		if err != nil {
@@ -191,7 +216,7 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		if resp.Succeeded {
 			return a.grant(resp.Header.Revision, rec), nil
 		}
-		if err := a.e.learnEpoch(n, epoch, resp.Responses[1]); err != nil {
+		if err := a.learnEpoch(epoch, resp.Responses[1]); err != nil {
 			return driver.Grant{}, err
 		}
 		rev = resp.Header.Revision
@@ -233,6 +258,11 @@ func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) 
 	return driver.Grant{}, &driver.BusyError{Holders: v.queue.holders()}
 }
 
+// isPermit reports whether the request is for a permit of a semaphore, which has a slot.
+func (a *request) isPermit() bool {
+	return a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit
+}
+
 // grant returns the grant of an entry that exists and is granted.
 func (a *request) grant(rev int64, rec record) driver.Grant {
 	a.rev.Store(rev)
@@ -240,8 +270,8 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 	a.granted.Store(true)
 	// The store reports a loss only to granted entries, so an earlier loss of this entry is
 	// reported here.
-	if a.e.isGone() {
-		a.r.From.Lost(driver.CauseSessionEnded, errLeaseGone)
+	if a.e.leaseEnded() {
+		a.r.From.Lost(driver.CauseSessionEnded, errLeaseEnded)
 	} else if a.deleted.Load() {
 		a.r.From.Lost(driver.CauseTaken, errDeleted)
 	}
@@ -259,18 +289,17 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 // enqueue adds an entry to the end of the queue. If there are other entries, the same transaction
 // reads them. The first transaction also carries out the release old, unless that is nil.
 func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
-	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
-	epochKey := s.lay.epoch(a.e.lease, n)
+	prefix := s.lay.entries(a.r.Name)
 	for {
 		a.written = newRecord(a.r, time.Now())
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
-		notUndone, epoch := a.notUndone(n)
+		notUndone, epoch := a.notUndone()
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		behind := clientv3.OpTxn(
 			[]clientv3.Cmp{notUndone, absent},
 			append([]clientv3.Op{put}, a.reads(prefix)...),
 			// A read of keys only does not return leases.
-			[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
+			[]clientv3.Op{a.readEpoch(), clientv3.OpGet(a.key)},
 		)
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			if old != nil {
@@ -282,7 +311,7 @@ func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, er
 				Then(put).Else(behind).Commit()
 		})
 		if old != nil {
-			s.answer(ctx, old, resp, err)
+			s.reportRelease(ctx, old, resp, err)
 		}
 		if err != nil {
 			return view{}, createError(ctx, err)
@@ -293,11 +322,11 @@ func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, er
 			answer, old = resp.Responses[1], nil // a repeated transaction executes no release
 		} else if resp.Succeeded {
 			a.rev.Store(rev)
-			return a.judge(rev, queue{{key: a.key, rev: rev, mod: rev, lease: a.e.lease, record: a.written, ours: true}}), nil
+			return a.viewIn(rev, queue{{key: a.key, rev: rev, mod: rev, lease: a.e.lease, record: a.written, ours: true}}), nil
 		}
 		inner := answer.GetResponseTxn()
 		if !inner.Succeeded {
-			if err := a.e.learnEpoch(n, epoch, inner.Responses[0]); err != nil {
+			if err := a.learnEpoch(epoch, inner.Responses[0]); err != nil {
 				return view{}, err
 			}
 			if kvs := inner.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
@@ -310,14 +339,14 @@ func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, er
 			continue
 		}
 		a.rev.Store(rev)
-		return a.see(rev, inner.Responses[1:], prefix), nil
+		return a.viewOf(rev, inner.Responses[1:], prefix), nil
 	}
 }
 
 // view is the state of an entry, from one read through the quorum.
 type view struct {
 	rev     int64
-	stands  bool
+	exists  bool
 	granted bool
 	watch   string // the key to watch if the entry is not granted; if empty, every deletion
 	counted bool   // the queue has every entry before it, and all deletions are watched
@@ -338,11 +367,11 @@ func (a *request) reads(prefix string) []clientv3.Op {
 	return []clientv3.Op{first, clientv3.OpGet(prefix, last...)}
 }
 
-// see evaluates the answers to reads. If a read has returned keys of longer names, it may lack
+// viewOf returns the view from the answers to reads. If a read has returned keys of longer names, it may lack
 // entries of this name. Then the view is incomplete, and its rev is 0.
-func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix string) view {
+func (a *request) viewOf(rev int64, answers []*etcdserverpb.ResponseOp, prefix string) view {
 	if a.r.Limit != driver.Exclusive {
-		return a.judge(rev, newQueue(answers[0].GetResponseRange().Kvs, prefix))
+		return a.viewIn(rev, newQueue(answers[0].GetResponseRange().Kvs, prefix))
 	}
 	kvs := answers[0].GetResponseRange().Kvs
 	kvs = append(kvs[:len(kvs):len(kvs)], answers[1].GetResponseRange().Kvs...)
@@ -353,10 +382,10 @@ func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 	// If the first key is also among the last keys, these are the whole queue.
 	for i := 1; i < len(q); i++ {
 		if q[i].key == q[i-1].key {
-			return a.judge(rev, append(q[:i:i], q[i+1:]...)).count(a)
+			return a.viewIn(rev, append(q[:i:i], q[i+1:]...)).count(a)
 		}
 	}
-	v := a.judge(rev, q)
+	v := a.viewIn(rev, q)
 	if i := q.find(a.key); v.watch != "" && i >= 2 {
 		v.watch = q[i-2].key // so that the waiter reads the queue again before its entry is the first
 	}
@@ -366,23 +395,24 @@ func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 // maxCounted is the largest number of earlier entries whose deletions an exclusive entry counts.
 const maxCounted = 3
 
-// count makes a view of the whole queue wait until every entry before that of a is deleted.
+// count makes a view of the whole queue count the deletions of the entries before that of a, if they
+// are few.
 func (v view) count(a *request) view {
-	if v.stands && !v.granted && a.r.Limit == driver.Exclusive && v.queue.find(a.key) <= maxCounted {
+	if v.exists && !v.granted && a.r.Limit == driver.Exclusive && v.queue.find(a.key) <= maxCounted {
 		v.counted, v.watch = true, ""
 	}
 	return v
 }
 
-// judge returns the view of the entry in a queue. For an exclusive entry the queue may have a gap
+// viewIn returns the view of the entry in a queue. For an exclusive entry the queue may have a gap
 // between its first entry and its last ones.
-func (a *request) judge(rev int64, q queue) view {
+func (a *request) viewIn(rev int64, q queue) view {
 	v := view{rev: rev, queue: q}
 	i := q.find(a.key)
 	if i < 0 || q[i].rev != a.rev.Load() {
 		return v
 	}
-	v.stands = true
+	v.exists = true
 	v.granted = i < q.granted() && (a.r.Limit != driver.Exclusive || i == 0)
 	if !v.granted {
 		v.watch = q.blocker(i)
@@ -399,12 +429,12 @@ func (s *Store) readView(ctx context.Context, a *request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	if v := a.see(resp.Header.Revision, resp.Responses, prefix); v.rev != 0 {
+	if v := a.viewOf(resp.Header.Revision, resp.Responses, prefix); v.rev != 0 {
 		return v, nil
 	}
 	all, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return view{}, err
 	}
-	return a.judge(all.Header.Revision, newQueue(all.Kvs, prefix)).count(a), nil
+	return a.viewIn(all.Header.Revision, newQueue(all.Kvs, prefix)).count(a), nil
 }

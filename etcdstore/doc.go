@@ -84,7 +84,7 @@
 //
 // A watch starts at the revision of the member that serves it, which may lag behind. So the store
 // ignores events at or below the revision of its last read, and reads the keys again once the watch
-// stands. A watch from an older revision would be exact, but it waits for a task that the server
+// is set. A watch from an older revision would be exact, but it waits for a task that the server
 // runs every 100 ms. When the stream ends, the store makes every watch again, and reads its keys
 // again.
 //
@@ -110,7 +110,7 @@
 //
 // A restore from an older copy sets the revision back. Then an event of the replaced server looks
 // new, although the deleted entry may stand again. Two rules keep such an event from granting. When
-// a watch stands again, its waiters drop all earlier events, and read. And the revision of a new
+// a watch is set again, its waiters drop all earlier events, and read. And the revision of a new
 // entry must exceed the newest one that the stream had reported before the send. Otherwise the
 // client ends that stream, and the waiter counts nothing before it has read again. One case remains:
 // copy, restore and the events in between all fall between the send and the answer of one request,
@@ -120,7 +120,7 @@
 // queue again before its turn. A waiter among several limits watches the deletions of the name's
 // entries, which it counts itself, and then reads the queue again. If the transaction that released
 // the grant before it has shown that a waiter is the first, this waiter needs no event. Every
-// waiter reads every 10 seconds, and every second while its watch does not stand. Releases and
+// waiter reads every 10 seconds, and every second while its watch is not set. Releases and
 // breaks compare the entry's create revision.
 //
 // A holder is watched in two ways. Each lease has a sentinel, a key that is deleted with the lease
@@ -137,7 +137,7 @@
 // That read of the sentinel also shows that the server was restored from an older copy: the
 // revision is below an earlier one, or the cluster is another. Then the session ends, and its lease
 // is revoked, since entries that were released may stand again. Where the revision was raised
-// meanwhile, the client deletes such entries when its watches stand again.
+// meanwhile, the client deletes such entries when its watches are set again.
 //
 // # What it does not give
 //

@@ -18,14 +18,14 @@ func (s *Store) Classify(err error) driver.Code {
 	if c := driver.CodeOf(err); c != driver.CodeUnknown {
 		return c
 	}
-	return refused(err)
+	return codeOf(err)
 }
 
-// refused returns the code of an error after which it is certain that nothing was applied. For any
+// codeOf returns the code of an error after which it is certain that nothing was applied. For any
 // other error it returns CodeUnknown. The exception is CodeRefused of a server without space: it
 // still applies the request that exceeds the space. A caller that undoes that request compares the
 // error with rpctypes.ErrNoSpace. Other callers use writeError.
-func refused(err error) driver.Code {
+func codeOf(err error) driver.Code {
 	var own *driver.Error
 	if errors.As(err, &own) {
 		return own.Code
@@ -57,7 +57,7 @@ func refused(err error) driver.Code {
 // with the context's cause, because a server may report a passed deadline by a text of its own.
 func unavailable(ctx context.Context, err error) error {
 	awaitDeadline(ctx, err)
-	code := refused(err)
+	code := codeOf(err)
 	if code == driver.CodeUnknown {
 		code = driver.CodeUnavailable
 	}
@@ -71,7 +71,7 @@ func unavailable(ctx context.Context, err error) error {
 // it. If the context has ended, the error begins with the context's cause.
 func unknown(ctx context.Context, err error) error {
 	awaitDeadline(ctx, err)
-	code := refused(err) // before the context's cause is joined, which may have any code
+	code := codeOf(err) // before the context's cause is joined, which may have any code
 	if ctx.Err() != nil {
 		err = errors.Join(context.Cause(ctx), err)
 	}

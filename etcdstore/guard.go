@@ -40,10 +40,10 @@ func (g *Guard) Txn(ctx context.Context, resource string, token uint64, write ..
 	if err := fence.CheckArguments(ctx, resource, token); err != nil {
 		return nil, err
 	}
-	if err := g.open(resource); err != nil {
+	if err := g.checkOpen(resource); err != nil {
 		return nil, err
 	}
-	key, mark := g.key(resource), fmt.Sprintf("%019d", token)
+	key, mark := g.s.lay.fence(resource), fmt.Sprintf("%019d", token)
 	// The comparison fails where there is no mark, so that the first write passes, too.
 	resp, err := g.s.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.Value(key), ">", mark)).
@@ -76,27 +76,24 @@ func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
 	if err := fence.CheckArguments(ctx, resource, 1); err != nil {
 		return 0, err
 	}
-	if err := g.open(resource); err != nil {
+	if err := g.checkOpen(resource); err != nil {
 		return 0, err
 	}
-	resp, err := g.s.client.Get(ctx, g.key(resource))
+	resp, err := g.s.client.Get(ctx, g.s.lay.fence(resource))
 	if err != nil {
 		return 0, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, unavailable(ctx, err))
 	}
 	return markOf(resource, (*etcdserverpb.RangeResponse)(resp))
 }
 
-func (g *Guard) key(resource string) string { return g.s.lay.prefix + reserved + "fence/" + resource }
-
-func (g *Guard) open(resource string) error {
-	g.s.mu.Lock()
-	defer g.s.mu.Unlock()
-	if g.s.closed {
+func (g *Guard) checkOpen(resource string) error {
+	if g.s.isClosed() {
 		return fmt.Errorf("%w: %q: nothing written: %w", fence.ErrUnavailable, resource, errClosed)
 	}
 	return nil
 }
 
+// markOf returns the token in the answer to a read of the resource's key, 0 if there is no key.
 func markOf(resource string, r *etcdserverpb.RangeResponse) (uint64, error) {
 	if len(r.Kvs) == 0 {
 		return 0, nil

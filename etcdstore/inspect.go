@@ -58,12 +58,12 @@ func (s *Store) state(ctx context.Context, name string, q queue, left ttls) (dri
 	return st, nil
 }
 
-// leasesLeft reads the remaining TTLs of the holders' leases, 16 at a time.
+// leasesLeft reads the remaining TTLs of the holders' leases into left.
 func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error {
 	var mu sync.Mutex
 	var reading sync.WaitGroup
 	var failed error
-	slots := make(chan struct{}, 16)
+	slots := make(chan struct{}, readsAtOnce)
 	for i := range holders {
 		lease := holders[i].lease
 		mu.Lock()
@@ -123,18 +123,19 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// entries reads all entries whose key begins with start, at one revision, page by page.
+// entries reads all entries whose key begins with start, page by page. All pages have the revision of
+// the first one. If the server compacts that revision, the remaining pages have a later one.
 func (s *Store) entries(ctx context.Context, start string) (map[string]queue, error) {
 	found := map[string]queue{}
 	end := clientv3.GetPrefixRangeEnd(start)
 	if start == "" {
 		start, end = "\x00", "\x00" // everything
 	}
-	var rev int64
+	var rev int64 // 0 reads the newest revision
 	for {
 		resp, err := s.client.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
 		if errors.Is(err, rpctypes.ErrCompacted) {
-			rev = 0 // continue at the present revision
+			rev = 0
 			continue
 		}
 		if err != nil {
@@ -149,13 +150,15 @@ func (s *Store) entries(ctx context.Context, start string) (map[string]queue, er
 		if !resp.More {
 			return found, nil
 		}
-		rev = resp.Header.Revision
+		if rev == 0 { // an answer has the newest revision, whatever revision was read
+			rev = resp.Header.Revision
+		}
 		start = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
 }
 
-// Break deletes the entry that was granted with the token. A holder of this package notices
-// within a second.
+// Break deletes the entry that was granted with the token. The guarantees' Notice is how soon a holder
+// of this package is notified.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.isClosed() {
 		return errClosed
@@ -216,7 +219,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		if u.err != nil {
 			return u.err
 		}
-		if u.stands || slices.ContainsFunc(u.events, func(ev *mvccpb.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
+		if u.isSet || slices.ContainsFunc(u.events, func(ev *mvccpb.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
 			changed()
 		}
 	}
@@ -225,5 +228,5 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 // aboutLocks reports whether a key may belong to a lock. The store's own keys do not.
 func (l layout) aboutLocks(key string) bool {
 	rest, own := strings.CutPrefix(key, l.prefix+reserved)
-	return !own || strings.HasPrefix(rest, "ns/")
+	return !own || strings.HasPrefix(rest, namespaces)
 }

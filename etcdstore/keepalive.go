@@ -22,28 +22,27 @@ type keepalives struct {
 	mu      sync.Mutex
 	stream  *keepaliveStream
 	opening *openingStream
-	// silent is how many streams in a row were closed because they did not answer.
-	silent atomic.Int32
+	// silentStreams is how many streams in a row were closed because they did not answer.
+	silentStreams atomic.Int32
 }
 
-// openingStream is a stream that is being opened, which several callers may wait for.
+// openingStream is a stream that is being opened.
 type openingStream struct {
-	done   chan struct{}
+	sharedCall
 	stream *keepaliveStream
-	err    error
 }
 
 // keepaliveStream matches answers to requests by their order: the server answers the requests
 // of one stream one after another.
 type keepaliveStream struct {
 	etcdserverpb.Lease_LeaseKeepAliveClient
-	of  *keepalives
-	end context.CancelFunc
+	parent *keepalives
+	end    context.CancelFunc
 
 	mu      sync.Mutex // also keeps Sends in the order of pending
 	pending []*keepaliveRequest
 	err     error // why the stream has ended
-	deadEnd bool  // the stream accepts no more requests
+	closed  bool  // the stream accepts no more requests
 }
 
 type keepaliveRequest struct {
@@ -51,12 +50,11 @@ type keepaliveRequest struct {
 	sent  driver.Instant
 	// renewed handles an answer that the lease exists, even if the caller has left.
 	renewed func(sent driver.Instant)
-	// silent ends the stream if no answer comes; it is nil for the first request. An answer within
-	// soon resets the count of silent streams.
-	silent *time.Timer
-	soon   time.Duration
-	done   chan struct{} // closed with err
-	err    error
+	// overdue ends the stream if no answer comes; it is nil for the first request. An answer within
+	// prompt resets the count of silent streams.
+	overdue *time.Timer
+	prompt  time.Duration
+	sharedCall
 }
 
 // openTimeout limits the opening of a stream, including its login.
@@ -64,9 +62,10 @@ const openTimeout = 15 * time.Second
 
 var (
 	errStreamEnded = errors.New("the stream of keepalives has ended")
+	errUnordered   = errors.New("the stream of keepalives is out of order")
 	// errProxy is the error of a stream through `etcd grpc-proxy`. The first request of each stream is
-	// for a lease that never exists. The proxy answers it with a TTL of -1, or after later requests; a
-	// server answers in order, with 0.
+	// for a lease that never exists. A server answers it first, with a TTL of 0. The proxy answers it
+	// with -1, or answers later requests before it.
 	errProxy = &driver.Error{Code: driver.CodeRefused, Err: errors.New("etcdstore: the endpoint is an `etcd grpc-proxy`, which may answer a keepalive with an earlier renewal of the lease: use the addresses of the members")}
 )
 
@@ -90,7 +89,7 @@ func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout t
 // opening continues when ctx ends, as other calls may wait for it, and an abandoned login has
 // cost the server its time anyway.
 func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened bool, _ error) {
-	k := &s.beats
+	k := &s.keepalives
 	k.mu.Lock()
 	if k.stream != nil && k.stream.usable() {
 		defer k.mu.Unlock()
@@ -98,7 +97,7 @@ func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened
 	}
 	o := k.opening
 	if o == nil {
-		o = &openingStream{done: make(chan struct{})}
+		o = &openingStream{sharedCall: sharedCall{done: make(chan struct{})}}
 		open := func() {
 			o.stream, o.err = s.openKeepalives()
 			k.mu.Lock()
@@ -132,8 +131,8 @@ func (s *Store) openKeepalives() (*keepaliveStream, error) {
 		end()
 		return nil, clientv3.ContextError(s.ctx, err)
 	}
-	k := &keepaliveStream{Lease_LeaseKeepAliveClient: stream, of: &s.beats, end: end}
-	first := &keepaliveRequest{lease: clientv3.NoLease, renewed: func(driver.Instant) {}, sent: driver.Now(), done: make(chan struct{})}
+	k := &keepaliveStream{Lease_LeaseKeepAliveClient: stream, parent: &s.keepalives, end: end}
+	first := &keepaliveRequest{lease: clientv3.NoLease, renewed: func(driver.Instant) {}, sent: driver.Now(), sharedCall: sharedCall{done: make(chan struct{})}}
 	k.pending = append(k.pending, first)
 	if err := k.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(first.lease)}); err != nil {
 		end() // receive reports the reason
@@ -145,7 +144,7 @@ func (s *Store) openKeepalives() (*keepaliveStream, error) {
 func (k *keepaliveStream) usable() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return !k.deadEnd
+	return !k.closed
 }
 
 // renew sends one keepalive and waits for its answer until ctx ends. A stream that does not answer
@@ -153,18 +152,18 @@ func (k *keepaliveStream) usable() bool {
 // doubles with each stream that was silent before, since more logins do not help an overloaded
 // server.
 func (k *keepaliveStream) renew(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
-	r := &keepaliveRequest{lease: lease, renewed: renewed, soon: timeout / 2, done: make(chan struct{})}
-	timeout <<= min(k.of.silent.Load(), 2)
+	r := &keepaliveRequest{lease: lease, renewed: renewed, prompt: timeout / 2, sharedCall: sharedCall{done: make(chan struct{})}}
+	timeout <<= min(k.parent.silentStreams.Load(), 2)
 	k.mu.Lock()
-	if k.deadEnd {
+	if k.closed {
 		defer k.mu.Unlock()
 		return k.err
 	}
-	r.silent = time.AfterFunc(timeout, func() {
+	r.overdue = time.AfterFunc(timeout, func() {
 		select {
 		case <-r.done:
 		default:
-			k.of.silent.Add(1)
+			k.parent.silentStreams.Add(1)
 			k.fail(fmt.Errorf("a keepalive was not answered within %s", timeout))
 		}
 	})
@@ -191,7 +190,7 @@ func (k *keepaliveStream) fail(why error) {
 	if k.err == nil {
 		k.err = why
 	}
-	k.deadEnd = true
+	k.closed = true
 }
 
 // receive assigns answers to requests until the stream ends.
@@ -202,16 +201,20 @@ func (k *keepaliveStream) receive() {
 		k.mu.Lock()
 		switch {
 		case err != nil:
-		case answer.TTL < 0 || answer.ID != 0 && len(k.pending) > 0 && k.pending[0].lease == clientv3.NoLease:
+		case answer.TTL < 0:
 			err = errProxy
-		case len(k.pending) == 0 || k.pending[0].lease != clientv3.LeaseID(answer.ID):
-			err = errors.New("the stream of keepalives is out of order")
+		case len(k.pending) == 0:
+			err = errUnordered
+		case k.pending[0].lease == clientv3.NoLease && answer.ID != 0:
+			err = errProxy
+		case k.pending[0].lease != clientv3.LeaseID(answer.ID):
+			err = errUnordered
 		}
 		if err != nil {
 			if k.err == nil {
 				k.err = rpctypes.Error(err)
 			}
-			k.deadEnd = true
+			k.closed = true
 			for _, r := range k.pending {
 				r.answer(k.err)
 			}
@@ -222,8 +225,8 @@ func (k *keepaliveStream) receive() {
 		r := k.pending[0]
 		k.pending = k.pending[1:]
 		k.mu.Unlock()
-		if elapsed, _ := r.sent.Elapsed(); elapsed < r.soon {
-			k.of.silent.Store(0)
+		if elapsed, _ := r.sent.Elapsed(); elapsed < r.prompt {
+			k.parent.silentStreams.Store(0)
 		}
 		if answer.TTL <= 0 {
 			r.answer(rpctypes.ErrLeaseNotFound)
@@ -235,8 +238,8 @@ func (k *keepaliveStream) receive() {
 }
 
 func (r *keepaliveRequest) answer(err error) {
-	if r.silent != nil {
-		r.silent.Stop()
+	if r.overdue != nil {
+		r.overdue.Stop()
 	}
 	r.err = err
 	close(r.done)

@@ -52,7 +52,7 @@ func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 
 // storeOver returns a store that sends its requests to leases. The caller calls end.
 func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end func()) {
-	s = &Store{leases: leases, sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{}}
+	s = &Store{leases: leases, sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	return s, func() {
 		s.cancel()
@@ -81,7 +81,7 @@ func TestSilentStreamIsReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			began := time.Now()
-			if err := e.fresh(ctx, -1); err != nil {
+			if err := e.renewIfOlder(ctx, -1); err != nil {
 				t.Errorf("TTL %s: %v", ttl, err)
 			}
 			if took := time.Since(began); took != after {
@@ -126,7 +126,7 @@ func TestKeepaliveIsBounded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		began := time.Now()
-		if err := e.fresh(ctx, -1); err == nil {
+		if err := e.renewIfOlder(ctx, -1); err == nil {
 			t.Error("no error although nothing was answered")
 		}
 		if took := time.Since(began); took > e.timeout() {

@@ -14,9 +14,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// reserved begins the keys below the prefix that are no locks of the empty namespace: other
-// namespaces, the epochs and the sentinels. Names that begin with it are refused.
+// reserved begins the keys below the prefix that are no locks of the empty namespace: the store's own
+// keys, and the locks of other namespaces. Names that begin with it are refused.
 const reserved = "_holdfast/"
+
+// namespaces begins, after reserved, the keys of the locks of other namespaces.
+const namespaces = "ns/"
 
 // epochShards is the number of epoch keys of a lease. A name belongs to one of them; an undo
 // makes the present acquisitions of one shard send their transaction again.
@@ -24,17 +27,18 @@ const epochShards = 16
 
 var seed = maphash.MakeSeed()
 
+// layout builds the keys of a store. The key of a lock begins with names.
 type layout struct{ prefix, namespace, names string }
 
 func newLayout(prefix, namespace string) layout {
 	l := layout{prefix: prefix, namespace: namespace, names: prefix}
 	if namespace != "" {
-		l.names += reserved + "ns/" + url.PathEscape(namespace) + "/"
+		l.names += reserved + namespaces + url.PathEscape(namespace) + "/"
 	}
 	return l
 }
 
-// checkName refuses a name that would stand among the reserved keys.
+// checkName refuses a name whose keys would be among the reserved ones.
 func (l layout) checkName(name string) error {
 	if l.names == l.prefix && strings.HasPrefix(name, reserved) {
 		return driver.Errorf(driver.CodeInvalid, "name %q: names that begin with %q are the store's own", name, reserved)
@@ -55,6 +59,7 @@ func (l layout) entry(name string, lease clientv3.LeaseID, n int) string {
 	return key
 }
 
+// epoch returns the key by which an undo keeps late requests of a lease out.
 func (l layout) epoch(lease clientv3.LeaseID, shard int) string {
 	return l.prefix + reserved + "epoch/" + hex(lease) + "-" + strconv.Itoa(shard)
 }
@@ -63,6 +68,14 @@ func (l layout) epoch(lease clientv3.LeaseID, shard int) string {
 func (l layout) sentinel(lease clientv3.LeaseID) string {
 	return l.prefix + reserved + "lease/" + hex(lease)
 }
+
+// value returns the key of a user's value.
+func (l layout) value(key string) string {
+	return l.prefix + reserved + "value/" + url.PathEscape(l.namespace) + "/" + key
+}
+
+// fence returns the key of the largest token that a guard has seen for a resource.
+func (l layout) fence(resource string) string { return l.prefix + reserved + "fence/" + resource }
 
 func shard(name string) int { return int(maphash.String(seed, name) % epochShards) }
 
@@ -87,9 +100,9 @@ func (l layout) nameOf(p *entry) (string, bool) {
 	return name, p.ours || last == hex(p.lease)
 }
 
-// deep reports whether a key belongs to a longer name than the one whose entries begin with
+// ofLongerName reports whether a key belongs to a longer name than the one whose entries begin with
 // prefix.
-func deep(key []byte, prefix string) bool {
+func ofLongerName(key []byte, prefix string) bool {
 	return strings.IndexByte(string(key[len(prefix):]), '/') >= 0
 }
 
@@ -106,7 +119,7 @@ type record struct {
 	Reason   string `json:"reason,omitempty"`
 	// Since is set by the client, for people: etcd keeps no time.
 	Since time.Time `json:"since,omitzero"`
-	// Kept is set when the holder has released and left the grant standing.
+	// Kept is set when the holder has released the grant, and the store keeps it for a minimum hold.
 	Kept bool `json:"kept,omitempty"`
 }
 
@@ -116,7 +129,8 @@ func newRecord(r driver.Request, since time.Time) record {
 		Instance: o.Instance, Reason: o.Reason, Since: since}
 }
 
-func (r record) same(o record) bool {
+// sameOwner reports whether two records have the same owner.
+func (r record) sameOwner(o record) bool {
 	return r.Host == o.Host && r.PID == o.PID && r.Instance == o.Instance && r.Reason == o.Reason
 }
 
@@ -139,13 +153,18 @@ type entry struct {
 
 func newEntry(kv *mvccpb.KeyValue) entry {
 	p := entry{key: string(kv.Key), rev: kv.CreateRevision, mod: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease)}
-	if len(kv.Value) > 0 && kv.Value[0] == '{' && json.Unmarshal(kv.Value, &p.record) == nil &&
-		p.record.Holdfast > 0 && (p.record.Limit >= driver.Exclusive && p.record.Limit <= driver.MaxLimit || p.record.Limit == driver.Unlimited) {
-		p.ours = true
-		return p
+	isJSON := len(kv.Value) > 0 && kv.Value[0] == '{'
+	p.ours = isJSON && json.Unmarshal(kv.Value, &p.record) == nil && p.record.valid()
+	if !p.ours {
+		p.record = record{Limit: driver.Exclusive}
 	}
-	p.record = record{Limit: driver.Exclusive}
 	return p
+}
+
+// valid reports whether holdfast can have written the record.
+func (r record) valid() bool {
+	limited := r.Limit >= driver.Exclusive && r.Limit <= driver.MaxLimit
+	return r.Holdfast > 0 && (limited || r.Limit == driver.Unlimited)
 }
 
 func (p *entry) slot() int {

@@ -26,19 +26,24 @@ type login struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup // logins, and checks of a token's age
 
-	mu     sync.Mutex
-	valid  bool
-	token  *token // the last one
-	trying *loginTry
-	// checking is set while checkAge runs.
-	checking bool
+	mu       sync.Mutex
+	valid    bool        // the token can be used
+	token    *token      // the last one
+	trying   *sharedCall // the present login
+	checking bool        // the age of the token is being checked
+}
+
+func newLogin(name, password string) *login {
+	l := &login{name: name, password: password}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
 }
 
 // token is the credential that a login has returned.
 type token struct {
 	text string // empty where the server has authentication switched off
-	// made is the number of the raft entry at which the token was made, 0 for a JWT.
-	made uint64
+	// raftIndex is the number of the raft entry at which the token was made, 0 for a JWT.
+	raftIndex uint64
 	// over ends when the calls and streams with the token may never be answered.
 	over context.Context
 	end  context.CancelFunc
@@ -46,7 +51,7 @@ type token struct {
 
 func newToken(text string) *token {
 	t := &token{text: text}
-	t.made, _ = strconv.ParseUint(text[strings.LastIndexByte(text, '.')+1:], 10, 64)
+	t.raftIndex, _ = strconv.ParseUint(text[strings.LastIndexByte(text, '.')+1:], 10, 64)
 	t.over, t.end = context.WithCancel(context.Background())
 	return t
 }
@@ -59,11 +64,6 @@ func (t *token) with(ctx context.Context) (_ context.Context, end func()) {
 		ctx = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, t.text)
 	}
 	return ctx, func() { stop(); cancel() }
-}
-
-type loginTry struct {
-	done chan struct{}
-	err  error
 }
 
 const (
@@ -95,7 +95,7 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 		}
 		try := l.trying
 		if try == nil {
-			try = &loginTry{done: make(chan struct{})}
+			try = &sharedCall{done: make(chan struct{})}
 			l.trying = try
 			l.running.Go(func() { l.try(try, cc) })
 		}
@@ -111,7 +111,9 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 	}
 }
 
-func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
+// try logs in. If the new token is older than the last one, the server was restored from an older copy,
+// and the calls with the last token end.
+func (l *login) try(try *sharedCall, cc *grpc.ClientConn) {
 	ctx, cancel := context.WithTimeout(l.ctx, loginTimeout)
 	defer cancel()
 	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
@@ -124,17 +126,11 @@ func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
 	if try.err = err; err == nil {
 		old := l.token
 		l.valid, l.token = true, newToken(resp.Token)
-		if old != nil && old.made > l.token.made {
+		if old != nil && old.raftIndex > l.token.raftIndex {
 			old.end()
 		}
 	}
 	close(try.done)
-}
-
-func newLogin(name, password string) *login {
-	l := &login{name: name, password: password}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
-	return l
 }
 
 // drop forgets a token that the server refuses.
@@ -153,7 +149,7 @@ func (l *login) drop(t *token) {
 func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.made == 0 || l.checking || !l.valid || l.token != t || l.ctx.Err() != nil {
+	if t.raftIndex == 0 || l.checking || !l.valid || l.token != t || l.ctx.Err() != nil {
 		return
 	}
 	l.checking = true
@@ -173,16 +169,16 @@ func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 // seemsNewer reports whether the server has not reached the token's raft entry, or answers requests
 // without the token and leaves one with it unanswered.
 func (t *token) seemsNewer(ctx context.Context, cc *grpc.ClientConn) bool {
-	state := func(ctx context.Context) (applied uint64, err error) {
+	appliedIndex := func(ctx context.Context) (applied uint64, err error) {
 		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 		defer cancel()
 		var answer etcdserverpb.StatusResponse
 		err = cc.Invoke(ctx, etcdserverpb.Maintenance_Status_FullMethodName, &etcdserverpb.StatusRequest{}, &answer)
 		return answer.RaftAppliedIndex, err
 	}
-	applied, err := state(ctx)
+	applied, err := appliedIndex(ctx)
 	if err == nil {
-		return applied < t.made
+		return applied < t.raftIndex
 	}
 	if !refusedToken(err) {
 		return false
@@ -190,7 +186,7 @@ func (t *token) seemsNewer(ctx context.Context, cc *grpc.ClientConn) bool {
 	// Since etcd 3.7 a server returns its state only to users that have logged in.
 	ctx, end := t.with(ctx)
 	defer end()
-	_, err = state(ctx)
+	_, err = appliedIndex(ctx)
 	return status.Code(err) == codes.DeadlineExceeded || refusedToken(err)
 }
 
@@ -238,7 +234,7 @@ func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		return nil, err
 	}
 	bound, end := t.with(ctx)
-	context.AfterFunc(bound, end)
+	context.AfterFunc(bound, end) // the stream ends with ctx
 	s, err := open(bound, desc, cc, method, opts...)
 	if err != nil {
 		end()

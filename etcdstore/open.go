@@ -61,7 +61,7 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 	client, err := user.open(ctx, cfg)
 	if err != nil {
 		code := driver.CodeUnavailable
-		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || refused(err) == driver.CodeRefused {
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || codeOf(err) == driver.CodeRefused {
 			code = driver.CodeRefused
 		}
 		return nil, driver.Errorf(code, "etcdstore.Open: %w", err)
@@ -92,7 +92,10 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	if u.Host == "" {
 		return bad("no host: etcd://host1:2379,host2:2379/prefix is the form")
 	}
-	secure := u.Scheme == "etcds"
+	secure, scheme := false, "http://"
+	if u.Scheme == "etcds" {
+		secure, scheme = true, "https://"
+	}
 	for _, host := range strings.Split(u.Host, ",") {
 		if host == "" {
 			return bad("host list %q has an empty entry", u.Host)
@@ -100,7 +103,7 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 		if _, _, err := net.SplitHostPort(host); err != nil {
 			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
 		}
-		cfg.Endpoints = append(cfg.Endpoints, map[bool]string{false: "http://", true: "https://"}[secure]+host)
+		cfg.Endpoints = append(cfg.Endpoints, scheme+host)
 	}
 	if u.User != nil {
 		cfg.Username = u.User.Username()

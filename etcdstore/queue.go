@@ -17,7 +17,7 @@ type queue []entry
 func newQueue(kvs []*mvccpb.KeyValue, prefix string) queue {
 	q := make(queue, 0, len(kvs))
 	for _, kv := range kvs {
-		if !deep(kv.Key, prefix) {
+		if !ofLongerName(kv.Key, prefix) {
 			q = append(q, newEntry(kv))
 		}
 	}

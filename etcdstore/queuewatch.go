@@ -12,32 +12,40 @@ type queueWatches struct {
 }
 
 // queueWatch is the watch of all deletions of a name's entries. The entries of this store that count
-// them share it. It stays for queueWatchTime after the last of them, so that the next entry needs neither a
-// new watch nor the read that follows one.
+// them share it. It stays for queueWatchTime after the last of them, so that the next entry needs
+// neither a new watch nor the read that follows one.
 type queueWatch struct {
 	name  string
 	watch watch
 
 	// The mutex of queueWatches guards these fields.
-	stands bool
-	users  map[*mailbox]struct{}
+	isSet bool
+	users map[*mailbox]struct{}
 }
 
 // queueWatchTime is how long a watch of a name stays without an entry that needs it.
 const queueWatchTime = time.Second
 
-// joinQueue returns a mailbox for the deletions of a name's entries, from now on. If standing is set, it
-// returns nil unless the watch stands. Otherwise the mailbox reports when the watch stands.
-func (s *Store) joinQueue(name string, standing bool) *mailbox {
+// joinWatchedQueue returns a mailbox for the deletions of a name's entries, from now on. It returns nil
+// if their watch is not set.
+func (s *Store) joinWatchedQueue(name string) *mailbox {
+	n := &s.queues
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if q := n.all[name]; q != nil && q.isSet {
+		return q.join()
+	}
+	return nil
+}
+
+// joinQueue returns a mailbox for the deletions of a name's entries, from now on. The mailbox also
+// reports when their watch is set.
+func (s *Store) joinQueue(name string) *mailbox {
 	n := &s.queues
 	n.mu.Lock()
 	q := n.all[name]
-	if standing && (q == nil || !q.stands) {
-		n.mu.Unlock()
-		return nil
-	}
-	made := q == nil
-	if made {
+	first := q == nil
+	if first {
 		q = &queueWatch{name: name, users: map[*mailbox]struct{}{}}
 		q.watch.update = func(u watchUpdate) { s.reportDeletions(q, u) }
 		q.watch.setPrefix(s.lay.entries(name))
@@ -46,15 +54,21 @@ func (s *Store) joinQueue(name string, standing bool) *mailbox {
 		}
 		n.all[name] = q
 	}
-	m := &mailbox{full: make(chan struct{}, 1), queue: q}
-	if q.stands && !standing {
-		m.put(watchUpdate{stands: true})
+	m := q.join()
+	if q.isSet {
+		m.put(watchUpdate{isSet: true})
 	}
-	q.users[m] = struct{}{}
 	n.mu.Unlock()
-	if made {
+	if first {
 		s.watch(&q.watch)
 	}
+	return m
+}
+
+// join adds a mailbox to the users. The caller holds the mutex of queueWatches.
+func (q *queueWatch) join() *mailbox {
+	m := &mailbox{full: make(chan struct{}, 1), queue: q}
+	q.users[m] = struct{}{}
 	return m
 }
 
@@ -96,8 +110,8 @@ func (s *Store) reportDeletions(q *queueWatch, u watchUpdate) {
 		if n.all[q.name] == q {
 			delete(n.all, q.name)
 		}
-	case u.stands || u.interrupted:
-		q.stands = u.stands
+	case u.isSet || u.interrupted:
+		q.isSet = u.isSet
 	}
 	for m := range q.users {
 		m.put(u)

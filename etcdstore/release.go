@@ -14,8 +14,8 @@ import (
 
 var errNotHeld = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the grant does not stand")}
 
-// of returns the request of a grant, nil if it is not one of this store.
-func (s *Store) of(g driver.Grant) *request {
+// requestOf returns the request of a grant, nil if it is not one of this store.
+func (s *Store) requestOf(g driver.Grant) *request {
 	a, ok := g.Handle.(*request)
 	if !ok || a == nil || a.e.s != s || a.r.ID != g.ID || uint64(a.rev.Load()) != g.Token {
 		return nil
@@ -28,22 +28,22 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if s.isClosed() {
 		return errClosed
 	}
-	a := s.of(g)
+	a := s.requestOf(g)
 	if a == nil || s.request(g.ID) != a {
 		return errNotHeld
 	}
 	// From here on a deletion is no loss.
 	a.granted.Store(false)
-	stands := clientv3.Compare(clientv3.CreateRevision(a.key), "=", int64(g.Token))
+	same := clientv3.Compare(clientv3.CreateRevision(a.key), "=", int64(g.Token))
 	if keep > 0 {
-		return s.leave(ctx, a, stands, keep)
+		return s.keepEntry(ctx, a, same, keep)
 	}
 	ops := []clientv3.Op{clientv3.OpDelete(a.key)}
 	next := s.waitingFor(g.Name)
 	if next != nil {
 		ops = append(ops, clientv3.OpGet(s.lay.entries(g.Name), append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
 	}
-	resp, err := s.client.Txn(ctx).If(stands).Then(ops...).Commit()
+	resp, err := s.client.Txn(ctx).If(same).Then(ops...).Commit()
 	if err != nil {
 		return unknown(ctx, err)
 	}
@@ -60,15 +60,16 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	return nil
 }
 
-// leave lets a grant stand for a while, on a lease of its own that is not renewed.
-func (s *Store) leave(ctx context.Context, a *request, stands clientv3.Cmp, keep time.Duration) error {
+// keepEntry moves the entry of a released grant to a lease of its own, which is not renewed. The
+// transaction has the condition same.
+func (s *Store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, keep time.Duration) error {
 	lease, err := s.client.Grant(ctx, int64((keep+time.Second-1)/time.Second))
 	if err != nil {
 		return unavailable(ctx, err) // the lease, if there is one, expires
 	}
 	rec := a.written
 	rec.Kept = true
-	resp, err := s.client.Txn(ctx).If(stands).
+	resp, err := s.client.Txn(ctx).If(same).
 		Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(lease.ID))).Commit()
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return unavailable(ctx, err) // the lease has expired meanwhile
@@ -94,20 +95,17 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		return nil // nothing was sent, or etcd has answered
 	}
 	a.granted.Store(false)
-	n := shard(r.Name)
-	epochKey := s.lay.epoch(a.e.lease, n)
-	var full error
+	var full error // the error of a server without space
 	for {
 		// The key may belong to a later request once an undo was confirmed. A later undo finds
 		// another epoch. A key with another lease is a grant that was released and kept.
 		ours := clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease)
 		ops := []clientv3.Op{clientv3.OpTxn([]clientv3.Cmp{ours}, []clientv3.Op{clientv3.OpDelete(a.key)}, nil)}
 		if full == nil {
-			ops = append(ops, clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)))
+			ops = append(ops, clientv3.OpPut(a.epochKey(), "", clientv3.WithLease(a.e.lease)))
 		}
-		made, epoch := a.notUndone(n)
-		resp, err := s.client.Txn(ctx).If(made).Then(ops...).
-			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
+		notUndone, epoch := a.notUndone()
+		resp, err := s.client.Txn(ctx).If(notUndone).Then(ops...).Else(a.readEpoch()).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
 			// The write of the epoch needs space, and the deletion of the entry does not: delete
@@ -117,20 +115,18 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			// The entries of the lease are gone, and no transaction that names the lease can be
 			// applied.
-			a.e.end(errLeaseGone)
+			a.e.end(errLeaseEnded)
 		case err != nil:
 			return unknown(ctx, err)
 		case !resp.Succeeded:
-			if a.e.learnEpoch(n, epoch, resp.Responses[0]) == nil {
+			if a.learnEpoch(epoch, resp.Responses[0]) == nil {
 				continue
 			}
-			a.e.end(errLeaseGone)
+			a.e.end(errLeaseEnded)
 		case full != nil:
 			return unknown(ctx, full)
 		default:
-			a.e.mu.Lock()
-			a.e.epochs[n] = max(a.e.epochs[n], resp.Header.Revision)
-			a.e.mu.Unlock()
+			a.raiseEpoch(resp.Header.Revision)
 		}
 		s.forget(a)
 		return nil
@@ -138,15 +134,15 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 }
 
 // Renew sends one keepalive for each lease, and reads through the quorum whether the entries
-// stand.
+// exist.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	closed := s.isClosed()
 	var entries []*request
-	var index []int
-	sessions := map[*session]*error{}
+	var index []int                     // the index in grants of each entry
+	keepalives := map[*session]*error{} // the outcome of each session's keepalive
 	for i, g := range grants {
-		a := s.of(g)
+		a := s.requestOf(g)
 		switch {
 		case closed:
 			answers[i].Err = errClosed
@@ -154,8 +150,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 			answers[i].Err = errNotHeld
 		default:
 			entries, index = append(entries, a), append(index, i)
-			if sessions[a.e] == nil {
-				sessions[a.e] = new(error)
+			if keepalives[a.e] == nil {
+				keepalives[a.e] = new(error)
 			}
 		}
 	}
@@ -163,21 +159,21 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		return answers
 	}
 	var renewing sync.WaitGroup
-	for e, err := range sessions {
+	for e, err := range keepalives {
 		// Concurrent batches of one lease share a keepalive.
-		renewing.Go(func() { *err = e.fresh(ctx, e.ttl/64) })
+		renewing.Go(func() { *err = e.renewIfOlder(ctx, e.ttl/64) })
 	}
-	found := s.standing(ctx, entries)
+	found := s.readEntries(ctx, entries)
 	renewing.Wait()
 	for n, a := range entries {
 		r := &answers[index[n]]
-		switch serr := *sessions[a.e]; {
-		case a.e.isGone():
-			r.Err, r.Cause = errLeaseGone, driver.CauseSessionEnded
-		case found[n].err == nil && !found[n].stands:
+		switch renewErr := *keepalives[a.e]; {
+		case a.e.leaseEnded():
+			r.Err, r.Cause = errLeaseEnded, driver.CauseSessionEnded
+		case found[n].err == nil && !found[n].exists:
 			r.Err, r.Cause = errDeleted, driver.CauseTaken
-		case serr != nil:
-			r.Err = unavailable(ctx, serr)
+		case renewErr != nil:
+			r.Err = unavailable(ctx, renewErr)
 		case found[n].err != nil:
 			r.Err = unavailable(ctx, found[n].err)
 		default:
@@ -187,31 +183,26 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
-func (e *session) isGone() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.err == errLeaseGone
-}
-
 const (
 	// perTxn is the number of operations of one transaction: servers allow 128 unless configured
 	// otherwise.
 	perTxn = 100
-	// txnsAtOnce is the number of concurrent transactions of one read: over a slow link, one after
-	// another would take longer than a TTL.
-	txnsAtOnce = 16
+	// readsAtOnce is the number of concurrent requests of one read: over a slow link, one after another
+	// would take longer than a TTL.
+	readsAtOnce = 16
 )
 
-type standing struct {
-	stands bool
+// entryState is what a read has shown about an entry.
+type entryState struct {
+	exists bool
 	err    error
 }
 
-// standing reads through the quorum which entries stand unchanged. A transaction that fails does
-// not affect the answers of the others.
-func (s *Store) standing(ctx context.Context, entries []*request) []standing {
-	found := make([]standing, len(entries))
-	slots := make(chan struct{}, txnsAtOnce)
+// readEntries reads through the quorum which entries exist. A transaction that fails does not affect
+// the answers of the others.
+func (s *Store) readEntries(ctx context.Context, entries []*request) []entryState {
+	found := make([]entryState, len(entries))
+	slots := make(chan struct{}, readsAtOnce)
 	var reading sync.WaitGroup
 	for from := 0; from < len(entries); from += perTxn {
 		part, answers := entries[from:min(from+perTxn, len(entries))], found[from:]
@@ -229,7 +220,7 @@ func (s *Store) standing(ctx context.Context, entries []*request) []standing {
 					continue
 				}
 				kvs := resp.Responses[i].GetResponseRange().Kvs
-				answers[i].stands = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
+				answers[i].exists = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
 			}
 		})
 	}

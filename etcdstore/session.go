@@ -27,23 +27,23 @@ type session struct {
 	// sent is when the client sent the last keepalive with an answer, or the lease's creation.
 	sent driver.Instant
 	// call is the present keepalive, which several calls may wait for.
-	call *keepalive
-	// live are the entries that may stand under this lease.
+	call *sharedCall
+	// live are the requests whose entries may exist under this lease.
 	live map[*request]struct{}
-	// used are the numbers of the live entries, by name. A number, and with it a key, is free again
-	// when no entry of its request stands or can appear. Reused keys keep the server's index small:
+	// used are the numbers of the live requests, by name. A number, and with it a key, is free again
+	// when no entry of its request exists or can appear. Reused keys keep the server's index small:
 	// it has every key until a compaction, and reads them all to read a queue.
 	used map[string]map[int]struct{}
 	// epochs are the modification revisions of the lease's epoch keys.
 	epochs [epochShards]int64
 	err    error
-	// sentinel is the watch of the lease's own key, and sentinelAt the key's revision.
-	sentinel   *watch
-	sentinelAt int64
-	marking    bool // the sentinel is being written
-	stood      bool // the sentinel's watch has been set once
-	// compared is the newest state of the cluster in an answer to a read of the sentinel.
-	compared seen
+	// sentinel is the watch of the lease's own key, and sentinelRev the key's revision.
+	sentinel         *watch
+	sentinelRev      int64
+	creatingSentinel bool
+	sentinelWatched  bool // the sentinel's watch has been set once
+	// newest is the newest state of the cluster in an answer to a read of the sentinel.
+	newest clusterState
 
 	// due signals that keys have to be read after their watches were set.
 	due chan struct{}
@@ -51,15 +51,22 @@ type session struct {
 	over chan struct{} // closed with err when the lease has ended, or may have ended
 }
 
-type keepalive struct {
-	done chan struct{}
+// sharedCall is a call that several callers wait for.
+type sharedCall struct {
+	done chan struct{} // closed with err
 	err  error
 }
 
+// clusterState is the state of a cluster in one of its answers.
+type clusterState struct {
+	cluster  uint64
+	revision int64
+}
+
 const (
-	// beatEvery is the interval at which a session checks its entries. An entry that has stood for
+	// checkEvery is the interval at which a session checks its entries. An entry that has existed for
 	// one interval is watched.
-	beatEvery = 250 * time.Millisecond
+	checkEvery = 250 * time.Millisecond
 	// readEvery is the interval at which the sentinel is read, whose revision the watches have to
 	// reach. While the stream of watches is down, the unwatched entries are read as well.
 	readEvery = time.Second
@@ -68,53 +75,61 @@ const (
 )
 
 var (
-	errLeaseGone  = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the etcd lease has ended")}
+	errLeaseEnded = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the etcd lease has ended")}
 	errNotRenewed = &driver.Error{Code: driver.CodeUnknown, Err: errors.New("no keepalive was answered for the whole TTL of the etcd lease")}
 )
 
-// session returns the lease for a TTL, with at least two thirds of it left. It creates one if
+// session returns a session for a TTL whose lease has at least two thirds of it left. It creates one if
 // necessary.
 func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
-	ttl = wholeSeconds(ttl)
+	for {
+		e, err := s.currentSession(ctx, wholeSeconds(ttl))
+		if err != nil {
+			return nil, err
+		}
+		err = e.renewIfOlder(ctx, e.ttl/3)
+		if err == nil {
+			return e, nil
+		}
+		if !e.isOver() {
+			// No entry was requested yet.
+			return nil, unavailable(ctx, err)
+		}
+	}
+}
+
+// currentSession returns the session for a rounded TTL, and creates one if there is none.
+func (s *Store) currentSession(ctx context.Context, ttl time.Duration) (*session, error) {
 	for {
 		s.mu.Lock()
 		if s.closed {
 			s.mu.Unlock()
 			return nil, errClosed
 		}
-		e := s.sessions[ttl]
-		if e == nil {
-			m := s.making[ttl]
-			if m == nil {
-				m = &making{done: make(chan struct{})}
-				s.making[ttl] = m
-				s.mu.Unlock()
-				m.err = s.makeSession(ctx, ttl)
-				s.mu.Lock()
-				delete(s.making, ttl)
-				s.mu.Unlock()
-				close(m.done)
-				if m.err != nil {
-					return nil, m.err
-				}
-				continue
-			}
+		if e := s.sessions[ttl]; e != nil {
 			s.mu.Unlock()
-			select {
-			case <-m.done: // its caller may have had a shorter deadline
-			case <-ctx.Done():
-				return nil, &driver.Error{Code: driver.CodeUnavailable, Err: context.Cause(ctx)}
+			return e, nil
+		}
+		creation := s.creating[ttl]
+		if creation == nil {
+			c := &sharedCall{done: make(chan struct{})}
+			s.creating[ttl] = c
+			s.mu.Unlock()
+			c.err = s.createSession(ctx, ttl)
+			s.mu.Lock()
+			delete(s.creating, ttl)
+			s.mu.Unlock()
+			close(c.done)
+			if c.err != nil {
+				return nil, c.err
 			}
 			continue
 		}
 		s.mu.Unlock()
-		err := e.fresh(ctx, e.ttl/3)
-		if err == nil {
-			return e, nil
-		}
-		if !e.ended() {
-			// No entry was requested yet.
-			return nil, unavailable(ctx, err)
+		select {
+		case <-creation.done: // it may have failed because its caller had a shorter deadline
+		case <-ctx.Done():
+			return nil, &driver.Error{Code: driver.CodeUnavailable, Err: context.Cause(ctx)}
 		}
 	}
 }
@@ -130,12 +145,7 @@ func (s *Store) ready(ttl time.Duration) bool {
 // wholeSeconds rounds up to the unit of leases.
 func wholeSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
-type making struct {
-	done chan struct{}
-	err  error
-}
-
-func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
+func (s *Store) createSession(ctx context.Context, ttl time.Duration) error {
 	if s.client.Username != "" {
 		// The login precedes the lease: if many clients log in at once, it may take longer than
 		// a TTL.
@@ -161,7 +171,7 @@ func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
 		return errClosed // the lease expires
 	}
 	s.sessions[ttl] = e
-	s.running.Go(func() { e.keep(min(beatEvery, e.ttl/6)) })
+	s.running.Go(func() { e.serve(min(checkEvery, e.ttl/6)) })
 	return nil
 }
 
@@ -173,13 +183,21 @@ func (e *session) left() time.Duration {
 	return e.ttl - elapsed
 }
 
-func (e *session) ended() bool {
+// isOver reports whether the lease has ended, or may have ended.
+func (e *session) isOver() bool {
 	select {
 	case <-e.over:
 		return true
 	default:
 		return false
 	}
+}
+
+// leaseEnded reports whether the lease has certainly ended.
+func (e *session) leaseEnded() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.err == errLeaseEnded
 }
 
 // validity returns the time of the send, and the TTL, on which a grant may rely.
@@ -189,8 +207,8 @@ func (e *session) validity() (driver.Instant, time.Duration) {
 	return e.sent, e.ttl
 }
 
-// fresh ensures that the last keepalive that was answered was sent at most age ago.
-func (e *session) fresh(ctx context.Context, age time.Duration) error {
+// renewIfOlder renews the lease if the last keepalive with an answer was sent more than age ago.
+func (e *session) renewIfOlder(ctx context.Context, age time.Duration) error {
 	for {
 		e.mu.Lock()
 		if e.err != nil {
@@ -204,11 +222,11 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 		}
 		c := e.call
 		if c == nil {
-			c = &keepalive{done: make(chan struct{})}
+			c = &sharedCall{done: make(chan struct{})}
 			e.call = c
 			e.mu.Unlock()
 			c.err = e.keepAlive(ctx)
-			e.answered(c)
+			e.answered(c.err)
 			close(c.done)
 			return c.err
 		}
@@ -255,13 +273,13 @@ func (e *session) renewed(sent driver.Instant) {
 	}
 }
 
-// answered handles the outcome of a keepalive.
-func (e *session) answered(c *keepalive) {
+// answered handles the outcome of the present keepalive.
+func (e *session) answered(err error) {
 	e.mu.Lock()
 	e.call = nil
 	e.mu.Unlock()
-	if errors.Is(c.err, rpctypes.ErrLeaseNotFound) {
-		e.end(errLeaseGone)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		e.end(errLeaseEnded)
 	}
 }
 
@@ -293,15 +311,15 @@ func (e *session) end(err *driver.Error) {
 	if sentinel != nil {
 		s.unwatch(sentinel)
 	}
-	if err == errLeaseGone {
+	if err == errLeaseEnded {
 		for _, a := range granted {
 			a.r.From.Lost(driver.CauseSessionEnded, err)
 		}
 	}
 }
 
-// enter adds a request to the session. It returns false if the session is over.
-func (e *session) enter(a *request) bool {
+// add adds a request to the session. It returns false if the session is over.
+func (e *session) add(a *request) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err != nil {
@@ -340,8 +358,8 @@ func (a *request) renumber() {
 	delete(a.e.used[a.r.Name], old)
 }
 
-// leave removes a request from the session.
-func (e *session) leave(a *request) {
+// remove removes a request from the session.
+func (e *session) remove(a *request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, here := e.live[a]; !here {
@@ -358,12 +376,12 @@ func (e *session) leave(a *request) {
 	}
 }
 
-// keep is the goroutine of the session.
-func (e *session) keep(every time.Duration) {
+// serve is the goroutine of the session.
+func (e *session) serve(every time.Duration) {
 	ctx := e.s.ctx
-	beat := time.NewTicker(every)
-	defer beat.Stop()
-	var read time.Time
+	check := time.NewTicker(every)
+	defer check.Stop()
+	var read time.Time // when all was set last
 	for {
 		all := false // also read the entries without a watch
 		select {
@@ -372,7 +390,7 @@ func (e *session) keep(every time.Duration) {
 		case <-e.over:
 			return
 		case <-e.due:
-		case <-beat.C:
+		case <-check.C:
 			all = time.Since(read) >= min(readEvery, e.ttl/6)
 			e.s.watches.dropLagging()
 		}
@@ -385,16 +403,16 @@ func (e *session) keep(every time.Duration) {
 		if !used {
 			continue // the session expires unless it is used again
 		}
-		e.s.background(e.mark)
-		try, cancel := context.WithTimeout(ctx, min(left, e.timeout()))
+		e.s.background(e.createSentinel)
+		bounded, cancel := context.WithTimeout(ctx, min(left, e.timeout()))
 		if waiting && left < e.ttl*2/3 {
-			_ = e.fresh(try, e.ttl/4) // the next interval tries again
+			_ = e.renewIfOlder(bounded, e.ttl/4) // the next interval tries again
 		}
 		if all {
 			read = time.Now()
-			e.s.background(e.compare)
+			e.s.background(e.readSentinel)
 		}
-		e.read(try, entries)
+		e.checkEntries(bounded, entries)
 		cancel()
 	}
 }
@@ -406,7 +424,7 @@ const (
 	watched
 )
 
-// watchEntries sets watches for entries that have stood for an interval. It returns the entries
+// watchEntries sets watches for entries that have existed for an interval. It returns the entries
 // that have to be read: those whose watch was set just now and, if all is set, those without a
 // watch. used is false if all entries are about to be withdrawn or released.
 func (e *session) watchEntries(all bool) (read []*request, used, waiting bool) {
@@ -420,11 +438,11 @@ func (e *session) watchEntries(all bool) (read []*request, used, waiting bool) {
 		}
 		used = true
 		if a.watch == nil {
-			if a.seen {
+			if a.checked {
 				a.watch = &watch{key: []byte(a.key), update: a.update}
 				e.s.watch(a.watch)
 			}
-			a.seen = true
+			a.checked = true
 			continue
 		}
 		if state := a.state.Load(); state == watchDue || all && state == unwatched {
@@ -437,7 +455,7 @@ func (e *session) watchEntries(all bool) (read []*request, used, waiting bool) {
 // update handles an update of the watch of the entry's key.
 func (a *request) update(u watchUpdate) {
 	switch {
-	case u.stands:
+	case u.isSet:
 		a.state.Store(watchDue)
 		wakeup.Send(a.e.due)
 	case u.interrupted, u.err != nil:
@@ -451,53 +469,53 @@ func (a *request) update(u watchUpdate) {
 	}
 }
 
-// mark creates the sentinel of the lease, a key that is deleted with the lease and only with it,
-// and watches it. So the revocation of a lease ends every grant of the session at once, also
+// createSentinel creates the sentinel of the lease, a key that is deleted with the lease and only with
+// it, and watches the key. So the revocation of a lease ends every grant of the session at once, also
 // grants that were just given.
-func (e *session) mark() {
+func (e *session) createSentinel() {
 	e.mu.Lock()
-	if e.sentinel != nil || e.marking || e.err != nil {
+	if e.sentinel != nil || e.creatingSentinel || e.err != nil {
 		e.mu.Unlock()
 		return
 	}
-	e.marking = true
+	e.creatingSentinel = true
 	e.mu.Unlock()
 	ctx, cancel := context.WithTimeout(e.s.ctx, e.timeout())
 	defer cancel()
 	key := e.s.lay.sentinel(e.lease)
 	resp, err := e.s.client.Put(ctx, key, "", clientv3.WithLease(e.lease))
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) && ctx.Err() == nil {
-		e.end(errLeaseGone)
+		e.end(errLeaseEnded)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.marking = false
+	e.creatingSentinel = false
 	if err != nil || e.err != nil {
 		return // a later interval tries again
 	}
-	e.sentinelAt = resp.Header.Revision
+	e.sentinelRev = resp.Header.Revision
 	e.sentinel = &watch{key: []byte(key), update: e.sentinelUpdate}
 	e.s.watch(e.sentinel)
 }
 
 // sentinelUpdate handles an update of the watch of the sentinel.
 func (e *session) sentinelUpdate(u watchUpdate) {
-	if u.stands { // the watch has not reported an end before this point
+	if u.isSet { // the watch has not reported an end before this point
 		e.mu.Lock()
-		again := e.stood
-		e.stood = true
+		again := e.sentinelWatched // the watch was interrupted
+		e.sentinelWatched = true
 		e.mu.Unlock()
 		e.s.background(func() {
 			ctx, cancel := context.WithTimeout(e.s.ctx, e.timeout())
 			defer cancel()
-			if e.fresh(ctx, 0) == nil && again {
+			if e.renewIfOlder(ctx, 0) == nil && again {
 				e.removeUnknown(ctx)
 			}
 		})
 	}
 	for _, ev := range u.events {
 		e.mu.Lock()
-		at := e.sentinelAt
+		at := e.sentinelRev
 		e.mu.Unlock()
 		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > at {
 			e.abandon()
@@ -547,10 +565,10 @@ func (e *session) removeUnknown(ctx context.Context) {
 // state, and revokes its lease: an operator may have deleted only the sentinel, and a restored
 // server may have entries that were released after the copy was made.
 func (e *session) abandon() {
-	if e.ended() {
+	if e.isOver() {
 		return
 	}
-	e.end(errLeaseGone)
+	e.end(errLeaseEnded)
 	e.s.background(func() {
 		ctx, cancel := context.WithTimeout(e.s.ctx, requestTimeout)
 		defer cancel()
@@ -558,14 +576,14 @@ func (e *session) abandon() {
 	})
 }
 
-// compare reads the sentinel through the quorum. It checks that the sentinel stands, that the
-// watches keep up, and that the server was not restored from an older copy. A restored server has a
-// lower revision than an earlier answer, or is another cluster.
-func (e *session) compare() {
+// readSentinel reads the sentinel through the quorum. It checks that the key exists, that the watches
+// keep up, and that the server was not restored from an older copy. A restored server has a lower
+// revision than an earlier answer, or is another cluster.
+func (e *session) readSentinel() {
 	e.mu.Lock()
-	at, before := e.sentinelAt, e.compared
+	created, before := e.sentinelRev != 0, e.newest
 	e.mu.Unlock()
-	if at == 0 {
+	if !created {
 		return
 	}
 	ctx, cancel := context.WithTimeout(e.s.ctx, readEvery)
@@ -582,18 +600,12 @@ func (e *session) compare() {
 	e.s.watches.expect(h.Revision)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.compared = seen{h.ClusterId, max(h.Revision, e.compared.revision)}
+	e.newest = clusterState{h.ClusterId, max(h.Revision, e.newest.revision)}
 }
 
-// seen is a state of a cluster.
-type seen struct {
-	cluster  uint64
-	revision int64
-}
-
-// read reads through the quorum whether entries stand. Entries that cannot be read now are read
-// later.
-func (e *session) read(ctx context.Context, entries []*request) {
+// checkEntries reads through the quorum whether entries exist. Entries that cannot be read now are
+// read later.
+func (e *session) checkEntries(ctx context.Context, entries []*request) {
 	if len(entries) == 0 {
 		return
 	}
@@ -601,17 +613,17 @@ func (e *session) read(ctx context.Context, entries []*request) {
 	for i, a := range entries {
 		due[i] = a.state.CompareAndSwap(watchDue, watched)
 	}
-	var gone []*request
-	for i, st := range e.s.standing(ctx, entries) {
+	var deleted []*request
+	for i, st := range e.s.readEntries(ctx, entries) {
 		switch {
 		case st.err != nil && due[i]:
 			entries[i].state.CompareAndSwap(watched, watchDue)
-		case st.err == nil && !st.stands:
-			gone = append(gone, entries[i])
+		case st.err == nil && !st.exists:
+			deleted = append(deleted, entries[i])
 		}
 	}
-	if len(gone) > 0 {
-		e.reportDeleted(gone, e.timeout())
+	if len(deleted) > 0 {
+		e.reportDeleted(deleted, e.timeout())
 	}
 }
 
@@ -620,7 +632,7 @@ func (e *session) reportDeleted(entries []*request, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(e.s.ctx, timeout)
 	defer cancel()
 	// If the lease has ended, end notifies the holders of all its entries.
-	if e.fresh(ctx, 0) != nil && e.ended() {
+	if e.renewIfOlder(ctx, 0) != nil && e.isOver() {
 		return
 	}
 	for _, a := range entries {
@@ -636,7 +648,7 @@ func (e *session) reportDeleted(entries []*request, timeout time.Duration) {
 // wake wakes a waiting entry. If rev is not 0, the entry was the first one at that revision.
 func (a *request) wake(rev int64) {
 	select {
-	case a.passed <- rev:
+	case a.woken <- rev:
 	default:
 	}
 }

@@ -71,7 +71,7 @@ func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 		entered = len(e.live) > 0
 		e.mu.Unlock()
 	}
-	e.mu.Lock() // as mark and watchEntries do
+	e.mu.Lock() // as createSentinel and watchEntries do
 	s.mu.Unlock()
 	free := make(chan struct{})
 	go func() {
@@ -109,7 +109,7 @@ func TestDeletionDuringAGrantIsReported(t *testing.T) {
 		e := &session{s: s, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
 		time.Sleep(time.Millisecond)
 		from := &lossRecorder{}
-		a := &request{r: driver.Request{From: from}, e: e, passed: make(chan int64, 1)}
+		a := &request{r: driver.Request{From: from}, e: e, woken: make(chan int64, 1)}
 		a.rev.Store(7)
 		e.reportDeleted([]*request{a}, causeTimeout) // after the read that found the entry first, before the grant
 		a.grant(7, record{})

@@ -23,23 +23,23 @@ type Store struct {
 	leases etcdserverpb.LeaseClient
 	user   *login // nil if the caller has made the client, and closes it
 	lay    layout
-	where  string
+	where  string // for people: the endpoints
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup // the goroutines of sessions and streams
 
-	beats   keepalives
-	watches watches
-	queues  queueWatches
+	keepalives keepalives
+	watches    watches
+	queues     queueWatches
 
 	mu       sync.Mutex
 	closed   bool
 	sessions map[time.Duration]*session // by rounded TTL
-	making   map[time.Duration]*making
+	creating map[time.Duration]*sharedCall
 	requests map[string]*request   // by request ID: those that may have an entry at the server
 	waiting  map[string][]*request // by name: entries that wait
-	minTTL   time.Duration
+	minTTL   time.Duration         // the server's shortest lease, 0 before it is known
 }
 
 // request is a request for a lock. It exists from before its entry is created until etcd has
@@ -49,6 +49,8 @@ type request struct {
 	e   *session
 	n   int // the number of its entry among those of its lease and name
 	key string
+	// shard is the number of the epoch key that its transactions compare, and that an undo writes.
+	shard int
 	// rev is the entry's create revision, 0 before an answer.
 	rev atomic.Int64
 	// granted is set when the store has returned a grant.
@@ -56,21 +58,22 @@ type request struct {
 	// deleted is set when the entry was found to be gone.
 	deleted atomic.Bool
 	// waits is set while the entry waits for its grant.
-	waits   atomic.Bool
+	waits atomic.Bool
+	// written is the value of the last transaction that writes the entry.
 	written record
-	// passed wakes a waiting entry: see wake.
-	passed chan int64
+	// woken wakes a waiting entry: see wake.
+	woken chan int64
 	// mail receives the deletions of the name's entries while the entry waits. It is nil before the
-	// entry needs them. complete is set if the watch has stood since before the present view was
-	// requested.
+	// entry needs them. complete is set if the watch has been set, without an interruption, since before
+	// the present view was requested.
 	mail     *mailbox
 	complete bool
 
-	// watch is the watch of the key, from the second check of the session on, and seen is set at
-	// the first. The session's mutex guards both; state is the state of the watch.
-	watch *watch
-	seen  bool
-	state atomic.Int32
+	// watch is the watch of the key, from the second check of the session on. checked is set at the
+	// first one. The session's mutex guards both. state is the state of the watch.
+	watch   *watch
+	checked bool
+	state   atomic.Int32
 }
 
 // Option configures a store.
@@ -122,7 +125,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 		client: client, leases: clientv3.RetryLeaseClient(client),
 		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
 		lay:     newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
-		sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{},
+		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{},
 		requests: map[string]*request{}, waiting: map[string][]*request{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -212,7 +215,7 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Mixed:     true,
 		Slots:     true,
 		Tokens:    "the create revision of the entry's key: one counter of the cluster, which survives restarts and changes of leader. Only a restore from a backup sets it back",
-		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease"},
+		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease", "the cluster is restored from an older copy"},
 		Notice:    noticeTimeout,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
 		Linger:  true,
@@ -271,9 +274,9 @@ func (s *Store) Close(ctx context.Context) error {
 
 // begin registers a request before the store sends anything for it.
 func (s *Store) begin(r driver.Request, e *session) (*request, error) {
-	a := &request{r: r, e: e, passed: make(chan int64, 1)}
-	if !e.enter(a) {
-		return nil, errLeaseGone
+	a := &request{r: r, e: e, shard: shard(r.Name), woken: make(chan int64, 1)}
+	if !e.add(a) {
+		return nil, errLeaseEnded
 	}
 	s.mu.Lock()
 	closed := s.closed
@@ -282,7 +285,7 @@ func (s *Store) begin(r driver.Request, e *session) (*request, error) {
 	}
 	s.mu.Unlock()
 	if closed {
-		e.leave(a) // not under s.mu: a session that begins a watch locks in the other order
+		e.remove(a) // not under s.mu: a session that begins a watch locks in the other order
 		return nil, errClosed
 	}
 	return a, nil
@@ -296,7 +299,7 @@ func (s *Store) forget(a *request) {
 		delete(s.requests, a.r.ID)
 	}
 	s.mu.Unlock()
-	a.e.leave(a)
+	a.e.remove(a)
 }
 
 func (s *Store) request(id string) *request {

@@ -17,7 +17,7 @@ type release struct {
 	a        *request // the grant's
 	g        driver.Grant
 	released func(error)
-	answered bool // released was called
+	reported bool // released was called
 }
 
 // Swap implements driver.Swapper: one transaction deletes the entry of old and creates that of r.
@@ -25,7 +25,7 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 	if s.isClosed() {
 		return driver.Grant{}, errClosed
 	}
-	a := s.of(old)
+	a := s.requestOf(old)
 	if a == nil {
 		released(errNotHeld)
 		return s.acquire(ctx, r, nil)
@@ -35,12 +35,12 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 
 // report reports the outcome of the release.
 func (o *release) report(err error) {
-	o.answered = true
+	o.reported = true
 	o.released(err)
 }
 
-// alone carries out a release in a transaction of its own.
-func (s *Store) alone(ctx context.Context, o *release) error {
+// releaseAlone carries out a release in a transaction of its own.
+func (s *Store) releaseAlone(ctx context.Context, o *release) error {
 	_, err := limited(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Release(ctx, o.g, 0) })
 	return err
 }
@@ -48,13 +48,13 @@ func (s *Store) alone(ctx context.Context, o *release) error {
 // op returns the operation that deletes the entry if it is still the one that was granted.
 func (o *release) op() clientv3.Op {
 	o.a.granted.Store(false) // from here on a deletion is no loss
-	stands := clientv3.Compare(clientv3.CreateRevision(o.a.key), "=", int64(o.g.Token))
-	return clientv3.OpTxn([]clientv3.Cmp{stands}, []clientv3.Op{clientv3.OpDelete(o.a.key)}, nil)
+	same := clientv3.Compare(clientv3.CreateRevision(o.a.key), "=", int64(o.g.Token))
+	return clientv3.OpTxn([]clientv3.Cmp{same}, []clientv3.Op{clientv3.OpDelete(o.a.key)}, nil)
 }
 
-// answer reports the outcome of a release, from the answer to its transaction. It reports nothing
-// if the transaction was not applied: then the grant still has to be released alone.
-func (s *Store) answer(ctx context.Context, o *release, resp *clientv3.TxnResponse, err error) {
+// reportRelease reports the outcome of a release, from the answer to its transaction. It reports
+// nothing if the transaction was not applied: then the grant still has to be released alone.
+func (s *Store) reportRelease(ctx context.Context, o *release, resp *clientv3.TxnResponse, err error) {
 	switch {
 	case err == nil:
 		s.forget(o.a)
@@ -65,10 +65,10 @@ func (s *Store) answer(ctx context.Context, o *release, resp *clientv3.TxnRespon
 		return
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		// The server applies the transaction that fills the space.
-		if err = s.alone(ctx, o); err == errNotHeld {
+		if err = s.releaseAlone(ctx, o); err == errNotHeld {
 			err = nil
 		}
-	case refused(err) != driver.CodeUnknown:
+	case codeOf(err) != driver.CodeUnknown:
 		return
 	default:
 		err = unknown(ctx, err)

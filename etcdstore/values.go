@@ -2,7 +2,6 @@ package etcdstore
 
 import (
 	"context"
-	"net/url"
 	"strconv"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -12,17 +11,12 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// valueKey returns the etcd key of a value: PREFIX_holdfast/value/NAMESPACE/KEY.
-func (s *Store) valueKey(key string) string {
-	return s.lay.prefix + reserved + "value/" + url.PathEscape(s.lay.namespace) + "/" + key
-}
-
 // Get implements driver.Values. A version is the key's mod revision, in decimal.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err := s.readyForValue(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
-	resp, err := s.client.Get(ctx, s.valueKey(key))
+	resp, err := s.client.Get(ctx, s.lay.value(key))
 	if err != nil {
 		return nil, "", unavailable(ctx, err)
 	}
@@ -45,7 +39,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 		}
 		revision = n
 	}
-	at := s.valueKey(key)
+	at := s.lay.value(key)
 	resp, err := s.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.ModRevision(at), "=", revision)).
 		Then(clientv3.OpPut(at, string(data))).
@@ -59,6 +53,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 	return strconv.FormatInt(resp.Header.Revision, 10), nil
 }
 
+// readyForValue checks the arguments of Get and Put, and returns an error of a closed store.
 func (s *Store) readyForValue(ctx context.Context, key string, data []byte) error {
 	if err := driver.CheckValue(key, data); err != nil {
 		return err
@@ -66,9 +61,7 @@ func (s *Store) readyForValue(ctx context.Context, key string, data []byte) erro
 	if err := ctx.Err(); err != nil {
 		return unavailable(ctx, err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
+	if s.isClosed() {
 		return errClosed
 	}
 	return nil

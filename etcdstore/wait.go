@@ -19,10 +19,10 @@ import (
 
 var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the queue entry was deleted")}
 
-// queue creates a queue entry, and waits until the store grants it. If old is not nil, queue also
-// carries out that release.
-func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Grant, error) {
-	a.mail = s.joinQueue(a.r.Name, true)
+// enqueueAndWait creates a queue entry, and waits until the entry is granted. If old is not nil, it
+// also carries out that release.
+func (s *Store) enqueueAndWait(ctx context.Context, a *request, old *release) (driver.Grant, error) {
+	a.mail = s.joinWatchedQueue(a.r.Name)
 	a.complete = a.mail != nil
 	defer func() { s.leaveQueue(a.mail) }()
 	before := s.watches.newest()
@@ -45,21 +45,21 @@ func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Gra
 	switch {
 	case err == nil:
 		return g, nil
-	case err == errEntryGone || err == errClosed || a.e.isGone():
+	case err == errEntryGone || err == errClosed || a.e.leaseEnded():
 		return driver.Grant{}, err
 	}
 	return driver.Grant{}, s.withdraw(ctx, a, err)
 }
 
-// retriable reports whether a retry may succeed while the entry stands.
+// retriable reports whether a retry may succeed while the entry exists.
 func retriable(err error) bool {
-	return refused(err) == driver.CodeUnknown || errors.Is(err, rpctypes.ErrTooManyRequests)
+	return codeOf(err) == driver.CodeUnknown || errors.Is(err, rpctypes.ErrTooManyRequests)
 }
 
 // withdraw deletes an entry that is no longer needed, or whose request was refused, and returns
 // the error with its code. The server has confirmed the creation, so the deletion needs no epoch.
 func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
-	code := refused(why)
+	code := codeOf(why)
 	if ctx.Err() != nil {
 		code, why = driver.CodeWithdrawn, context.Cause(ctx)
 	} else if code == driver.CodeUnknown {
@@ -133,7 +133,7 @@ func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (dr
 					return g, nil
 				}
 				lastErr = err
-			case !v.stands:
+			case !v.exists:
 				return driver.Grant{}, s.entryGone(ctx, a)
 			default:
 				a.r.From.Queued(v.queue.holders())
@@ -148,7 +148,7 @@ func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (dr
 		if !retriable(lastErr) {
 			return driver.Grant{}, lastErr
 		}
-		if err := s.pause(ctx, a, retry.Next()); err != nil {
+		if err := s.waitForRetry(ctx, a, retry.Next()); err != nil {
 			return driver.Grant{}, err
 		}
 		v, lastErr = s.readView(ctx, a)
@@ -157,20 +157,21 @@ func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (dr
 
 // entryGone returns the error of an entry that was deleted while it waited.
 func (s *Store) entryGone(ctx context.Context, a *request) error {
-	if a.e.fresh(ctx, 0) != nil && a.e.ended() {
-		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseGone.Err}
+	if a.e.renewIfOlder(ctx, 0) != nil && a.e.isOver() {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseEnded.Err}
 	}
 	return errEntryGone
 }
 
-// pause waits for d, or until the entry is woken or its session is over.
-func (s *Store) pause(ctx context.Context, a *request, d time.Duration) error {
+// waitForRetry waits for d, or until the entry is woken. It returns an error if ctx, the store or the
+// session is over first.
+func (s *Store) waitForRetry(ctx context.Context, a *request, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return nil
-	case <-a.passed: // the caller reads the queue next
+	case <-a.woken: // the caller reads the queue next
 		return nil
 	case <-ctx.Done():
 		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
@@ -185,8 +186,8 @@ func (s *Store) pause(ctx context.Context, a *request, d time.Duration) error {
 func (e *session) overError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.err == errLeaseGone {
-		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseGone.Err}
+	if e.err == errLeaseEnded {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseEnded.Err}
 	}
 	return e.err
 }
@@ -205,12 +206,12 @@ func (m *mailbox) put(u watchUpdate) {
 	switch {
 	case u.err != nil:
 		m.u.err = u.err
-	case u.stands:
+	case u.isSet:
 		// The read that follows shows what the earlier events have changed. They may be those of a
 		// server that was replaced by one with a lower revision, and would look new.
-		m.u.stands, m.u.interrupted, m.u.events = true, false, nil
+		m.u.isSet, m.u.interrupted, m.u.events = true, false, nil
 	case u.interrupted:
-		m.u.stands, m.u.interrupted = false, true
+		m.u.isSet, m.u.interrupted = false, true
 	}
 	m.u.events = append(m.u.events, u.events...)
 	m.mu.Unlock()
@@ -227,25 +228,15 @@ func (m *mailbox) take() watchUpdate {
 
 // awaitChange waits until the entries that v watches have changed, and returns the next view.
 func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
-	mail, first := a.mail, unwatchedEvery
-	switch {
-	case !v.counted:
-		s.leaveQueue(a.mail)
-		a.mail, a.complete = nil, false
-		mail = &mailbox{full: make(chan struct{}, 1)}
-		w := &watch{key: []byte(v.watch), update: mail.put}
-		if v.watch == "" {
-			w.setPrefix(s.lay.entries(a.r.Name))
-		}
-		s.watch(w)
-		defer s.unwatch(w)
-	case mail == nil:
-		mail = s.joinQueue(a.r.Name, false)
-		a.mail = mail
-	case a.complete:
-		first = readQueueEvery
+	mail, own := s.watchView(a, v)
+	if own != nil {
+		defer s.unwatch(own)
 	}
-	overdue := time.NewTimer(fallback.After(ctx, first))
+	interval := unwatchedEvery
+	if a.complete {
+		interval = readQueueEvery
+	}
+	overdue := time.NewTimer(fallback.After(ctx, interval))
 	defer overdue.Stop()
 	for {
 		select {
@@ -255,9 +246,9 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 			return view{}, errClosed
 		case <-a.e.over:
 			return view{}, a.e.overError()
-		case rev := <-a.passed:
+		case rev := <-a.woken:
 			if rev > 0 && a.r.Limit == driver.Exclusive {
-				return view{rev: rev, stands: true, granted: true}, nil
+				return view{rev: rev, exists: true, granted: true}, nil
 			}
 			return s.readView(ctx, a)
 		case <-overdue.C:
@@ -268,12 +259,12 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 		switch {
 		case u.err != nil:
 			return view{}, u.err
-		case u.stands:
+		case u.isSet:
 			overdue.Reset(fallback.After(ctx, readQueueEvery))
 			// The watch has not reported changes before this point.
 			a.complete = v.counted
 			now, err := s.refreshView(ctx, a, v)
-			if err != nil || now.granted || !now.stands || now.watch != v.watch {
+			if err != nil || now.granted || !now.exists || now.watch != v.watch {
 				return now, err
 			}
 			v = now
@@ -287,15 +278,35 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 			return s.readView(ctx, a)
 		case v.watch == "" && v.removeDeleted(events, a.key):
 			if a.complete && v.counted && v.queue.find(a.key) == 0 {
-				return view{rev: events[len(events)-1].Kv.ModRevision, stands: true, granted: true}, nil
+				return view{rev: events[len(events)-1].Kv.ModRevision, exists: true, granted: true}, nil
 			}
 			return s.readView(ctx, a)
 		}
 	}
 }
 
+// watchView watches the entries that v watches, and returns the mailbox of the watch. own is nil if the
+// waiters of the name share the watch. Otherwise the caller ends own.
+func (s *Store) watchView(a *request, v view) (mail *mailbox, own *watch) {
+	if v.counted {
+		if a.mail == nil {
+			a.mail = s.joinQueue(a.r.Name)
+		}
+		return a.mail, nil
+	}
+	s.leaveQueue(a.mail)
+	a.mail, a.complete = nil, false
+	mail = &mailbox{full: make(chan struct{}, 1)}
+	own = &watch{key: []byte(v.watch), update: mail.put}
+	if v.watch == "" {
+		own.setPrefix(s.lay.entries(a.r.Name))
+	}
+	s.watch(own)
+	return mail, own
+}
+
 // refreshView updates a view with the cheapest read: if the view watches one entry, refreshView reads
-// only whether that entry still stands.
+// only whether that entry still exists.
 func (s *Store) refreshView(ctx context.Context, a *request, v view) (view, error) {
 	if i := v.queue.find(v.watch); i >= 0 {
 		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
@@ -342,24 +353,24 @@ func (v *view) removeDeleted(events []*mvccpb.Event, own string) bool {
 // claim returns the grant of an entry that the rule grants. It ensures that enough of the lease is
 // left, gives a permit its slot, and writes the owner that is now at the head of the core's queue.
 func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, error) {
-	if err := a.e.fresh(ctx, a.e.ttl/3); err != nil {
-		if a.e.ended() {
+	if err := a.e.renewIfOlder(ctx, a.e.ttl/3); err != nil {
+		if a.e.isOver() {
 			return driver.Grant{}, a.e.overError()
 		}
 		return driver.Grant{}, err
 	}
 	rev := a.rev.Load()
 	rec := newRecord(a.r, time.Now())
-	permit := a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit
-	if !permit && rec.same(a.written) {
+	permit := a.isPermit()
+	if !permit && rec.sameOwner(a.written) {
 		return a.grant(rev, a.written), nil
 	}
 	prefix := s.lay.entries(a.r.Name)
-	stands := clientv3.Compare(clientv3.CreateRevision(a.key), "=", rev)
+	same := clientv3.Compare(clientv3.CreateRevision(a.key), "=", rev)
 	for {
 		// A late claim must not overwrite a later write, above all the lease of a grant that was
 		// released and kept.
-		cmps := []clientv3.Cmp{stands, clientv3.Compare(clientv3.ModRevision(a.key), "<", v.rev+1)}
+		cmps := []clientv3.Cmp{same, clientv3.Compare(clientv3.ModRevision(a.key), "<", v.rev+1)}
 		if permit {
 			slot := v.queue.freeSlot(a.key)
 			rec.Slot = &slot
@@ -372,14 +383,14 @@ func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, er
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
 		cancel()
 		if err != nil {
-			// The entry stands, with the old value or the new one. A retry of claim covers both cases.
+			// The entry exists, with the old value or the new one. A retry of claim covers both cases.
 			return driver.Grant{}, err
 		}
 		if resp.Succeeded {
 			return a.grant(rev, rec), nil
 		}
-		v = a.judge(resp.Header.Revision, newQueue(resp.Responses[0].GetResponseRange().Kvs, prefix))
-		if !v.stands {
+		v = a.viewIn(resp.Header.Revision, newQueue(resp.Responses[0].GetResponseRange().Kvs, prefix))
+		if !v.exists {
 			return driver.Grant{}, s.entryGone(ctx, a)
 		}
 	}

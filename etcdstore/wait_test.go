@@ -97,11 +97,11 @@ func TestPauseAfterFailedStream(t *testing.T) {
 		s.client, s.lay, s.watches.client = client, lay, u
 		e := &session{s: s, lease: 2, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
 		a := &request{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: noRequester{}}, e: e,
-			key: string(u.queue[1].Key), passed: make(chan int64, 1)}
+			key: string(u.queue[1].Key), woken: make(chan int64, 1)}
 		a.rev.Store(4)
 
 		v, err := s.readView(ctx, a)
-		if err != nil || !v.stands || v.granted {
+		if err != nil || !v.exists || v.granted {
 			t.Fatalf("%+v, %v", v, err)
 		}
 		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() == nil {

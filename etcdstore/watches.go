@@ -28,8 +28,8 @@ type watches struct {
 
 	mu      sync.Mutex
 	all     map[*watch]struct{}
-	serving bool // a goroutine keeps the stream
-	wanted  chan struct{}
+	serving bool          // a goroutine keeps the stream
+	added   chan struct{} // signals a new watch
 
 	// The state of the open stream.
 	open      bool
@@ -38,11 +38,11 @@ type watches struct {
 	unsent    []*etcdserverpb.WatchRequest // for the sender
 	sendNow   chan struct{}
 	drop      context.CancelCauseFunc
-	// reported is the newest revision that the member has reported. wantedRev is a revision that
-	// the quorum had reached at wantedAt and that the member has not reported yet. It is 0 if there
-	// is none.
-	reported, wantedRev int64
-	wantedAt            time.Time
+	// reported is the newest revision that the member has reported. expectedRev is a revision that the
+	// quorum had reached at expectedAt and that the member has not reported yet. It is 0 if there is
+	// none.
+	reported, expectedRev int64
+	expectedAt            time.Time
 }
 
 // watch reports the changes of a key, or of a range of keys.
@@ -82,14 +82,14 @@ func (w *watch) covers(key []byte) bool {
 // the watch is interrupted, and is being set again. Or keys have changed. Or the server has refused
 // the watch, which is over.
 type watchUpdate struct {
-	stands, interrupted bool
-	events              []*mvccpb.Event
-	err                 error
+	isSet, interrupted bool
+	events             []*mvccpb.Event
+	err                error
 }
 
 const (
-	// progressEvery is the interval at which the member is requested to report its revision. A
-	// member that sends nothing for silentTimeout is replaced by another one.
+	// progressEvery is the interval at which the client requests the member's revision. It replaces a
+	// member that sends nothing for silentTimeout by another one.
 	progressEvery = 500 * time.Millisecond
 	silentTimeout = 1250 * time.Millisecond
 	// lagTimeout is how long a member may not report a revision that the quorum has reached.
@@ -107,17 +107,18 @@ var (
 	errOldLogin   = errors.New("a watch is refused: the login of its stream may be too old")
 )
 
+// watch sets a watch, until unwatch or an update with an error.
 func (s *Store) watch(w *watch) {
 	m := &s.watches
 	m.mu.Lock()
 	if m.all == nil {
-		m.all, m.wanted, m.sendNow = map[*watch]struct{}{}, make(chan struct{}, 1), make(chan struct{}, 1)
+		m.all, m.added, m.sendNow = map[*watch]struct{}{}, make(chan struct{}, 1), make(chan struct{}, 1)
 	}
 	m.all[w] = struct{}{}
 	if m.open {
 		m.request(w)
 	}
-	wakeup.Send(m.wanted)
+	wakeup.Send(m.added)
 	serving := m.serving
 	m.serving = true
 	m.mu.Unlock()
@@ -169,7 +170,7 @@ func (s *Store) serveWatches() {
 	for {
 		for m.count() == 0 {
 			select {
-			case <-m.wanted:
+			case <-m.added:
 			case <-s.ctx.Done():
 				return
 			}
@@ -201,8 +202,9 @@ func (m *watches) count() int {
 	return len(m.all)
 }
 
-// watchStream opens a stream, serves it until it ends, and returns the reason.
-func (s *Store) watchStream(silentTimeout time.Duration) error {
+// watchStream opens a stream, serves it until it ends, and returns the reason. The stream ends if the
+// member sends nothing for timeout.
+func (s *Store) watchStream(timeout time.Duration) error {
 	m := &s.watches
 	ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(s.ctx))
 	defer end(nil)
@@ -214,14 +216,14 @@ func (s *Store) watchStream(silentTimeout time.Duration) error {
 	if err != nil {
 		return err
 	}
-	m.begin(end)
-	silent := time.AfterFunc(silentTimeout, func() { end(errSilent) })
+	m.requestAll(end)
+	silent := time.AfterFunc(timeout, func() { end(errSilent) })
 	defer silent.Stop()
 	var sending sync.WaitGroup
 	sending.Go(func() { end(m.sendAll(ctx, stream)) })
 	defer sending.Wait()
 	defer end(nil)
-	defer m.lost()
+	defer m.interruptAll()
 	for {
 		answer, err := stream.Recv()
 		if ctx.Err() != nil {
@@ -230,27 +232,27 @@ func (s *Store) watchStream(silentTimeout time.Duration) error {
 		if err != nil {
 			return err
 		}
-		silent.Reset(silentTimeout)
+		silent.Reset(timeout)
 		if err := m.take(answer); err != nil {
 			return err
 		}
 	}
 }
 
-// begin requests every watch on a new stream.
-func (m *watches) begin(drop context.CancelCauseFunc) {
+// requestAll requests every watch on a new stream.
+func (m *watches) requestAll(drop context.CancelCauseFunc) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.open, m.drop = true, drop
-	m.reported, m.wantedRev = 0, 0
+	m.reported, m.expectedRev = 0, 0
 	m.requested, m.unsent, m.made = nil, nil, map[int64]*watch{}
 	for w := range m.all {
 		m.request(w)
 	}
 }
 
-// lost reports to every watch that it is interrupted.
-func (m *watches) lost() {
+// interruptAll reports to every watch that it is interrupted.
+func (m *watches) interruptAll() {
 	m.mu.Lock()
 	m.open = false
 	var all []*watch
@@ -269,8 +271,8 @@ func (m *watches) lost() {
 func (m *watches) expect(rev int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.wantedRev == 0 && m.reported < rev {
-		m.wantedRev, m.wantedAt = rev, time.Now()
+	if m.expectedRev == 0 && m.reported < rev {
+		m.expectedRev, m.expectedAt = rev, time.Now()
 	}
 }
 
@@ -278,8 +280,8 @@ func (m *watches) expect(rev int64) {
 func (m *watches) dropLagging() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.open && m.wantedRev > 0 && time.Since(m.wantedAt) > lagTimeout {
-		m.wantedRev = 0
+	if m.open && m.expectedRev > 0 && time.Since(m.expectedAt) > lagTimeout {
+		m.expectedRev = 0
 		m.drop(errLags)
 	}
 }
@@ -291,8 +293,8 @@ func (m *watches) newest() int64 {
 	return m.reported
 }
 
-// dropRestored ends a stream that has reported a revision which the server had not reached at a later
-// write, of revision rev.
+// dropRestored ends a stream that reported a revision before a write, if the revision rev of that write
+// is not larger: the server was restored from an older copy.
 func (m *watches) dropRestored(rev int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -334,64 +336,74 @@ func (m *watches) sendAll(ctx context.Context, stream etcdserverpb.Watch_WatchCl
 	}
 }
 
-// take assigns one answer of the server to its watch. After an error another stream is needed.
+// take passes one answer of the server on to its watch. After an error another stream is needed.
 func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
-	m.mu.Lock()
-	if h := answer.GetHeader(); h != nil && h.Revision > m.reported {
-		if m.reported = h.Revision; m.reported >= m.wantedRev {
-			m.wantedRev = 0
-		}
-	}
-	w := m.made[answer.WatchId]
-	var u watchUpdate
-	switch {
-	case answer.Created:
-		if len(m.requested) == 0 {
-			m.mu.Unlock()
-			return errOutOfOrder
-		}
-		w = m.requested[0]
-		m.requested = m.requested[1:]
-		_, wanted := m.all[w]
-		switch {
-		case answer.Canceled && !wanted:
-			w = nil
-		case answer.Canceled && w.refused && strings.Contains(answer.CancelReason, "permission denied"):
-			delete(m.all, w)
-			u.err = driver.Errorf(driver.CodeRefused, "etcd refuses the watch: %s", answer.CancelReason)
-		case answer.Canceled:
-			w.refused = true
-			m.mu.Unlock()
-			return errOldLogin
-		case !wanted:
-			w.id = answer.WatchId
-			m.cancel(w)
-			w = nil
-		default:
-			w.id, w.isSet, w.refused = answer.WatchId, true, false
-			m.made[w.id] = w
-			u.stands = true
-		}
-	case answer.Canceled:
-		if w != nil { // the server has cancelled the watch
-			delete(m.made, w.id)
-			w.isSet = false
-			m.request(w)
-			u.interrupted = true
-		}
-	default:
-		for _, ev := range answer.Events {
-			// A proxy may set watches in another order than they were requested in.
-			if w != nil && !w.covers(ev.Kv.Key) {
-				m.mu.Unlock()
-				return errOutOfOrder
-			}
-		}
-		u.events = answer.Events
-	}
-	m.mu.Unlock()
-	if w != nil && (u.err != nil || u.stands || u.interrupted || len(u.events) > 0) {
+	w, u, err := m.match(answer)
+	if w != nil {
 		w.update(u)
 	}
-	return nil
+	return err
+}
+
+// match returns the watch that an answer concerns, and the update for it. The watch is nil if there is
+// nothing to report.
+func (m *watches) match(answer *etcdserverpb.WatchResponse) (*watch, watchUpdate, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := answer.GetHeader(); h != nil && h.Revision > m.reported {
+		if m.reported = h.Revision; m.reported >= m.expectedRev {
+			m.expectedRev = 0
+		}
+	}
+	if answer.Created {
+		return m.created(answer)
+	}
+	w := m.made[answer.WatchId]
+	if w == nil {
+		return nil, watchUpdate{}, nil
+	}
+	if answer.Canceled { // by the server
+		delete(m.made, w.id)
+		w.isSet = false
+		m.request(w)
+		return w, watchUpdate{interrupted: true}, nil
+	}
+	for _, ev := range answer.Events {
+		// A proxy may set watches in another order than they were requested in.
+		if !w.covers(ev.Kv.Key) {
+			return nil, watchUpdate{}, errOutOfOrder
+		}
+	}
+	if len(answer.Events) == 0 {
+		return nil, watchUpdate{}, nil
+	}
+	return w, watchUpdate{events: answer.Events}, nil
+}
+
+// created returns what match returns for the answer to the oldest request for a watch. The caller
+// holds mu.
+func (m *watches) created(answer *etcdserverpb.WatchResponse) (*watch, watchUpdate, error) {
+	if len(m.requested) == 0 {
+		return nil, watchUpdate{}, errOutOfOrder
+	}
+	w := m.requested[0]
+	m.requested = m.requested[1:]
+	_, wanted := m.all[w]
+	switch {
+	case answer.Canceled && !wanted:
+		return nil, watchUpdate{}, nil
+	case answer.Canceled && w.refused && strings.Contains(answer.CancelReason, "permission denied"):
+		delete(m.all, w)
+		return w, watchUpdate{err: driver.Errorf(driver.CodeRefused, "etcd refuses the watch: %s", answer.CancelReason)}, nil
+	case answer.Canceled:
+		w.refused = true
+		return nil, watchUpdate{}, errOldLogin
+	case !wanted:
+		w.id = answer.WatchId
+		m.cancel(w)
+		return nil, watchUpdate{}, nil
+	}
+	w.id, w.isSet, w.refused = answer.WatchId, true, false
+	m.made[w.id] = w
+	return w, watchUpdate{isSet: true}, nil
 }

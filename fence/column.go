@@ -23,6 +23,10 @@ import (
 // It is atomic in the same way as [SQL], with the lock of the guarded row itself.
 // The documentation of SQL applies here, too.
 //
+// On a Galera cluster, or group replication with several primaries, the transaction must also change
+// the guarded row. These clusters compare only the rows that a transaction has changed, and Check
+// changes nothing if the row has the token already. SQL has no such limit.
+//
 // # By hand
 //
 // Where the write is one statement, the column needs no Check:

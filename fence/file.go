@@ -184,10 +184,6 @@ func (f *file) open() (*os.File, error) {
 		}
 		return record, nil
 	}
-	dir := filepath.Dir(f.path)
-	if err := checkFilesystem(dir); err != nil {
-		return nil, err
-	}
 	temp, err := f.createTemp(0, 0o666)
 	if err != nil {
 		return nil, f.failed("create token record", err)

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -197,6 +198,28 @@ func TestFilesWaiterUsesReplacedRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantStale(t, <-done, 5, 9)
+}
+
+// TestFilesRefuseFileSystemsNotKnownToBeLocal uses /proc: every Linux has this file system, and it is not in
+// the list of local ones.
+func TestFilesRefuseFileSystemsNotKnownToBeLocal(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs /proc")
+	}
+	open := func(o ...fence.FilesOption) *fence.Files {
+		f, err := fence.NewFiles("/proc/self", o...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	err := open(fence.AllowFileSystem("nfs")).Write(t.Context(), "state", 1, nil)
+	if !errors.Is(err, fence.ErrUnsupported) || !strings.Contains(err.Error(), `AllowFileSystem("proc")`) {
+		t.Errorf("%v; want ErrUnsupported with the option that allows it", err)
+	}
+	if err := open(fence.AllowFileSystem("proc")).Write(t.Context(), "state", 1, nil); !errors.Is(err, fence.ErrUnavailable) {
+		t.Errorf("allowed: %v; want ErrUnavailable, since /proc has no new files", err)
+	}
 }
 
 func TestFilesRefuseBadNames(t *testing.T) {

@@ -9,8 +9,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/holdfast-go/holdfast/internal/filesystem"
 )
 
 // Files guards the content of the files of one directory against processes of one
@@ -21,9 +24,10 @@ import (
 //	err = guard.Write(ctx, "state.json", lock.Token(), state)
 //
 // Every writer uses Files; readers read the files directly. Files is safe for
-// concurrent use and keeps no file open. It needs a local file system with flock and
-// hard links, and directories in which its writers may create files. On systems without
-// flock, such as Windows, its methods return [ErrUnsupported].
+// concurrent use and keeps no file open. It needs a file system with flock and hard links, and
+// directories in which its writers may create files. The file system has to be local: see
+// [AllowFileSystem]. On systems without flock, such as Windows, its methods return
+// [ErrUnsupported].
 //
 // # Why it is atomic
 //
@@ -47,11 +51,24 @@ import (
 // the guard would then accept old tokens. The first write creates it, with
 // the permissions that the umask gives. It contains the number twice, each copy
 // with a checksum, and a copy is overwritten only while the other one is valid.
-type Files struct{ dir string }
+type Files struct {
+	dir     string
+	allowed []string // see AllowFileSystem
+}
+
+// FilesOption configures NewFiles.
+type FilesOption func(*Files)
+
+// AllowFileSystem allows a file system that is not known to be local to this machine. The error of
+// a write contains the name, such as "fuse". Use this option only if no other machine uses the
+// directory: flock may exclude only the processes of one machine.
+func AllowFileSystem(name string) FilesOption {
+	return func(f *Files) { f.allowed = append(f.allowed, name) }
+}
 
 // NewFiles returns the guard of the files in dir, which must exist. Errors wrap
 // [ErrInvalid] or [ErrUnavailable].
-func NewFiles(dir string) (*Files, error) {
+func NewFiles(dir string, o ...FilesOption) (*Files, error) {
 	if dir == "" {
 		return nil, fmt.Errorf("%w: directory is empty", ErrInvalid)
 	}
@@ -65,7 +82,11 @@ func NewFiles(dir string) (*Files, error) {
 	if info, err := os.Stat(abs); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("%w: %s is not a directory", ErrInvalid, dir)
 	}
-	return &Files{dir: abs}, nil
+	f := &Files{dir: abs}
+	for _, set := range o {
+		set(f)
+	}
+	return f, nil
 }
 
 // Write replaces the content of the file with data. See [Files.WriteFunc].
@@ -157,6 +178,12 @@ func (f *Files) file(resource string) (*file, error) {
 	if info, err := os.Stat(real); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: %s is not a regular file", ErrInvalid, path)
 	}
+	switch name, local, err := filesystem.Of(filepath.Dir(real)); {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnavailable, path, err)
+	case !local && !slices.Contains(f.allowed, name):
+		return nil, fmt.Errorf("%w: the file system of %s is %s, which is not known to be local to this machine; if no other machine uses the directory, allow it with AllowFileSystem(%q)", ErrUnsupported, path, name, name)
+	}
 	return &file{path: real, record: real + ".fence"}, nil
 }
 
@@ -173,16 +200,16 @@ func (f *file) failed(what string, err error) error {
 const (
 	copySpacing = 4096
 	copyMagic   = "holdfast-fence 1 "
-	copyLen     = len(copyMagic) + 19 + 1 + 8 + 1
+	tokenDigits = 19 // of the largest token
+	copyLen     = len(copyMagic) + tokenDigits + len(" ") + 8 + len("\n")
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// formatCopy returns "holdfast-fence 1 TOKEN CRC\n". TOKEN has 19 decimal digits, as many as
-// the largest token has. CRC is the CRC-32C of the preceding bytes, in 8 hexadecimal digits. A
+// formatCopy returns "holdfast-fence 1 TOKEN CRC\n". TOKEN has tokenDigits decimal digits. CRC is the CRC-32C of the preceding bytes, in 8 hexadecimal digits. A
 // record that has seen no token has token 0.
 func formatCopy(token uint64) []byte {
-	b := fmt.Appendf(make([]byte, 0, copyLen), "%s%019d ", copyMagic, token)
+	b := fmt.Appendf(make([]byte, 0, copyLen), "%s%0*d ", copyMagic, tokenDigits, token)
 	return fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
 }
 
@@ -191,7 +218,7 @@ func parseCopy(b []byte) (token uint64, ok bool) {
 	if len(b) != copyLen {
 		return 0, false
 	}
-	token, err := strconv.ParseUint(string(b[len(copyMagic):len(copyMagic)+19]), 10, 63)
+	token, err := strconv.ParseUint(string(b[len(copyMagic):len(copyMagic)+tokenDigits]), 10, 63)
 	if err != nil || string(formatCopy(token)) != string(b) {
 		return 0, false
 	}

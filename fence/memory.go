@@ -35,15 +35,15 @@ func (m *Memory) Write(ctx context.Context, resource string, token uint64, write
 	if err := CheckArguments(ctx, resource, token); err != nil {
 		return err
 	}
-	t, leave, err := m.enter(ctx, resource)
+	sec, leave, err := m.enter(ctx, resource)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if token < t.newest {
-		return &StaleError{Resource: resource, Token: token, Newest: t.newest}
+	if token < sec.newest {
+		return &StaleError{Resource: resource, Token: token, Newest: sec.newest}
 	}
-	t.newest = token
+	sec.newest = token
 	if write == nil {
 		return nil
 	}
@@ -61,12 +61,12 @@ func (m *Memory) Newest(ctx context.Context, resource string) (uint64, error) {
 	if err := checkResource(resource); err != nil {
 		return 0, err
 	}
-	t, leave, err := m.enter(ctx, resource)
+	sec, leave, err := m.enter(ctx, resource)
 	if err != nil {
 		return 0, err
 	}
 	defer leave()
-	return t.newest, nil
+	return sec.newest, nil
 }
 
 // Forget drops the token of a resource that no longer exists. It waits until a
@@ -76,12 +76,12 @@ func (m *Memory) Forget(ctx context.Context, resource string) error {
 	if err := checkResource(resource); err != nil {
 		return err
 	}
-	t, leave, err := m.enter(ctx, resource)
+	sec, leave, err := m.enter(ctx, resource)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	t.newest = 0
+	sec.newest = 0
 	return nil
 }
 
@@ -89,49 +89,49 @@ func (m *Memory) Forget(ctx context.Context, resource string) error {
 // section. The caller leaves the section with the returned function. If the context has ended, enter
 // returns an error, even if the section is free.
 func (m *Memory) enter(ctx context.Context, resource string) (*section, func(), error) {
-	t := m.join(resource)
+	sec := m.join(resource)
 	select {
-	case t.in <- struct{}{}:
+	case sec.in <- struct{}{}:
 	case <-ctx.Done():
-		m.drop(resource, t)
+		m.drop(resource, sec)
 		return nil, nil, ended(ctx, resource)
 	}
 	leave := func() {
 		// The section stays in the map while users is positive, so that all goroutines
 		// of the resource use the same one.
-		<-t.in
-		m.drop(resource, t)
+		<-sec.in
+		m.drop(resource, sec)
 	}
 	if err := ended(ctx, resource); err != nil {
 		leave()
 		return nil, nil, err
 	}
-	return t, leave, nil
+	return sec, leave, nil
 }
 
 // join counts one more user of the resource's section, and makes the section if there is none.
 func (m *Memory) join(resource string) *section {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.resources[resource]
-	if t == nil {
-		t = &section{in: make(chan struct{}, 1)}
+	sec := m.resources[resource]
+	if sec == nil {
+		sec = &section{in: make(chan struct{}, 1)}
 		if m.resources == nil {
 			m.resources = make(map[string]*section)
 		}
-		m.resources[resource] = t
+		m.resources[resource] = sec
 	}
-	t.users++
-	return t
+	sec.users++
+	return sec
 }
 
 // drop ends one use of a section. It deletes a section without users and without a token, so that
 // cancelled waits and reads of unknown resources use no memory.
-func (m *Memory) drop(resource string, t *section) {
+func (m *Memory) drop(resource string, sec *section) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t.users--
-	if t.users == 0 && t.newest == 0 {
+	sec.users--
+	if sec.users == 0 && sec.newest == 0 {
 		delete(m.resources, resource)
 	}
 }

@@ -36,7 +36,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	b.used.Store(true)
 	dropped := false
 	if b.blocks(k, r.Limit) {
-		if dropped, err = s.clear(b, k, len(b.entries), r.Wait); err != nil {
+		if dropped, err = s.dropDeadBefore(b, k, len(b.entries), r.Wait); err != nil {
 			return driver.Grant{}, s.fail(b, err)
 		}
 	}
@@ -60,20 +60,26 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if err != nil {
 		return driver.Grant{}, s.fail(b, err)
 	}
-	if !blocked {
-		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
-		s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
-		s.notify(b, b.unlock())
-		return g, nil
+	if blocked {
+		w := &waiter{r: r, b: b, k: k, wake: make(chan struct{}, 1), owner: owner, sess: sess, file: b.id}
+		return s.queue(ctx, w)
 	}
-	w := &waiter{r: r, b: b, k: k, wake: make(chan struct{}, 1), owner: owner, sess: sess, file: b.id}
-	s.mu.Lock()
-	s.waiting[r.ID] = w
-	s.mu.Unlock()
-	holders, ahead := b.holders(k), b.ahead(k, len(b.entries)-1)
+	g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
+	s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
 	s.notify(b, b.unlock())
-	r.From.Queued(holders)
-	return s.await(ctx, w, ahead)
+	return g, nil
+}
+
+// queue registers a waiter whose entry was just written, leaves the critical section, and waits.
+func (s *Store) queue(ctx context.Context, w *waiter) (driver.Grant, error) {
+	s.mu.Lock()
+	s.waiting[w.r.ID] = w
+	s.mu.Unlock()
+	b := w.b
+	holders, watched := b.holders(w.k), b.watched(w.k, len(b.entries)-1)
+	s.notify(b, b.unlock())
+	w.r.From.Queued(holders)
+	return s.await(ctx, w, watched)
 }
 
 // gaveUp returns the error of a request that ended before it had a queue entry.
@@ -114,9 +120,9 @@ func (st *state) blocks(k key, limit int) bool {
 	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
-// ahead returns the sessions that the waiter at index i watches. The first waiter watches the holders'
+// watched returns the sessions that the waiter at index i watches. The first waiter watches the holders'
 // sessions. Every other waiter watches the session of the waiter before it.
-func (st *state) ahead(k key, i int) []string {
+func (st *state) watched(k key, i int) []string {
 	for j := i - 1; j >= 0; j-- {
 		if e := &st.entries[j]; e.token == 0 && e.is(k) {
 			return []string{e.sid}
@@ -131,40 +137,37 @@ func (st *state) ahead(k key, i int) []string {
 	return sids
 }
 
-// clear removes the entries of dead sessions before index i. It stops at a live waiter, which checks
-// the entries before itself. With trust, an open connection proves that a session lives.
-func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err error) {
-	lives := map[string]bool{}
-	dead := func(sid string) bool {
-		alive, found := lives[sid]
-		if !found {
-			alive = s.isOwn(sid) || trust && s.linkedTo(sid) || !s.dead(sid)
-			lives[sid] = alive
+// dropDeadBefore removes the entries of dead sessions before index i. It stops at a live waiter, which
+// checks the entries before itself. With linked, an open connection proves that a session lives.
+func (s *Store) dropDeadBefore(b *bucket, k key, i int, linked bool) (dropped bool, err error) {
+	dead := map[string]bool{} // by session
+	isDead := func(sid string) bool {
+		d, checked := dead[sid]
+		if !checked {
+			d = !s.isOwn(sid) && !(linked && s.linkedTo(sid)) && s.dead(sid)
+			dead[sid] = d
 		}
-		return !alive
+		return d
 	}
-	found, led := false, false
-	for j := i - 1; j >= 0 && !led; j-- {
+	found, liveWaiter := false, false
+	for j := i - 1; j >= 0 && !liveWaiter; j-- {
 		if e := &b.entries[j]; e.token == 0 && e.is(k) {
-			led = !dead(e.sid)
-			found = found || !led
+			liveWaiter = !isDead(e.sid)
+			found = found || !liveWaiter
 		}
 	}
 	for j := range b.entries {
-		if e := &b.entries[j]; !led && e.token > 0 && e.is(k) && dead(e.sid) {
+		if e := &b.entries[j]; !liveWaiter && e.token > 0 && e.is(k) && isDead(e.sid) {
 			found = true
 		}
 	}
 	if !found {
 		return false, nil
 	}
-	for sid, alive := range lives {
-		if !alive {
+	for sid, d := range dead {
+		if d {
 			s.cleanDeadSession(sid, b)
 		}
 	}
-	return b.drop(func(e *entry) bool {
-		alive, found := lives[e.sid]
-		return found && !alive
-	})
+	return b.drop(func(e *entry) bool { return dead[e.sid] })
 }

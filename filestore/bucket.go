@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// reserved is the number of tokens that one fdatasync makes safe to use.
-const reserved = 1 << 16
+// reservedTokens is the number of tokens that one fdatasync makes safe to use.
+const reservedTokens = 1 << 16
 
 // fileID identifies a file, as long as a process has it open.
 type fileID struct{ dev, ino uint64 }
@@ -29,8 +29,8 @@ type bucket struct {
 	store *Store
 	path  string
 	sem   chan struct{}
-	fd    int
-	id    fileID
+	fd    int         // -1 if the file is not open
+	id    fileID      // of the open file
 	page  []byte      // the first page, as read
 	out   []byte      // the page or body being written
 	empty bool        // the file was never written
@@ -52,16 +52,8 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	select {
-	case b.sem <- struct{}{}:
-	default:
-		select {
-		case b.sem <- struct{}{}:
-		case <-ctx.Done():
-			return b.stalled(ctx)
-		case <-done:
-			return errClosed
-		}
+	if err := b.reserveFile(ctx, done); err != nil {
+		return err
 	}
 	for {
 		if b.fd < 0 {
@@ -70,30 +62,19 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 				return err
 			}
 		}
-		err := flock(b.fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == unix.EWOULDBLOCK {
-			var mine bool
-			if mine, err = b.block(ctx, done); !mine {
-				return err
+		if lent, err := b.flock(ctx, done); err != nil {
+			if !lent {
+				<-b.sem
 			}
+			return err
 		}
+		current, err := b.isCurrent()
 		if err != nil {
 			<-b.sem
-			return coded("locking", b.path, err)
+			return err
 		}
-		// The file at the path is the valid one. It may be a new file by now, which other
-		// processes use.
-		var st unix.Stat_t
-		err = stat(b.path, &st)
-		if err == nil && idOf(&st) == b.id {
+		if current {
 			break
-		}
-		old := b.id
-		b.forget()
-		b.store.spawn(func() { b.store.replaced(b, old) })
-		if err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
-			<-b.sem
-			return coded("checking", b.path, err)
 		}
 	}
 	if err := b.read(); err != nil {
@@ -103,16 +84,55 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 	return nil
 }
 
-// block waits for the file's lock on a goroutine, because flock cannot be cancelled. If the
-// context ends first, the goroutine keeps sem. It frees sem and the file when it gets the lock.
-func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, err error) {
-	got, gone := make(chan error), make(chan struct{})
+// reserveFile waits for sem. The caller frees sem.
+func (b *bucket) reserveFile(ctx context.Context, done <-chan struct{}) error {
+	select { // first, because a free sem comes before an ended context
+	case b.sem <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case b.sem <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return b.stalled(ctx)
+	case <-done:
+		return errClosed
+	}
+}
+
+// isCurrent reports whether the locked file is the one at the path, which is the valid one. If not, other
+// processes may use a new file. isCurrent then closes this one, and notifies the holders with entries there.
+// It does so, too, if it cannot check the path.
+func (b *bucket) isCurrent() (bool, error) {
+	var st unix.Stat_t
+	err := stat(b.path, &st)
+	if err == nil && idOf(&st) == b.id {
+		return true, nil
+	}
+	old := b.id
+	b.forget()
+	b.store.spawn(func() { b.store.replaced(b, old) })
+	if err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
+		return false, coded("checking", b.path, err)
+	}
+	return false, nil
+}
+
+// flock locks the file. If another process has it locked, a goroutine waits for the lock, because a
+// blocking flock cannot be cancelled. If the wait ends first, lent is true: the goroutine keeps sem, and
+// frees it together with the file when it gets the lock.
+func (b *bucket) flock(ctx context.Context, done <-chan struct{}) (lent bool, err error) {
+	if err = flock(b.fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK {
+		return false, b.lockError(err)
+	}
+	got, abandoned := make(chan error), make(chan struct{})
 	fd := b.fd
-	started := b.store.spawn(func() {
+	if !b.store.spawn(func() {
 		err := flock(fd, unix.LOCK_EX)
 		select {
 		case got <- err:
-		case <-gone:
+		case <-abandoned:
 			if err == nil {
 				flock(fd, unix.LOCK_UN)
 			}
@@ -121,21 +141,26 @@ func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, er
 			}
 			<-b.sem
 		}
-	})
-	if !started {
-		<-b.sem
+	}) {
 		return false, errClosed
 	}
 	select {
 	case err := <-got:
-		return true, err
+		return false, b.lockError(err)
 	case <-ctx.Done():
-		close(gone)
-		return false, b.stalled(ctx)
+		close(abandoned)
+		return true, b.stalled(ctx)
 	case <-done:
-		close(gone)
-		return false, errClosed
+		close(abandoned)
+		return true, errClosed
 	}
+}
+
+func (b *bucket) lockError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return coded("locking", b.path, err)
 }
 
 func (b *bucket) stalled(ctx context.Context) error {
@@ -255,39 +280,52 @@ func (b *bucket) write() error {
 	h.seq++
 	h.length = uint64(len(body))
 	h.sum = crc32.Checksum(body, castagnoli)
-	long := b.off >= pageLen
+	var err error
 	if len(body) <= inlineMax {
-		h.off = inlineAt
-		putHeader(b.out, &h)
-		if b.empty {
-			// It writes the whole page, so that later writes of this page need no more disk space.
-			b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
-		}
-		if err := b.replace(b.out); err != nil {
-			return err
-		}
-		if long {
-			unix.Ftruncate(b.fd, pageLen)
-		}
+		err = b.writeInline(&h)
 	} else {
-		h.off = pageLen
-		if end := b.off + b.length; long && h.off+h.length > b.off {
-			h.off = (end + pageLen - 1) / pageLen * pageLen
-		}
-		for at := h.off; len(body) > 0; {
-			n, err := pwrite(b.fd, body, int64(at))
-			if err != nil {
-				return coded("writing", b.path, err)
-			}
-			at, body = at+uint64(n), body[n:]
-		}
-		putHeader(b.out, &h)
-		if err := b.replace(b.out[:headerLen]); err != nil {
-			return err
-		}
+		err = b.writeLong(&h, body)
+	}
+	if err != nil {
+		return err
 	}
 	b.header, b.empty = h, false
 	return nil
+}
+
+// writeInline writes the header and the body, which b.out already has, in one step in the first page.
+func (b *bucket) writeInline(h *header) error {
+	h.off = inlineAt
+	putHeader(b.out, h)
+	if b.empty {
+		// It writes the whole page, so that later writes of this page need no more disk space.
+		b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
+	}
+	if err := b.replace(b.out); err != nil {
+		return err
+	}
+	if b.off >= pageLen { // the last body was a long one
+		unix.Ftruncate(b.fd, pageLen)
+	}
+	return nil
+}
+
+// writeLong writes a body after the first page, and then the header that makes it valid. The body does
+// not overlap the present one.
+func (b *bucket) writeLong(h *header, body []byte) error {
+	h.off = pageLen
+	if end := b.off + b.length; b.off >= pageLen && h.off+h.length > b.off {
+		h.off = (end + pageLen - 1) / pageLen * pageLen
+	}
+	for at := h.off; len(body) > 0; {
+		n, err := pwrite(b.fd, body, int64(at))
+		if err != nil {
+			return coded("writing", b.path, err)
+		}
+		at, body = at+uint64(n), body[n:]
+	}
+	putHeader(b.out, h)
+	return b.replace(b.out[:headerLen])
 }
 
 // replace replaces the beginning of the first page by p.
@@ -318,7 +356,7 @@ func (b *bucket) reserve() error {
 	h.boot = bootID{}
 	h.seq++
 	h.last = b.last
-	h.ceiling = b.last + reserved
+	h.ceiling = b.last + reservedTokens
 	first := b.page[:headerLen]
 	if b.empty {
 		clear(b.page)
@@ -340,9 +378,10 @@ func (b *bucket) reserve() error {
 	return nil
 }
 
-// settle grants a name to the waiters that the rule admits.
-func (b *bucket) settle(k key) error { return b.state.settle(k, b.store.now(), b.reserve) }
+// grantNext grants a name to the first waiters, as long as the limits allow that.
+func (b *bucket) grantNext(k key) error { return b.state.grantNext(k, b.store.now(), b.reserve) }
 
+// drop removes the entries that match, and grants their names to the next waiters.
 func (b *bucket) drop(match func(*entry) bool) (bool, error) {
 	return b.state.drop(match, b.store.now(), b.reserve)
 }

@@ -91,11 +91,11 @@ type entry struct {
 	tokens         int  // the number that an exclusive grant has or requests
 	endRequested   bool // an operator has requested the holder to end
 
-	// first and ahead record which sessions the waiter watched before the present change. If first
-	// is set, it watched the holders' sessions, otherwise the session ahead. The file does not
-	// contain these fields.
-	first bool
-	ahead string
+	// wasFirst and wasAhead record which sessions the waiter watched before the present change. If
+	// wasFirst is set, it watched the holders' sessions, otherwise the session wasAhead. The file
+	// does not contain these fields.
+	wasFirst bool
+	wasAhead string
 }
 
 // mark returns the value of the file's slot field: the slot's number plus one. An exclusive entry has

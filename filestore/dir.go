@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/filesystem"
 )
 
 // format is the content of the file named format. A version with another layout has another content,
 // so that each version refuses the directories of the other.
 const format = "holdfast filestore 1\n"
 
-// sockName is the length of a session's socket name in the sessions directory, with its slash.
-const sockName = 1 + sidLen + len(".sock")
+// sockNameLen is the length of a session's socket name in the sessions directory, with its slash.
+const sockNameLen = 1 + sidLen + len(".sock")
 
 func (s *Store) bucketsDir() string  { return filepath.Join(s.dir, "buckets") }
 func (s *Store) sessionsDir() string { return filepath.Join(s.dir, "sessions") }
@@ -30,48 +31,22 @@ func (s *Store) sessionsDir() string { return filepath.Join(s.dir, "sessions") }
 // fileMode returns the mode of files: that of the directory without execution.
 func (s *Store) fileMode() fs.FileMode { return s.mode &^ 0o111 }
 
-// prepare checks the options, and creates the directory and its missing files. Its errors are
-// messages for users.
+// refuse returns the error of Open for this directory. It is a message for users.
+func (s *Store) refuse(format string, a ...any) error {
+	return driver.Errorf(driver.CodeRefused, "filestore: directory %s: %w", s.dir, fmt.Errorf(format, a...))
+}
+
+// prepare checks the directory, and creates it and its missing files.
 func (s *Store) prepare(ctx context.Context) error {
-	refuse := func(f string, a ...any) error {
-		return driver.Errorf(driver.CodeRefused, "filestore: directory %s: %w", s.dir, fmt.Errorf(f, a...))
-	}
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "filestore: opening %s: %w", s.dir, err)
 	}
-	made := false
-	info, err := os.Stat(s.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		made = true
-		if err = os.MkdirAll(s.dir, 0o700); err == nil {
-			info, err = os.Stat(s.dir)
-		}
-		if err != nil {
-			return refuse("it cannot be created: %w: give a directory that this user may create", err)
-		}
+	made, err := s.makeDir()
+	if err != nil {
+		return err
 	}
-	switch {
-	case errors.Is(err, unix.ENOTDIR):
-		return refuse("a part of the path is a file: give a directory")
-	case err != nil:
-		return refuse("%w: give a directory that this user may use", err)
-	case !info.IsDir():
-		return refuse("this is a file: give a directory")
-	}
-	switch name, local, err := fileSystemOf(s.dir); {
-	case err != nil:
-		return refuse("%w: its file system cannot be found out", err)
-	case !local && !slices.Contains(s.allowed, name):
-		return refuse("its file system is %s, which is not known to be local to this machine; locks on a network file system keep no other machine out: "+
-			"give a directory on a local disk, or use a server's store; if no other machine uses the directory, allow it with AllowFileSystem(%q) (?filesystem=%s in a URL)",
-			name, name, name)
-	}
-	var st unix.Stat_t
-	if err := stat(s.dir, &st); err != nil {
-		return refuse("%w", err)
-	}
-	if int(st.Uid) != s.uid && s.mode&0o077 == 0 {
-		return refuse("it belongs to user %d and this process runs as user %d: give a directory of this user's own, or share one with Mode(0770) (?mode=0770 in a URL)", st.Uid, s.uid)
+	if err := s.checkPlace(); err != nil {
+		return err
 	}
 	if info, err := os.Stat(s.bucketsDir()); err == nil && !s.modeGiven {
 		// The process that shared the directory has decided the mode. Another process must not
@@ -80,39 +55,90 @@ func (s *Store) prepare(ctx context.Context) error {
 	}
 	if made {
 		if err := s.adopt(s.dir); err != nil {
-			return refuse("%w", err)
+			return s.refuse("%w", err)
 		}
 	}
 	if err := s.layout(); err != nil {
-		return refuse("%w: give a directory that this user may write", err)
+		return s.refuse("%w: give a directory that this user may write", err)
 	}
+	if err := s.checkFiles(); err != nil {
+		return err
+	}
+	return s.checkSocketPath()
+}
+
+// makeDir creates the directory if it is missing, and reports whether it did.
+func (s *Store) makeDir() (made bool, err error) {
+	info, err := os.Stat(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		made = true
+		if err = os.MkdirAll(s.dir, 0o700); err == nil {
+			info, err = os.Stat(s.dir)
+		}
+		if err != nil {
+			return made, s.refuse("it cannot be created: %w: give a directory that this user may create", err)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.ENOTDIR):
+		return made, s.refuse("a part of the path is a file: give a directory")
+	case err != nil:
+		return made, s.refuse("%w: give a directory that this user may use", err)
+	case !info.IsDir():
+		return made, s.refuse("this is a file: give a directory")
+	}
+	return made, nil
+}
+
+// checkPlace checks the file system and the owner of the directory.
+func (s *Store) checkPlace() error {
+	switch name, local, err := filesystem.Of(s.dir); {
+	case err != nil:
+		return s.refuse("%w: its file system cannot be found out", err)
+	case !local && !slices.Contains(s.allowed, name):
+		return s.refuse("its file system is %s, which is not known to be local to this machine; locks on a network file system keep no other machine out: "+
+			"give a directory on a local disk, or use a server's store; if no other machine uses the directory, allow it with AllowFileSystem(%q) (?filesystem=%s in a URL)",
+			name, name, name)
+	}
+	var st unix.Stat_t
+	if err := stat(s.dir, &st); err != nil {
+		return s.refuse("%w", err)
+	}
+	if int(st.Uid) != s.uid && s.mode&0o077 == 0 {
+		return s.refuse("it belongs to user %d and this process runs as user %d: give a directory of this user's own, or share one with Mode(0770) (?mode=0770 in a URL)", st.Uid, s.uid)
+	}
+	return nil
+}
+
+// checkFiles checks the rights to the subdirectories, and the format.
+func (s *Store) checkFiles() error {
 	for _, dir := range []string{s.bucketsDir(), s.sessionsDir()} {
 		if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.R_OK|unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-			return refuse("%s cannot be written: %w: give a directory that this user may write, or let its owner share it with Mode(0770)", dir, err)
+			return s.refuse("%s cannot be written: %w: give a directory that this user may write, or let its owner share it with Mode(0770)", dir, err)
 		}
 	}
 	b, err := os.ReadFile(filepath.Join(s.dir, "format"))
 	if err != nil {
-		return refuse("%w: give a directory that this user may read", err)
+		return s.refuse("%w: give a directory that this user may read", err)
 	}
 	if string(b) != format {
-		return refuse("its format is %q, and this version knows %q: use the version of holdfast that made it, or another directory", clip(string(b)), format)
+		return s.refuse("its format is %q, and this version knows %q: use the version of holdfast that made it, or another directory", clip(string(b)), format)
 	}
-	return s.socketFits(refuse)
+	return nil
 }
 
-// socketFits compares the path of a session's socket with the limit of the system.
-func (s *Store) socketFits(refuse func(string, ...any) error) error {
-	room := len(unix.RawSockaddrUnix{}.Path) - 1 // with its NUL
-	if len(s.sessionsDir())+sockName <= room {
+// checkSocketPath compares the path of a session's socket with the limit of the system.
+func (s *Store) checkSocketPath() error {
+	limit := len(unix.RawSockaddrUnix{}.Path) - 1 // without its NUL
+	if len(s.sessionsDir())+sockNameLen <= limit {
 		return nil
 	}
 	if canShorten() {
 		s.shorten = true
 		return nil
 	}
-	return refuse("the path is %d bytes long, and with the %d of a socket's name at most %d are allowed here: give a shorter one",
-		len(s.dir), len("/sessions")+sockName, room)
+	return s.refuse("the path is %d bytes long, and with the %d of a socket's name at most %d are allowed here: give a shorter one",
+		len(s.dir), len("/sessions")+sockNameLen, limit)
 }
 
 // layout creates the missing subdirectories, and the directory itself if it was removed.
@@ -173,6 +199,7 @@ func (s *Store) writeFormat() error {
 	return nil
 }
 
+// checkDir returns the absolute path of a directory.
 func checkDir(dir string) (string, error) {
 	switch {
 	case dir == "":

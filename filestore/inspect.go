@@ -144,8 +144,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	for {
 		// The first check comes before the first wait, because the grant may have ended before
 		// changes began to report.
-		there, err := s.standing(ctx, b, k, e.token)
-		if err == nil && !there {
+		exists, err := s.grantExists(ctx, b, k, e.token)
+		if err == nil && !exists {
 			return nil
 		}
 		select {
@@ -176,7 +176,7 @@ func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 		return nil, errNotHeld
 	}
 	e := b.entries[i]
-	if dead := !s.isOwn(e.sid) && s.dead(e.sid); dead {
+	if !s.isOwn(e.sid) && s.dead(e.sid) {
 		if _, err := b.drop(func(o *entry) bool { return o.sid == e.sid }); err != nil {
 			return nil, s.fail(b, err)
 		}
@@ -198,8 +198,8 @@ func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 	return &e, nil
 }
 
-// standing reports whether the grant exists and its session lives.
-func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
+// grantExists reports whether the grant exists and its session lives.
+func (s *Store) grantExists(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			return false, nil
@@ -243,15 +243,15 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	defer stop()
 	tick := time.NewTicker(wakeInterval)
 	defer tick.Stop()
-	seen := s.print(ctx, name)
+	seen := s.fingerprint(ctx, name)
 	changed()
 	for {
 		select {
 		case <-changes:
-			seen = s.print(ctx, name)
+			seen = s.fingerprint(ctx, name)
 			changed()
 		case <-tick.C:
-			if now := s.print(ctx, name); now != seen {
+			if now := s.fingerprint(ctx, name); now != seen {
 				seen = now
 				changed()
 			}
@@ -263,8 +263,8 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// print returns a text of the holders and waiters, which Watch compares with an earlier one.
-func (s *Store) print(ctx context.Context, name string) string {
+// fingerprint returns a text of the holders and waiters, which Watch compares with an earlier one.
+func (s *Store) fingerprint(ctx context.Context, name string) string {
 	var p strings.Builder
 	add := func(st driver.State) {
 		p.WriteString(st.Name)

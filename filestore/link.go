@@ -45,6 +45,8 @@ type link struct {
 	dialled  bool
 }
 
+// frame appends a message to b: the length of the text, the kind, 8 bytes of the token, 4 bytes of the
+// mark, and the text. The text is a request's ID, or in msgHello a session, empty if there is none.
 func frame(b []byte, n notice, text string) []byte {
 	b = append(b, byte(len(text)), n.kind)
 	b = binary.LittleEndian.AppendUint64(b, n.token)
@@ -52,6 +54,7 @@ func frame(b []byte, n notice, text string) []byte {
 	return append(b, text...)
 }
 
+// readFrame reads a message. The id of the notice is the text.
 func readFrame(r *bufio.Reader) (n notice, err error) {
 	var head [14]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -102,22 +105,8 @@ func (s *Store) newLink(sid string, conn *net.UnixConn) (*link, error) {
 func (s *Store) serve(l *link) {
 	defer s.unlink(l)
 	r := bufio.NewReaderSize(l.conn, 512)
-	if !l.dialled {
-		if !s.track(l) {
-			return
-		}
-		n, err := readFrame(r)
-		if err != nil || n.kind != msgHello {
-			return
-		}
-		if len(n.id) == sidLen { // otherwise the dialling process has no session and only sends
-			s.mu.Lock()
-			l.sid = n.id
-			if s.links[l.sid] == nil {
-				s.links[l.sid] = l
-			}
-			s.mu.Unlock()
-		}
+	if !l.dialled && !s.accept(l, r) {
+		return
 	}
 	for {
 		n, err := readFrame(r)
@@ -126,6 +115,27 @@ func (s *Store) serve(l *link) {
 		}
 		s.handle(n)
 	}
+}
+
+// accept reads msgHello from a connection that the other process has dialled. It returns false if the
+// connection has to end.
+func (s *Store) accept(l *link, r *bufio.Reader) bool {
+	if !s.track(l) {
+		return false
+	}
+	n, err := readFrame(r)
+	if err != nil || n.kind != msgHello {
+		return false
+	}
+	if len(n.id) == sidLen { // otherwise the dialling process has no session and only sends
+		s.mu.Lock()
+		l.sid = n.id
+		if s.links[l.sid] == nil {
+			s.links[l.sid] = l
+		}
+		s.mu.Unlock()
+	}
+	return true
 }
 
 // track registers a connection so that Close can end it.
@@ -165,9 +175,10 @@ func (s *Store) linkedTo(sid string) bool {
 // cannot reach the session.
 func (s *Store) dial(sid string, more []byte) *link {
 	sess := s.sess.Load()
-	hello, dir := "", (*os.File)(nil)
+	var own string
+	var dir *os.File
 	if sess != nil {
-		hello, dir = sess.sid, sess.dir
+		own, dir = sess.sid, sess.dir
 	}
 	if s.shorten && dir == nil {
 		var err error
@@ -186,7 +197,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 		return nil
 	}
 	l.dialled = true
-	if !l.send(append(frame(nil, notice{kind: msgHello}, hello), more...)) || !s.track(l) {
+	if !l.send(append(frame(nil, notice{kind: msgHello}, own), more...)) || !s.track(l) {
 		conn.Close()
 		return nil
 	}
@@ -194,7 +205,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 	if s.links[sid] == nil {
 		s.links[sid] = l
 	} else {
-		s.rest(l) // another goroutine has dialled the same session first
+		s.keepIdle(l) // another goroutine has dialled the same session first
 	}
 	s.mu.Unlock()
 	if !s.spawn(func() { s.serve(l) }) {
@@ -263,14 +274,14 @@ func (s *Store) unwatch(w *waiter, keep []string) {
 			return false
 		}
 		delete(l.watchers, w)
-		s.rest(l)
+		s.keepIdle(l)
 		return true
 	})
 }
 
-// rest keeps a connection that no waiter watches as an idle one. It closes the oldest idle connection
-// if there are too many.
-func (s *Store) rest(l *link) {
+// keepIdle keeps a connection that no waiter watches as an idle one. It closes the oldest idle connection
+// if there are too many. The caller holds the store's mutex.
+func (s *Store) keepIdle(l *link) {
 	if _, open := s.conns[l]; !open || !l.dialled || len(l.watchers) > 0 || slices.Contains(s.idle, l) {
 		return
 	}
@@ -296,7 +307,7 @@ func (s *Store) notify(b *bucket, notices []notice) {
 		}
 		if l = s.dial(n.sid, msg); l != nil {
 			s.mu.Lock()
-			s.rest(l)
+			s.keepIdle(l)
 			s.mu.Unlock()
 		} else {
 			// If the session is dead, the store removes its entries, and the next waiter gets the
@@ -306,6 +317,7 @@ func (s *Store) notify(b *bucket, notices []notice) {
 	}
 }
 
+// handle handles a message of another process, or of this one.
 func (s *Store) handle(n notice) {
 	if n.kind == msgEnd {
 		s.lose(n.id, n.token, driver.CauseTaken, errEndRequested)

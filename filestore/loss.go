@@ -47,9 +47,9 @@ func (s *Store) arm() {
 	}
 	s.armed = true
 	if s.timer == nil {
-		s.timer = time.AfterFunc(checkEvery, s.check)
+		s.timer = time.AfterFunc(checkInterval, s.check)
 	} else {
-		s.timer.Reset(checkEvery)
+		s.timer.Reset(checkInterval)
 	}
 }
 
@@ -68,7 +68,7 @@ func (s *Store) check() {
 	}
 	// A goroutine may have registered a grant while another one gave up the grant's session.
 	sess := s.sess.Load()
-	s.loseAll(func(h *held) bool { return h.sess != sess }, driver.CauseGone, errSession)
+	s.loseMatching(func(h *held) bool { return h.sess != sess }, driver.CauseGone, errSession)
 	s.mu.Lock()
 	byBucket := map[*bucket][]*held{}
 	for _, h := range s.held {
@@ -78,7 +78,7 @@ func (s *Store) check() {
 	}
 	s.mu.Unlock()
 	if len(byBucket) > 0 {
-		ctx, cancel := context.WithTimeout(s.ctx, noticeBound-checkEvery)
+		ctx, cancel := context.WithTimeout(s.ctx, noticeTimeout-checkInterval)
 		defer cancel()
 		for b, hs := range byBucket {
 			s.checkBucket(ctx, b, hs)
@@ -92,54 +92,54 @@ func (s *Store) check() {
 	}
 }
 
+// checkBucket checks the grants of one bucket.
 func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	// The path is checked first, because that needs no lock. A stopped process might hold the lock.
 	var st unix.Stat_t
 	err := stat(b.path, &st)
-	gone := err == unix.ENOENT || err == unix.ENOTDIR
-	here := hs[:0]
+	removed := err == unix.ENOENT || err == unix.ENOTDIR
+	present := hs[:0]
 	for _, h := range hs {
-		if gone || err == nil && h.file != idOf(&st) {
+		if removed || err == nil && h.file != idOf(&st) {
 			s.lose(h.id, h.token, driver.CauseGone, errReplaced)
 		} else {
-			here = append(here, h)
+			present = append(present, h)
 		}
 	}
-	if len(here) == 0 {
+	if len(present) == 0 {
 		return
 	}
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
-			for _, h := range here {
+			for _, h := range present {
 				s.lose(h.id, h.token, driver.CauseGone, errReplaced)
 			}
 		}
 		return
 	}
-	type loss struct {
-		h     *held
-		cause driver.Cause
-		err   error
-	}
-	var losses []loss
-	for _, h := range here {
+	var gone, requested []*held
+	for _, h := range present {
 		// A grant that was released meanwhile has no entry, and is not lost. A release unregisters
 		// the grant inside its critical section, so s.holds returns false for it.
 		i := b.find(key{s.ns, h.name}, h.id)
 		switch {
 		case !s.holds(h):
 		case i < 0 || b.entries[i].token != h.token || b.entries[i].sid != h.sess.sid:
-			losses = append(losses, loss{h, driver.CauseGone, errEntry})
+			gone = append(gone, h)
 		case b.entries[i].endRequested:
-			losses = append(losses, loss{h, driver.CauseTaken, errEndRequested})
+			requested = append(requested, h)
 		}
 	}
 	b.unlock()
-	for _, l := range losses {
-		s.lose(l.h.id, l.h.token, l.cause, l.err)
+	for _, h := range gone {
+		s.lose(h.id, h.token, driver.CauseGone, errEntry)
+	}
+	for _, h := range requested {
+		s.lose(h.id, h.token, driver.CauseTaken, errEndRequested)
 	}
 }
 
+// holds reports whether a grant was not released.
 func (s *Store) holds(h *held) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,8 +159,8 @@ func (s *Store) lose(id string, token uint64, cause driver.Cause, err error) {
 	h.from.Lost(cause, err)
 }
 
-// loseAll reports to the matching holders that their grants are lost.
-func (s *Store) loseAll(match func(*held) bool, cause driver.Cause, err error) {
+// loseMatching reports to the matching holders, once, that their grants have ended.
+func (s *Store) loseMatching(match func(*held) bool, cause driver.Cause, err error) {
 	s.mu.Lock()
 	var hs []*held
 	for _, h := range s.held {
@@ -175,13 +175,13 @@ func (s *Store) loseAll(match func(*held) bool, cause driver.Cause, err error) {
 	}
 }
 
-func (s *Store) loseEvery(cause driver.Cause, err error) {
-	s.loseAll(func(*held) bool { return true }, cause, err)
+func (s *Store) loseAll(cause driver.Cause, err error) {
+	s.loseMatching(func(*held) bool { return true }, cause, err)
 }
 
 // replaced reports a loss to the holders with entries in a file that was replaced.
 func (s *Store) replaced(b *bucket, old fileID) {
-	s.loseAll(func(h *held) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
+	s.loseMatching(func(h *held) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
 	s.wakeAll()
 }
 

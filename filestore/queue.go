@@ -78,21 +78,21 @@ func (st *state) slotFor(k key, limit int) int {
 	return slot
 }
 
-// before records which sessions each waiter of the name watches. After a change, settle notifies the
-// waiters that have to watch other sessions.
-func (st *state) before(k key) {
+// recordWatched records which sessions each waiter of the name watches. After a change, grantNext
+// notifies the waiters that have to watch other sessions.
+func (st *state) recordWatched(k key) {
 	first, ahead := true, ""
 	for i := range st.entries {
 		if e := &st.entries[i]; e.token == 0 && e.is(k) {
-			e.first, e.ahead = first, ahead
+			e.wasFirst, e.wasAhead = first, ahead
 			first, ahead = false, e.sid
 		}
 	}
 }
 
-// settle grants the name to the first waiters as long as the limits allow that. It notifies these
+// grantNext grants the name to the first waiters as long as the limits allow that. It notifies these
 // waiters, and those that have to watch other sessions now. reserve makes tokens available.
-func (st *state) settle(k key, now int64, reserve func() error) error {
+func (st *state) grantNext(k key, now int64, reserve func() error) error {
 	holders, least := st.countHolders(k)
 	first, ahead := true, ""
 	var failed error
@@ -108,8 +108,11 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 				continue
 			}
 		}
-		switch {
-		case first && !e.first && !st.heldOnlyBy(k, e.ahead), !first && e.ahead != ahead:
+		moved := e.wasAhead != ahead
+		if first {
+			moved = !e.wasFirst && !st.heldOnlyBy(k, e.wasAhead)
+		}
+		if moved {
 			st.notices = append(st.notices, notice{kind: msgReread, sid: e.sid, id: e.id})
 		}
 		first, ahead = false, e.sid
@@ -157,11 +160,11 @@ func (st *state) drop(match func(*entry) bool, now int64, reserve func() error) 
 		return false, nil
 	}
 	for _, k := range keys {
-		st.before(k)
+		st.recordWatched(k)
 	}
 	st.entries = slices.DeleteFunc(st.entries, func(e entry) bool { return match(&e) })
 	for _, k := range keys {
-		err = cmp.Or(err, st.settle(k, now, reserve))
+		err = cmp.Or(err, st.grantNext(k, now, reserve))
 	}
 	return true, err
 }

@@ -27,10 +27,10 @@ func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token u
 		b.unlock()
 		return false, nil
 	}
-	b.before(k)
+	b.recordWatched(k)
 	b.entries = slices.Delete(b.entries, i, i+1)
 	// If this fails, the waiters grant the name at their own checks.
-	b.settle(k)
+	b.grantNext(k)
 	if err := b.write(); err != nil {
 		return false, s.fail(b, err)
 	}
@@ -76,7 +76,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	out := make([]driver.Renewal, len(grants))
 	for i, g := range grants {
 		out[i] = driver.Renewal{SentAt: driver.NowInProcess(), TTL: driver.Forever}
-		if err := s.stands(ctx, g); err != nil {
+		if err := s.checkGrant(ctx, g); err != nil {
 			out[i] = driver.Renewal{Err: err}
 			if driver.CodeOf(err) == driver.CodeNotHeld {
 				out[i].Cause = driver.CauseGone
@@ -86,7 +86,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return out
 }
 
-func (s *Store) stands(ctx context.Context, g driver.Grant) error {
+// checkGrant returns errNotHeld if the grant has ended.
+func (s *Store) checkGrant(ctx context.Context, g driver.Grant) error {
 	if err := s.enter(); err != nil {
 		return err
 	}

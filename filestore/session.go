@@ -72,7 +72,7 @@ func (sess *session) linked() bool {
 // waiters make new entries with the next session.
 func (s *Store) abandon(sess *session) {
 	s.sess.CompareAndSwap(sess, nil)
-	s.loseAll(func(h *held) bool { return h.sess == sess }, driver.CauseGone, errSession)
+	s.loseMatching(func(h *held) bool { return h.sess == sess }, driver.CauseGone, errSession)
 	s.end(sess)
 	s.wakeAll()
 }
@@ -88,76 +88,92 @@ func (s *Store) end(sess *session) {
 
 func (s *Store) sessionPath(sid string) string { return filepath.Join(s.sessionsDir(), sid) }
 
+// newSession makes a session.
 func (s *Store) newSession() (*session, error) {
+	sess, err := s.lockNewFile()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.complete(sess); err != nil {
+		os.Remove(sess.path)
+		unix.Close(sess.fd)
+		return nil, err
+	}
+	return sess, nil
+}
+
+// lockNewFile creates a session's file and locks it. Before the file is locked it looks like that of a dead
+// session, so another process may remove it. lockNewFile then creates another one.
+func (s *Store) lockNewFile() (*session, error) {
 	for {
-		sess, err := s.trySession()
-		if sess != nil || err != nil {
-			return sess, err
+		var raw [sidLen * 5 / 8]byte
+		rand.Read(raw[:])
+		sess := &session{sid: strings.ToLower(base32.StdEncoding.EncodeToString(raw[:]))}
+		sess.path = s.sessionPath(sess.sid)
+		var err error
+		sess.fd, err = open(sess.path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, uint32(s.fileMode()))
+		switch err {
+		case nil:
+		case unix.EEXIST:
+			continue
+		case unix.ENOENT:
+			// Another process has removed the whole directory.
+			if err := s.layout(); err != nil {
+				return nil, coded("creating", s.dir, err)
+			}
+			continue
+		default:
+			return nil, coded("creating", sess.path, err)
+		}
+		locked, err := sess.lock()
+		if locked {
+			return sess, nil
+		}
+		os.Remove(sess.path)
+		unix.Close(sess.fd)
+		if err != nil {
+			return nil, err
 		}
 	}
 }
 
-// trySession makes a session. Before it has locked the new file, the file looks like that of a dead
-// session. If another process removes the file then, trySession returns neither a session nor an error.
-func (s *Store) trySession() (*session, error) {
-	var raw [sidLen * 5 / 8]byte
-	rand.Read(raw[:])
-	sid := strings.ToLower(base32.StdEncoding.EncodeToString(raw[:]))
-	path := s.sessionPath(sid)
-	fd, err := open(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, uint32(s.fileMode()))
-	if err == unix.ENOENT {
-		// Another process has removed the whole directory.
-		if err := s.layout(); err != nil {
-			return nil, coded("creating", s.dir, err)
-		}
-		return nil, nil
-	}
-	if err == unix.EEXIST {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, coded("creating", path, err)
-	}
-	keep := false
-	defer func() {
-		if !keep {
-			os.Remove(path)
-			unix.Close(fd)
-		}
-	}()
-	if err := flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
-		return nil, nil
+// lock locks the session's new file. It returns false without an error if another process removes or has
+// removed the file.
+func (sess *session) lock() (bool, error) {
+	if err := flock(sess.fd, unix.LOCK_EX|unix.LOCK_NB); err == unix.EWOULDBLOCK {
+		return false, nil
 	} else if err != nil {
-		return nil, coded("locking", path, err)
+		return false, coded("locking", sess.path, err)
 	}
 	var own, there unix.Stat_t
-	if err := unix.Fstat(fd, &own); err != nil {
-		return nil, coded("checking", path, err)
+	if err := unix.Fstat(sess.fd, &own); err != nil {
+		return false, coded("checking", sess.path, err)
 	}
-	if stat(path, &there) != nil || idOf(&own) != idOf(&there) {
-		return nil, nil
-	}
-	unix.Fchmod(fd, uint32(s.fileMode()))
+	sess.id = idOf(&own)
+	return stat(sess.path, &there) == nil && idOf(&there) == sess.id, nil
+}
+
+// complete writes the session's file, for people, and makes the socket beside it.
+func (s *Store) complete(sess *session) error {
+	unix.Fchmod(sess.fd, uint32(s.fileMode()))
 	about, err := json.Marshal(map[string]any{"pid": os.Getpid(), "host": s.host, "start": time.Now().UTC().Format(time.RFC3339)})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if _, err := pwrite(fd, append(about, '\n'), 0); err != nil {
-		return nil, coded("writing", path, err)
+	if _, err := pwrite(sess.fd, append(about, '\n'), 0); err != nil {
+		return coded("writing", sess.path, err)
 	}
-	dir, err := os.Open(s.sessionsDir())
+	if sess.dir, err = os.Open(s.sessionsDir()); err != nil {
+		return coded("opening", s.sessionsDir(), err)
+	}
+	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: s.sockName(sess.dir, sess.sid)})
 	if err != nil {
-		return nil, coded("opening", s.sessionsDir(), err)
+		sess.dir.Close()
+		return coded("listening on", sess.path+".sock", err)
 	}
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: s.sockName(dir, sid)})
-	if err != nil {
-		dir.Close()
-		return nil, coded("listening on", path+".sock", err)
-	}
-	ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
-	os.Chmod(path+".sock", s.fileMode())
-	keep = true
-	return &session{sid: sid, path: path, fd: fd, id: idOf(&own), dir: dir, ln: ln}, nil
+	sess.ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
+	os.Chmod(sess.path+".sock", s.fileMode())
+	return nil
 }
 
 // sockName returns the path of a session's socket for system calls. It is a short one if the full path
@@ -221,19 +237,20 @@ func (s *Store) sweep() {
 // cleanDeadSession removes a dead session in the background, beginning with the bucket that it blocks.
 func (s *Store) cleanDeadSession(sid string, b *bucket) {
 	s.mu.Lock()
-	removing := s.buried[sid]
-	s.buried[sid] = true
+	running := s.cleaned[sid]
+	s.cleaned[sid] = true
 	s.mu.Unlock()
-	if !removing {
-		s.spawn(func() {
-			defer func() {
-				s.mu.Lock()
-				delete(s.buried, sid)
-				s.mu.Unlock()
-			}()
-			s.removeDead([]string{sid}, b)
-		})
+	if running {
+		return
 	}
+	s.spawn(func() {
+		defer func() {
+			s.mu.Lock()
+			delete(s.cleaned, sid)
+			s.mu.Unlock()
+		}()
+		s.removeDead([]string{sid}, b)
+	})
 }
 
 // removeDead removes the entries of the dead sessions among sids, beginning with one bucket, and then the

@@ -41,24 +41,24 @@ type Store struct {
 	done   <-chan struct{}
 	// ops counts the calls that have not returned, and tasks the goroutines of the store.
 	ops, tasks sync.WaitGroup
-	finished   chan struct{}
+	finished   chan struct{} // closed when Close has returned
 
 	buckets [256]*bucket
 	sessMu  sync.Mutex
-	sess    atomic.Pointer[session]
+	sess    atomic.Pointer[session] // sessMu guards its changes
 
 	mu      sync.Mutex
-	closing bool // the store refuses new calls
-	closed  bool // the store starts no new goroutines
-	sids    []string
-	waiting map[string]*waiter
-	held    map[string]*held
-	links   map[string]*link // the connection to each connected session
+	closing bool               // the store refuses new calls
+	closed  bool               // the store starts no new goroutines
+	sids    []string           // the sessions of this store, past ones too
+	waiting map[string]*waiter // by request
+	held    map[string]*held   // by request
+	links   map[string]*link   // the connection to each connected session
 	conns   map[*link]struct{}
-	idle    []*link
-	buried  map[string]bool
-	timer   *time.Timer
-	armed   bool
+	idle    []*link         // connections that no waiter uses, the oldest first
+	cleaned map[string]bool // the dead sessions that a goroutine removes
+	timer   *time.Timer     // calls check
+	armed   bool            // the timer runs, or check does
 }
 
 var (
@@ -71,10 +71,10 @@ var (
 )
 
 const (
-	// noticeBound limits how late the store notifies a holder that its grant is gone.
-	noticeBound = time.Second
-	// checkEvery is shorter than noticeBound, because the check itself takes time.
-	checkEvery = noticeBound * 8 / 10
+	// noticeTimeout limits how late the store notifies a holder that its grant is gone.
+	noticeTimeout = time.Second
+	// checkInterval is shorter than noticeTimeout, because the check itself takes time.
+	checkInterval = noticeTimeout * 8 / 10
 	// wakeInterval limits how long a lost message delays a waiter.
 	wakeInterval = time.Second
 	// closeTimeout limits how long Close waits for a bucket that a stopped process has locked. The
@@ -116,7 +116,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	s := &Store{
 		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven, allowed: c.allowed,
 		boot: boot, now: wallMicros, sync: datasync, fallback: wakeInterval, finished: make(chan struct{}),
-		waiting: map[string]*waiter{}, held: map[string]*held{}, buried: map[string]bool{},
+		waiting: map[string]*waiter{}, held: map[string]*held{}, cleaned: map[string]bool{},
 		links: map[string]*link{}, conns: map[*link]struct{}{},
 	}
 	if err := s.prepare(ctx); err != nil {
@@ -157,7 +157,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "a counter in the directory, which survives a crash of the machine. It starts at the clock's microseconds, so tokens also rise after the directory was deleted, unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
-		Notice:   noticeBound,
+		Notice:   noticeTimeout,
 		Break:    driver.BreakNotify, Visible: driver.VisibleAll,
 		Notes: []string{
 			"the directory must be on a local file system; others are refused unless filesystem= names them",
@@ -234,9 +234,9 @@ func (s *Store) Close(ctx context.Context) error {
 	defer cancel()
 
 	s.cancel()
-	s.loseEvery(driver.CauseClosed, errClosed)
+	s.loseAll(driver.CauseClosed, errClosed)
 	deadline.Wait(ctx, &s.ops)
-	s.loseEvery(driver.CauseClosed, errClosed) // the grants that the last calls have returned
+	s.loseAll(driver.CauseClosed, errClosed) // the grants that the last calls have returned
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.removeOwnEntries(ctx, b)
@@ -257,18 +257,10 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 	s.sessMu.Unlock()
 	for _, b := range s.buckets {
-		select {
-		case b.sem <- struct{}{}:
+		// If this fails, a goroutine waits in flock, and closes the file afterwards.
+		if b.reserveFile(ctx, nil) == nil {
 			b.forget()
 			<-b.sem
-		default:
-			// A goroutine waits in flock and closes the file afterwards, or a call is about to end.
-			select {
-			case b.sem <- struct{}{}:
-				b.forget()
-				<-b.sem
-			case <-ctx.Done():
-			}
 		}
 	}
 	deadline.Wait(ctx, &s.tasks)

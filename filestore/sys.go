@@ -66,8 +66,7 @@ func parseBoot(b []byte) (id bootID, err error) {
 // coded adds a code and the path to the error of a step that has changed nothing.
 func coded(doing, path string, err error) error {
 	code := driver.CodeUnavailable
-	switch {
-	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ELOOP):
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.ELOOP) {
 		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "%s %s: %w", doing, path, err)

@@ -2,24 +2,9 @@ package filestore
 
 import (
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 )
-
-// localFileSystems contains the file systems whose files and flocks belong to one machine.
-var localFileSystems = []string{"apfs", "hfs", "tmpfs"}
-
-// fileSystemOf returns the file system of a directory, and whether it is known to be local to this
-// machine.
-func fileSystemOf(dir string) (name string, local bool, err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return "", false, err
-	}
-	name = unix.ByteSliceToString(st.Fstypename[:])
-	return name, st.Flags&unix.MNT_LOCAL != 0 && slices.Contains(localFileSystems, name), nil
-}
 
 func bootNow() (id bootID, err error) {
 	s, err := unix.Sysctl("kern.bootsessionuuid")

@@ -96,8 +96,7 @@ func readValue(path string) (data []byte, version string, err error) {
 	return data, string(head), nil
 }
 
-// lockValues waits for the flock of values/lock by polling, because a blocking flock cannot be
-// cancelled. A process keeps the flock no longer than three syncs take.
+// lockValues waits for the flock of values/lock. The caller closes the file, which ends the flock.
 func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	path := filepath.Join(s.valuesDir(), "lock")
 	if err := os.Mkdir(s.valuesDir(), 0o700); err == nil {
@@ -106,30 +105,46 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 			return nil, coded("creating", s.valuesDir(), err)
 		}
 	}
-	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, coded("opening", path, err)
-	}
-	_ = lock.Chmod(s.fileMode()) // it fails if another user created the file, but then that user has set the mode
-	for n := 0; ; n++ {
-		err := flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
+	for {
+		lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, coded("opening", path, err)
+		}
+		_ = lock.Chmod(s.fileMode()) // it fails if another user created the file, but then that user has set the mode
+		if err := s.pollFlock(ctx, lock); err != nil {
+			_ = lock.Close()
+			return nil, err
+		}
+		// If the file was deleted meanwhile, other processes lock a new one.
+		own, err := lock.Stat()
+		there, terr := os.Stat(path)
+		if err == nil && terr == nil && os.SameFile(own, there) {
 			return lock, nil
 		}
+		_ = lock.Close()
+		if err := errors.Join(err, terr); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, coded("checking", path, err)
+		}
+	}
+}
+
+// pollFlock waits for the flock of a file by polling, because a blocking flock cannot be cancelled. A
+// process keeps the flock no longer than three syncs take.
+func (s *Store) pollFlock(ctx context.Context, f *os.File) error {
+	for n := 0; ; n++ {
+		err := flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
 		if err != unix.EWOULDBLOCK {
-			_ = lock.Close()
-			return nil, coded("locking", path, err)
+			return coded("locking", f.Name(), err)
 		}
 		select {
 		case <-time.After(mathrand.N(time.Millisecond << min(n, 4))):
 		case <-ctx.Done():
-			err = driver.Errorf(driver.CodeUnavailable, "waiting for the lock of %s: %w", path, ctx.Err())
+			return driver.Errorf(driver.CodeUnavailable, "waiting for the lock of %s: %w", f.Name(), ctx.Err())
 		case <-s.done:
-			err = errClosed
-		}
-		if err != unix.EWOULDBLOCK {
-			_ = lock.Close()
-			return nil, err
+			return errClosed
 		}
 	}
 }

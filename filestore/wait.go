@@ -20,22 +20,21 @@ type waiter struct {
 	wake  chan struct{}
 	owner driver.Owner // as recorded
 	// The store's mutex guards these fields.
-	sess  *session
-	file  fileID
-	grant *held
-	slot  int
-	// tokens is the number of the grant's tokens.
-	tokens int
-	links  []*link
+	sess   *session
+	file   fileID
+	grant  *held
+	slot   int
+	tokens int     // the number of the grant's tokens
+	links  []*link // the connections to the watched sessions
 }
 
 // firstDelay is the first delay before an unreachable session is checked again. When a process ends, the
 // kernel may close its socket a moment before it frees its flock. The delay doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
-// await waits for the grant, and returns it. A notice reports the grant to the waiter. Without a notice the
+// await waits for the grant, and returns it. watched are the sessions to watch. A notice reports the grant to the waiter. Without a notice the
 // waiter finds the grant when a session that it watches has ended, or at one of its own checks.
-func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Grant, error) {
+func (s *Store) await(ctx context.Context, w *waiter, watched []string) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
 	var tick <-chan time.Time
 	if s.fallback > 0 {
@@ -45,9 +44,9 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 	}
 	var delay time.Duration
 	for {
-		s.unwatch(w, ahead)
+		s.unwatch(w, watched)
 		reached := true
-		for _, sid := range ahead {
+		for _, sid := range watched {
 			reached = s.watch(w, sid) && reached
 		}
 		var again <-chan time.Time
@@ -65,12 +64,16 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 		case <-s.done:
 			return driver.Grant{}, errClosed
 		}
-		g, next, err := s.readBucket(ctx, w)
-		switch {
-		case err == nil && next == nil:
+		if g, ok := s.taken(ctx, w); ok {
 			return g, nil
+		}
+		next, err := s.readBucket(ctx, w)
+		switch {
 		case err == nil:
-			ahead = next
+			if g, ok := s.taken(ctx, w); ok {
+				return g, nil
+			}
+			watched = next
 		case ctx.Err() != nil:
 			return driver.Grant{}, s.withdraw(ctx, w)
 		case driver.CodeOf(err) == driver.CodeClosed:
@@ -82,50 +85,29 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 	}
 }
 
-// readBucket reads the bucket. It returns the waiter's grant, or the sessions that the waiter has to watch.
-func (s *Store) readBucket(ctx context.Context, w *waiter) (g driver.Grant, ahead []string, err error) {
-	if g, ok := s.taken(ctx, w); ok {
-		return g, nil, nil
-	}
+// readBucket reads the bucket, and repairs the waiter's entry. It makes the waiter a holder if the entry is
+// a grant. Otherwise it returns the sessions that the waiter has to watch.
+func (s *Store) readBucket(ctx context.Context, w *waiter) (watched []string, err error) {
 	sess, err := s.current()
 	if err != nil {
-		return g, nil, err
+		return nil, err
 	}
 	b := w.b
 	if err := b.lock(ctx, true); err != nil {
-		return g, nil, err
+		return nil, err
 	}
-	changed := false
-	i := b.find(w.k, w.r.ID)
-	if i < 0 {
-		// The file was replaced, and the waiter's entry is lost. A new entry joins the end of the queue.
-		b.entries = append(b.entries, s.newEntry(w.r, w.owner, sess))
-		i, changed = len(b.entries)-1, true
-	}
-	if b.entries[i].sid != sess.sid {
-		b.entries[i].sid, changed = sess.sid, true
-	}
-	if b.entries[i].token == 0 {
-		var dropped bool
-		dropped, err = s.clear(b, w.k, i, true)
-		i = b.find(w.k, w.r.ID)
-		if err == nil && i >= 0 && b.entries[i].token == 0 {
-			b.before(w.k)
-			err = b.settle(w.k)
-		}
-		changed = changed || dropped || len(b.notices) > 0
-	}
+	i, changed, err := s.updateEntry(b, w, sess)
 	if err == nil && changed {
 		err = b.write()
 	}
 	if err != nil {
-		return g, nil, s.fail(b, err)
+		return nil, s.fail(b, err)
 	}
 	if i < 0 {
 		// Another goroutine has just ended the session, together with its entries.
 		s.notify(b, b.unlock())
 		wakeup.Send(w.wake)
-		return g, []string{}, nil
+		return nil, nil
 	}
 	e := &b.entries[i]
 	b.notices = slices.DeleteFunc(b.notices, func(n notice) bool { return n.id == w.r.ID })
@@ -136,16 +118,34 @@ func (s *Store) readBucket(ctx context.Context, w *waiter) (g driver.Grant, ahea
 	}
 	s.mu.Unlock()
 	if e.token == 0 {
-		if ahead = b.state.ahead(w.k, i); ahead == nil {
-			ahead = []string{}
-		}
+		watched = b.watched(w.k, i)
 	}
 	s.notify(b, b.unlock())
-	if ahead != nil {
-		return g, ahead, nil
+	return watched, nil
+}
+
+// updateEntry makes sure that the waiter has an entry of the session, removes the dead sessions before it,
+// and grants the name to the first waiters. It returns the index of the entry, -1 if it was removed.
+func (s *Store) updateEntry(b *bucket, w *waiter, sess *session) (i int, changed bool, err error) {
+	i = b.find(w.k, w.r.ID)
+	if i < 0 {
+		// The file was replaced, and the waiter's entry is lost. A new entry joins the end of the queue.
+		b.entries = append(b.entries, s.newEntry(w.r, w.owner, sess))
+		i, changed = len(b.entries)-1, true
 	}
-	g, _ = s.taken(ctx, w)
-	return g, nil, nil
+	if b.entries[i].sid != sess.sid {
+		b.entries[i].sid, changed = sess.sid, true
+	}
+	if b.entries[i].token > 0 {
+		return i, changed, nil
+	}
+	dropped, err := s.dropDeadBefore(b, w.k, i, true)
+	i = b.find(w.k, w.r.ID)
+	if err == nil && i >= 0 && b.entries[i].token == 0 {
+		b.recordWatched(w.k)
+		err = b.grantNext(w.k)
+	}
+	return i, changed || dropped || len(b.notices) > 0, err
 }
 
 // granted makes a waiter a holder. The caller holds the store's mutex.
@@ -160,7 +160,7 @@ func (s *Store) granted(w *waiter, token, mark uint64) {
 	s.arm()
 }
 
-// taken returns the waiter's grant, and false if the waiter has none yet.
+// taken returns the waiter's grant, and false if the waiter has none yet. It records a new owner.
 func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	s.mu.Lock()
 	h := w.grant

@@ -16,19 +16,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 	if err != nil {
 		return nil, func() {}
 	}
-	add := func(fd int) error {
-		if b == nil {
-			_, err := unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_MODIFY|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE)
-			return err
-		}
-		_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
-		if err == unix.ENOENT {
-			// The bucket's file does not exist yet, or was replaced. So watch its directory.
-			_, err = unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_CREATE|unix.IN_MOVED_TO)
-		}
-		return err
-	}
-	if add(fd) != nil {
+	if s.addWatch(fd, b) != nil {
 		unix.Close(fd)
 		return nil, func() {}
 	}
@@ -49,7 +37,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 			}
 			if b != nil {
 				// Watch the file again: it may be a new one.
-				raw.Control(func(fd uintptr) { add(int(fd)) })
+				raw.Control(func(fd uintptr) { s.addWatch(int(fd), b) })
 			}
 			wakeup.Send(ch)
 		}
@@ -58,4 +46,18 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 		f.Close()
 		done.Wait()
 	}
+}
+
+// addWatch makes an inotify descriptor report writes to a bucket, or to any bucket if b is nil.
+func (s *Store) addWatch(fd int, b *bucket) error {
+	if b == nil {
+		_, err := unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_MODIFY|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE)
+		return err
+	}
+	_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+	if err == unix.ENOENT {
+		// The bucket's file does not exist yet, or was replaced. So watch its directory.
+		_, err = unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_CREATE|unix.IN_MOVED_TO)
+	}
+	return err
 }

@@ -74,9 +74,9 @@ type space struct {
 	values map[string]value // likewise
 	token  uint64
 	script script
-	halted atomic.Bool // script.stopped is set
+	halted atomic.Bool // script.stopped is set; read without mu
 	watch  map[*watcher]struct{}
-	spare  []*name
+	spare  []*name // unused names that open uses again
 }
 
 // name is one name's holders and its queue, in order of arrival.
@@ -97,13 +97,12 @@ type entry struct {
 	limit   int
 	ttl     time.Duration
 	token   uint64
-	tokens  int // that the grant has reserved, or shall reserve
+	tokens  int // the number of the grant's tokens; in the queue, the requested number
 	slot    int
 	expires time.Duration // since the creation of the space
 	sent    driver.Instant
 	owner   driver.Owner
-	granted chan struct{} // closed with the grant or the end of a waiting entry
-	err     error
+	granted chan struct{} // closed when a queue entry becomes a grant
 }
 
 // String returns the store's name.
@@ -154,7 +153,7 @@ func (s *Store) Close(context.Context) error {
 	return nil
 }
 
-func (s *Store) open() error {
+func (s *Store) checkOpen() error {
 	if s.closed.Load() {
 		return driver.Errorf(driver.CodeClosed, "the memory store is closed")
 	}
@@ -166,6 +165,14 @@ func (s *Store) key(name string) string {
 		return name
 	}
 	return s.namespace + "\x00" + name
+}
+
+// nameOf returns the name of a key.
+func nameOf(key string) string {
+	if _, name, ok := strings.Cut(key, "\x00"); ok {
+		return name
+	}
+	return key
 }
 
 // Acquire returns a grant, waits in the queue, or returns an error.
@@ -180,17 +187,11 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, tokens: max(r.Tokens, 1), slot: driver.NoSlot, owner: r.From.Owner()}
 	sp := s.space
 	sp.mu.Lock()
-	fault := sp.script.takeAcquire(r.Name)
-	if fault != nil {
-		sp.mu.Unlock()
-		return s.acquireFaulty(e, r, fault)
+	if fault := takeFault(&sp.script.acquires, r.Name); fault != nil {
+		defer sp.mu.Unlock()
+		sp.applyFault(e, s.key(r.Name), fault)
+		return driver.Grant{}, fault.err
 	}
-	return s.acquire(ctx, e, &r)
-}
-
-// acquire is called with the space's mutex held, and unlocks it.
-func (s *Store) acquire(ctx context.Context, e *entry, r *driver.Request) (driver.Grant, error) {
-	sp := s.space
 	n := sp.open(s.key(r.Name))
 	e.n = n
 	sp.expire(n)
@@ -213,31 +214,32 @@ func (s *Store) acquire(ctx context.Context, e *entry, r *driver.Request) (drive
 	sp.changed(n)
 	sp.mu.Unlock()
 	r.From.Queued(holders)
+	return s.await(ctx, e)
+}
 
+// await waits until a queue entry is granted, and returns the grant.
+func (s *Store) await(ctx context.Context, e *entry) (driver.Grant, error) {
 	select {
 	case <-e.granted:
 	case <-ctx.Done():
 	case <-s.end:
 	}
-	owner := r.From.Owner() // may have changed during the wait
+	owner := e.from.Owner() // may have changed during the wait
+	sp := s.space
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if e.token != 0 && ctx.Err() == nil && e.err == nil {
-		// The validity begins with a step after the wait, which sets a new deadline.
-		if sp.confirm(e) {
-			owner.Since = e.owner.Since
-			e.owner = owner
-			return e.toGrant(), nil
-		}
+	// The validity begins with a step after the wait, which sets a new deadline.
+	if e.token != 0 && ctx.Err() == nil && sp.confirm(e) {
+		owner.Since = e.owner.Since
+		e.owner = owner
+		return e.toGrant(), nil
 	}
 	sp.drop(e)
-	switch {
-	case e.err != nil:
-		return driver.Grant{}, e.err
-	case ctx.Err() != nil:
-		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
-	case s.open() != nil:
-		return driver.Grant{}, s.open()
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	if err := s.checkOpen(); err != nil {
+		return driver.Grant{}, err
 	}
 	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "the grant ended before the waiter saw it")
 }
@@ -250,8 +252,8 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	sp := s.space
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if err := sp.script.takeUndo(r.Name); err != nil {
-		return err
+	if f := takeFault(&sp.script.undos, r.Name); f != nil {
+		return f.err
 	}
 	sp.script.forget(r.ID)
 	if n := sp.names[s.key(r.Name)]; n != nil {
@@ -285,7 +287,7 @@ func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	defer sp.mu.Unlock()
 	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
-		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
+		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
 	}
 	e.ttl = g.TTL
 	sp.extend(e)
@@ -300,12 +302,12 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	sp := s.space
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if err := sp.script.takeRelease(g.Name); err != nil {
-		return err
+	if f := takeFault(&sp.script.releases, g.Name); f != nil {
+		return f.err
 	}
 	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
-		return notHeld(g)
+		return notHeld(g.Name, g.Token)
 	}
 	if keep <= 0 {
 		sp.drop(e)
@@ -319,8 +321,8 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	return nil
 }
 
-func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", g.Name, g.Token)
+func notHeld(name string, token uint64) error {
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 }
 
 // Break ends a grant and notifies its holder.
@@ -328,11 +330,11 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.ready(ctx); err != nil {
 		return err
 	}
-	return s.take(name, token, driver.CauseTaken)
+	return s.endGrants(name, token, driver.CauseTaken)
 }
 
-// take ends the grant with the token, or every grant of the name if it is 0.
-func (s *Store) take(name string, token uint64, cause driver.Cause) error {
+// endGrants ends the grant with the token, or every grant of the name if it is 0. It notifies the holders.
+func (s *Store) endGrants(name string, token uint64, cause driver.Cause) error {
 	sp := s.space
 	sp.mu.Lock()
 	var ended []*entry
@@ -350,7 +352,7 @@ func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 		e.from.Lost(cause, nil)
 	}
 	if len(ended) == 0 {
-		return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
+		return notHeld(name, token)
 	}
 	return nil
 }
@@ -374,7 +376,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 // List yields the names of this namespace that have a holder or a waiter.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
-		if err := s.open(); err != nil {
+		if err := s.checkOpen(); err != nil {
 			yield(driver.State{}, err)
 			return
 		}
@@ -403,7 +405,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 
 // Watch calls changed after changes until ctx ends.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return err
 	}
 	w := &watcher{prefix: s.key(""), name: name, ch: make(chan struct{}, 1)}

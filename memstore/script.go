@@ -2,19 +2,12 @@ package memstore
 
 import (
 	"context"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
-
-func nameOf(key string) string {
-	if _, name, ok := strings.Cut(key, "\x00"); ok {
-		return name
-	}
-	return key
-}
 
 // Outcome is the real outcome of a request whose answer is lost.
 type Outcome int
@@ -32,19 +25,20 @@ const (
 // script has the failures that are still to come. The name "" matches every name.
 type script struct {
 	acquires, renewals, releases, undos []fault
-	late                                map[string]*time.Timer
-	stopped                             chan struct{} // closed by Start; nil while the store runs
+	late                                map[string]*time.Timer // by request
+	stopped                             chan struct{}          // closed by Start; nil while the store runs
 }
 
 type fault struct {
 	name    string
-	left    int
+	left    int // how many calls still fail
 	err     error
-	outcome Outcome
+	outcome Outcome // of an acquisition
 	delay   time.Duration
 }
 
-func take(faults *[]fault, name string) *fault {
+// takeFault returns the first fault for a name, and uses it once. It returns nil if there is none.
+func takeFault(faults *[]fault, name string) *fault {
 	for i := range *faults {
 		f := &(*faults)[i]
 		if f.name != "" && f.name != name {
@@ -55,22 +49,6 @@ func take(faults *[]fault, name string) *fault {
 			*faults = append((*faults)[:i:i], (*faults)[i+1:]...)
 		}
 		return &taken
-	}
-	return nil
-}
-
-func (sc *script) takeAcquire(name string) *fault { return take(&sc.acquires, name) }
-
-func (sc *script) takeRelease(name string) error {
-	if f := take(&sc.releases, name); f != nil {
-		return f.err
-	}
-	return nil
-}
-
-func (sc *script) takeUndo(name string) error {
-	if f := take(&sc.undos, name); f != nil {
-		return f.err
 	}
 	return nil
 }
@@ -99,7 +77,7 @@ func (c Script) edit(f func(*script)) {
 
 // Lose ends every grant of the name now, as an operator or a failover would, and notifies the holders. It
 // returns an error of code CodeNotHeld if there is none.
-func (c Script) Lose(name string, cause driver.Cause) error { return c.s.take(name, 0, cause) }
+func (c Script) Lose(name string, cause driver.Cause) error { return c.s.endGrants(name, 0, cause) }
 
 // Forget ends every grant of the name now without a notification. The holder's next renewal, or
 // its release, detects the end.
@@ -108,7 +86,7 @@ func (c Script) Forget(name string) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	if n := sp.names[c.s.key(name)]; n != nil {
-		for _, e := range append([]*entry(nil), n.holders...) {
+		for _, e := range slices.Clone(n.holders) {
 			sp.drop(e)
 		}
 	}
@@ -184,7 +162,7 @@ func (c Script) Start() {
 // ready waits while the store is stopped.
 func (s *Store) ready(ctx context.Context) error {
 	for {
-		if err := s.open(); err != nil || !s.space.halted.Load() {
+		if err := s.checkOpen(); err != nil || !s.space.halted.Load() {
 			return err
 		}
 		s.space.mu.Lock()
@@ -202,49 +180,43 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 }
 
-func (s *Store) acquireFaulty(e *entry, r driver.Request, f *fault) (driver.Grant, error) {
-	sp := s.space
-	apply := func() {
-		if !sp.admitsNow(s.key(r.Name), r.Limit) {
-			return // the request returned CodeBusy, or made a queue entry that Undo removes
-		}
-		e.n = sp.open(s.key(r.Name))
-		sp.grant(e)
-		sp.arm(e.n)
-	}
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
+// applyFault does what an acquisition does whose answer is lost. The caller holds the space's mutex.
+func (sp *space) applyFault(e *entry, key string, f *fault) {
 	switch f.outcome {
 	case Applied:
-		apply()
+		sp.grantIfFree(e, key)
 	case Late:
 		if sp.script.late == nil {
 			sp.script.late = map[string]*time.Timer{}
 		}
-		sp.script.late[r.ID] = time.AfterFunc(f.delay, func() {
+		sp.script.late[e.id] = time.AfterFunc(f.delay, func() {
 			sp.mu.Lock()
 			defer sp.mu.Unlock()
-			if _, standing := sp.script.late[r.ID]; standing {
-				delete(sp.script.late, r.ID)
-				apply()
+			if _, expected := sp.script.late[e.id]; expected {
+				delete(sp.script.late, e.id)
+				sp.grantIfFree(e, key)
 			}
 		})
 	}
-	return driver.Grant{}, f.err
 }
 
-func (sp *space) admitsNow(key string, limit int) bool {
-	n := sp.names[key]
-	if n == nil {
-		return true
-	}
+// grantIfFree grants a request that does not wait. If the name is held, the request has no effect. The
+// caller holds the space's mutex.
+func (sp *space) grantIfFree(e *entry, key string) {
+	n := sp.open(key)
 	sp.expire(n)
-	return len(n.queue) == 0 && n.admits(limit)
+	if len(n.queue) > 0 || !n.admits(e.limit) {
+		return
+	}
+	e.n = n
+	sp.grant(e)
+	sp.arm(n)
 }
 
+// renewFault returns the error of the next scripted fault of a renewal, after its delay.
 func (sp *space) renewFault(ctx context.Context, name string) error {
 	sp.mu.Lock()
-	f := take(&sp.script.renewals, name)
+	f := takeFault(&sp.script.renewals, name)
 	sp.mu.Unlock()
 	if f == nil {
 		return nil

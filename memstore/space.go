@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
-// All methods here but now and at are called with the space's mutex held.
+// The caller of every method here, except now and at, holds the space's mutex.
 
 // now returns the present time, counted from the creation of the space, as deadlines are. It
 // reads one clock; time.Now reads two.
@@ -144,15 +144,15 @@ func (sp *space) expire(n *name) {
 		return
 	}
 	now := sp.now()
-	dead := func(e *entry) bool { return now >= e.expires }
-	if slices.ContainsFunc(n.holders, dead) {
-		n.holders = slices.DeleteFunc(n.holders, dead)
+	expired := func(e *entry) bool { return now >= e.expires }
+	if slices.ContainsFunc(n.holders, expired) {
+		n.holders = slices.DeleteFunc(n.holders, expired)
 		sp.changed(n)
 		sp.promote(n)
 	}
 }
 
-// promote grants from the head of the queue, in order, as far as the rule admits.
+// promote grants the name to the first waiters, as long as the limits allow that.
 func (sp *space) promote(n *name) {
 	for len(n.queue) > 0 && n.admits(n.queue[0].limit) {
 		e := n.queue[0]
@@ -189,6 +189,7 @@ func (sp *space) arm(n *name) {
 	n.timer.Reset(next - sp.now())
 }
 
+// changed notifies the watchers of a name.
 func (sp *space) changed(n *name) {
 	for w := range sp.watch {
 		if got, ok := strings.CutPrefix(n.key, w.prefix); !ok || w.name != "" && got != w.name {

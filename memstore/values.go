@@ -48,7 +48,7 @@ func (s *Store) readyForValue(ctx context.Context, key string, data []byte) erro
 	if err := driver.CheckValue(key, data); err != nil {
 		return err
 	}
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {

@@ -51,7 +51,8 @@
 // Each name has a gate, which is a named lock. A waiter of [Pessimistic] or [Named] first takes the gate,
 // and then waits for the lock while it has the gate. The other waiters wait for the gate, in the order in
 // which they came. The gate decides only the order. A request of [Named] that does not wait gets no lock
-// while the gate is taken.
+// while the gate is taken. If the client of the first waiter dies, the server ends its session like that of
+// a holder, and with it the gate.
 //
 // A session may hand its lock off to the next request (see [sqlkit.Sessions]). One statement then reads
 // whether the gate is free, and the clock. With Named, the same statement checks that the session has the

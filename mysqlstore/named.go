@@ -3,8 +3,6 @@ package mysqlstore
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/base32"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,34 +20,9 @@ type named struct{ sessions }
 // The longest names of GET_LOCK. MySQL counts characters and folds case; MariaDB counts
 // bytes and does not fold.
 const (
-	mostChars8 = 64
-	mostBytes  = 192
+	mostChars = 64
+	mostBytes = 192
 )
-
-// readable is how many characters of a name the name of its lock shows.
-const readable = 24
-
-// hashedName returns the argument of GET_LOCK: at most 64 characters in lower case. They
-// begin with the readable part of the name and end with its hash.
-func hashedName(key []byte) string {
-	sum := sha256.Sum256(key)
-	_, name, _ := bytes.Cut(key, []byte{0})
-	var plain strings.Builder
-	for _, c := range strings.ToLower(string(name)) {
-		if plain.Len() == readable {
-			break
-		}
-		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.ContainsRune("-_./:", c) {
-			plain.WriteRune(c)
-		} else {
-			plain.WriteByte('~')
-		}
-	}
-	return "hf:" + plain.String() + ":" + base32Lower.EncodeToString(sum[:20])
-}
-
-// base32Lower is base32 in lower case, without padding.
-var base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 func (r named) lockname(key []byte) string {
 	if r.s.cfg.exact {
@@ -84,8 +57,8 @@ func (r named) checkExact(name string) error {
 	f, _ := r.s.server.Facts()
 	switch {
 	case !f.maria: // or unknown: the stricter limits are safe
-		if n := utf8.RuneCountInString(name); n > mostChars8 {
-			return driver.Errorf(driver.CodeInvalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
+		if n := utf8.RuneCountInString(name); n > mostChars {
+			return driver.Errorf(driver.CodeInvalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars)
 		}
 		if i := strings.IndexFunc(name, unicode.IsUpper); i >= 0 {
 			return driver.Errorf(driver.CodeInvalid, "name %q has upper case, which GET_LOCK of MySQL treats as lower case (without names=exact any name will do)", name)
@@ -96,69 +69,74 @@ func (r named) checkExact(name string) error {
 	return nil
 }
 
-// asText returns a name as GET_LOCK's argument, a string in UTF-8. Characters that mean the
-// same in every character set and sql_mode stay as they are, which is faster.
-func asText(s string) string {
-	for _, c := range []byte(s) {
-		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == ':' || c == '.' || c == '_' || c == '-' || c == '/') {
-			return "CONVERT(" + lit([]byte(s)) + " USING utf8mb4)"
-		}
-	}
-	return "'" + s + "'"
-}
+// The columns of the first answer to the script of Lock.
+const (
+	namedMark = iota // of markNew
+	namedTaken
+	namedTime
+	namedConn
+	namedReadOnly
+	namedPause // this and the next column only if the statement reads the clock twice
+	namedLater
+)
 
 // Lock takes the lock and then reads the clock, in one statement.
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
-	// The waiter that has the gate may not have reached the queue of the lock yet. A request
-	// that does not wait would overtake it.
-	label, take := "", fmt.Sprintf("IF(IS_FREE_LOCK(%s), GET_LOCK(%s, 0), 0)", gate(a.Key), r.lockOf(a))
-	if a.Wait {
-		// If the wait for the gate is interrupted, the statement requests no lock, and the
-		// engine closes the session.
-		label, take = comment(a), fmt.Sprintf("IF(%s, GET_LOCK(%s, %d) + 0 * RELEASE_LOCK(%s), NULL)", enter(a.Key), r.lockOf(a), forever, gate(a.Key))
-	}
-	query := "SELECT " + label + markNew(s) + ", " + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
-	pause := ""
-	if r.tokens(a) > 1 {
-		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", r.lockOf(a), r.pause(a))
-	}
-	script := timeout(s, a.TTL)
-	switch {
-	case r.s.facts().sysdateNow:
-		script = append(append(script, query), r.clocks(a, pause)...)
-	case pause != "":
-		script = append(script, query+", "+pause+", "+sysdate)
-	default:
-		script = append(script, query)
-	}
-	answers, err := s.Run(ctx, script...)
+	answers, err := s.Run(ctx, r.script(s, a)...)
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
 	s.TTL = a.TTL
 	marked(s)
 	row := answers.First(0)
-	got := a.Clocked(row.Int(2), row.Int(6))
+	switch {
+	case row.Int(namedConn) != s.ID.Conn:
+		return sqlkit.Got{}, errMoved
+	case row.Null(namedTaken):
+		return sqlkit.Got{}, driver.Errorf(driver.CodeUnknown, "GET_LOCK was interrupted")
+	case isReadOnly(row.Text(namedReadOnly)):
+		return sqlkit.Got{}, sqlkit.ErrReadOnly
+	case !row.True(namedTaken):
+		return sqlkit.Got{}, sqlkit.ErrBusy
+	}
+	got := a.Clocked(row.Int(namedTime), row.Int(namedLater))
 	if r.s.facts().sysdateNow {
 		got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
 	}
-	switch {
-	case row.Int(3) != s.ID.Conn:
-		return sqlkit.Got{}, errMoved
-	case row.Null(1):
-		return sqlkit.Got{}, driver.Errorf(driver.CodeUnknown, "GET_LOCK was interrupted")
-	case isReadOnly(row.Text(4)):
-		return sqlkit.Got{}, sqlkit.ErrReadOnly
-	case !row.True(1):
-		return sqlkit.Got{}, sqlkit.ErrBusy
-	}
 	if r.s.cfg.Durable {
 		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			answers, err := s.Run(ctx, durable(a)...)
-			return durableOf(a, got, answers, err)
+			answers, err := s.Run(ctx, raiseHighWater(a)...)
+			return countedGrant(a, got, answers, err)
 		})
 	}
 	return got, nil
+}
+
+// script returns the statements of Lock. If separate statements read the clock, their answers
+// follow the first one.
+func (r named) script(s *sqlkit.Session, a *sqlkit.LockRequest) []string {
+	lock := r.lockOf(a)
+	// The waiter that has the gate may not have reached the queue of the lock yet. A request
+	// that does not wait would overtake it.
+	label, take := "", fmt.Sprintf("IF(IS_FREE_LOCK(%s), GET_LOCK(%s, 0), 0)", gate(a.Key), lock)
+	if a.Wait {
+		// If the wait for the gate is interrupted, the statement requests no lock, and the
+		// engine closes the session.
+		label, take = comment(a), fmt.Sprintf("IF(%s, GET_LOCK(%s, %d) + 0 * RELEASE_LOCK(%s), NULL)", enter(a.Key), lock, forever, gate(a.Key))
+	}
+	query := "SELECT " + label + markNew(s) + ", " + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
+	pause := ""
+	if r.tokens(a) > 1 {
+		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", lock, r.pause(a))
+	}
+	script := timeout(s, a.TTL)
+	if r.s.facts().sysdateNow {
+		return append(append(script, query), r.clocks(a, pause)...)
+	}
+	if pause != "" {
+		query += ", " + pause + ", " + sysdate
+	}
+	return append(script, query)
 }
 
 // Pass keeps the lock if no session waits at its gate, and otherwise frees it, in one
@@ -191,33 +169,6 @@ func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.Lo
 func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	lock := r.lockOf(a)
 	return r.prove(ctx, s, a, r.lockname(a.Key), "SELECT IS_USED_LOCK("+lock+") = CONNECTION_ID()")
-}
-
-// errMoved is the error of a connection that has another session than before.
-var errMoved = fmt.Errorf("the connection has another number than before: a proxy that shares connections stands between")
-
-// durable returns the statements that raise the high-water mark of tokens. They commit it
-// before the client returns the grant. Their last answer has the mark before, and the
-// clock: the mark after is the larger of the clock and one more than the mark before.
-func durable(a *sqlkit.LockRequest) []string {
-	return []string{"SET @hf_now = " + clock,
-		fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(LAST_INSERT_ID(token) + 1, @hf_now) WHERE bucket = %d", sqlkit.Bucket(a.Key)),
-		"SELECT LAST_INSERT_ID(), ROW_COUNT(), " + flush + ", @hf_now"}
-}
-
-// durableOf returns the grant with the tokens in its answers.
-func durableOf(a *sqlkit.LockRequest, got sqlkit.Got, answers sqlkit.Answers, err error) (sqlkit.Got, error) {
-	if err != nil {
-		return got, err
-	}
-	row := answers.Last()
-	switch {
-	case !row.True(1):
-		return got, sqlkit.ErrSchema
-	case row.Text(2) != flushed:
-		return got, notDurable(row.Text(2))
-	}
-	return a.Counted(got, row.Int(0), max(row.Int(0)+1, row.Int(3))), nil
 }
 
 // Unlock reports what RELEASE_LOCK returns: false if the session does not have the lock.

@@ -23,8 +23,8 @@ import (
 // limits would admit some of them. Each permit also locks a row of its own.
 type pessimistic struct{ sessions }
 
-// own reports whether the rows are those of a user's table.
-func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
+// usersTable reports whether the rows are those of a user's table.
+func (r pessimistic) usersTable() bool { return r.s.cfg.Table != "" }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
@@ -36,7 +36,7 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 
 // row returns the condition that finds a name's row.
 func (r pessimistic) row(key []byte) string {
-	if !r.own() {
+	if !r.usersTable() {
 		return "holdfast_name WHERE name = " + lit(key)
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
@@ -44,7 +44,7 @@ func (r pessimistic) row(key []byte) string {
 }
 
 func (r pessimistic) insert(key []byte) string {
-	if !r.own() {
+	if !r.usersTable() {
 		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON DUPLICATE KEY UPDATE permits = permits", lit(key))
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
@@ -56,6 +56,17 @@ func (r pessimistic) insert(key []byte) string {
 func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	return sqlkit.LockRow(ctx, r, s, a)
 }
+
+// The columns of the row that selectRow returns.
+const (
+	rowPermits = iota
+	rowTime
+	rowConn
+	rowMark // of markNew
+	rowReadOnly
+	rowPause // this and the next column only if the statement reads the clock twice
+	rowLater
+)
 
 // TryRow runs one transaction, which stays open if it has the lock.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
@@ -70,82 +81,84 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		answers = answers[1:] // without that of the gate
 	}
 	s.TTL = a.TTL
-	got := sqlkit.Got{Slot: driver.NoSlot}
-	row := answers.First(0) // nil if the row is locked or missing
+	row := answers.First(0)
 	if row == nil {
-		there, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
-		switch {
-		case err != nil:
-			return got, err
-		case there.Last().Int(0) > 0 && wait:
-			return got, sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
-		case there.Last().Int(0) > 0:
-			return got, sqlkit.ErrBusy
-		}
-		script, back := r.briefly(r.insert(a.Key))
-		_, err = s.Run(ctx, script...)
-		if locked(err) {
-			if len(back) > 0 {
-				if _, err := s.Run(ctx, back...); err != nil {
-					return got, err
-				}
-			}
-			// Another client's transaction has inserted the row and is still open. A waiter
-			// requests the row, so that its statement in the queue shows its owner.
-			if err = sqlkit.ErrBusy; wait {
-				err = sqlkit.ErrRow
-			}
-			return got, err
-		}
-		if my, ok := errors.AsType[*mysql.MySQLError](err); ok && (my.Number == errTooLong || my.Number == errBadText) {
-			return got, driver.Errorf(driver.CodeInvalid, "name %q: the column does not take it: %w", a.Name, err)
-		}
-		if err != nil {
-			return got, err
-		}
-		return got, sqlkit.ErrRow
+		return sqlkit.Got{}, r.noRow(ctx, s, a, wait)
 	}
 	marked(s)
 	switch {
-	case row.Int(2) != s.ID.Conn:
-		return got, errMoved
-	case isReadOnly(row.Text(4)):
-		return got, sqlkit.ErrReadOnly
+	case row.Int(rowConn) != s.ID.Conn:
+		return sqlkit.Got{}, errMoved
+	case isReadOnly(row.Text(rowReadOnly)):
+		return sqlkit.Got{}, sqlkit.ErrReadOnly
+	case a.Limit == driver.Exclusive && r.s.facts().sysdateNow:
+		return r.grant(ctx, s, a, a.Clocked(answers.First(1).Int(0), answers.Last().Int(0)))
+	case a.Limit == driver.Exclusive:
+		return r.grant(ctx, s, a, a.Clocked(row.Int(rowTime), row.Int(rowLater)))
 	}
-	k := sqlkit.Kind(a.Limit)
-	if a.Limit == driver.Exclusive {
-		got = a.Clocked(row.Int(1), row.Int(6))
-		if r.s.facts().sysdateNow {
-			got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
+	kind := int64(sqlkit.Kind(a.Limit))
+	sameKind := row.Int(rowPermits) == kind
+	if sameKind {
+		got := sqlkit.Got{Token: uint64(answers.Last().Int(1)), Slot: driver.NoSlot}
+		if kind == 0 {
+			return r.grant(ctx, s, a, got)
 		}
-		return r.granted(ctx, s, a, got)
-	}
-	if row.Int(0) == int64(k) {
-		// Shared grants read the clock one after the other.
-		got.Token = uint64(answers.Last().Int(1))
-		if k == 0 {
-			return r.granted(ctx, s, a, got)
-		}
-		if slot := answers.First(1); len(answers) > 2 && slot != nil {
+		if slot := answers.First(1); slot != nil {
 			got.Slot = int(slot.Int(0))
-			return r.granted(ctx, s, a, got)
+			return r.grant(ctx, s, a, got)
 		}
 	}
 	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
-		return got, err
+		return sqlkit.Got{}, err
 	}
-	if row.Int(0) != int64(k) {
-		return got, sqlkit.ErrKind
+	if !sameKind {
+		return sqlkit.Got{}, sqlkit.ErrKind
 	}
-	return got, sqlkit.ErrBusy
+	return sqlkit.Got{}, sqlkit.ErrBusy // no slot is free
 }
 
-func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
+// noRow handles a transaction that has got no row, because the row is locked or missing. It ends the
+// transaction, inserts a missing row, and returns the error of TryRow.
+func (r pessimistic) noRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) error {
+	rows, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
+	switch {
+	case err != nil:
+		return err
+	case rows.Last().Int(0) > 0 && wait:
+		return sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
+	case rows.Last().Int(0) > 0:
+		return sqlkit.ErrBusy
+	}
+	script, restore := r.briefly(r.insert(a.Key))
+	_, err = s.Run(ctx, script...)
+	if my, ok := errors.AsType[*mysql.MySQLError](err); ok && (my.Number == errTooLong || my.Number == errBadText) {
+		return driver.Errorf(driver.CodeInvalid, "name %q: the column does not take it: %w", a.Name, err)
+	}
+	switch {
+	case err == nil:
+		return sqlkit.ErrRow
+	case !locked(err):
+		return err
+	}
+	// Another client's transaction has inserted the row and is still open.
+	if len(restore) > 0 {
+		if _, err := s.Run(ctx, restore...); err != nil {
+			return err
+		}
+	}
+	if wait {
+		return sqlkit.ErrRow // the next try requests the row: its statement in the queue shows the owner
+	}
+	return sqlkit.ErrBusy
+}
+
+// grant returns got. If tokens are durable, it first replaces the tokens of got.
+func (r pessimistic) grant(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	if r.s.cfg.Durable {
 		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
 			// The commit uses another connection, since this one's transaction is open.
-			answers, err := r.s.commit(ctx, durable(a)...)
-			return durableOf(a, got, answers, err)
+			answers, err := r.s.commit(ctx, raiseHighWater(a)...)
+			return countedGrant(a, got, answers, err)
 		})
 	}
 	return got, nil
@@ -184,10 +197,10 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	}
 	// The proof follows the reading of the clock.
 	script := []string{fmt.Sprintf("SELECT %s, @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", markNew(s), gate(old.Key), clock), proveSavepoint}
-	refused := sqlkit.PassRefused
+	ifOthersWait := sqlkit.PassRefused
 	if r.s.facts().maria {
 		// MySQL has no such statement, and needs another round trip to release.
-		script, refused = append(script, "EXECUTE IMMEDIATE IF(@hf_now > 0, 'DO 0', 'ROLLBACK')"), sqlkit.PassReleased
+		script, ifOthersWait = append(script, "EXECUTE IMMEDIATE IF(@hf_now > 0, 'DO 0', 'ROLLBACK')"), sqlkit.PassReleased
 	}
 	answers, err := s.Run(ctx, script...)
 	if noSavepoint(err) {
@@ -202,7 +215,7 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	case row.Int(2) != s.ID.Conn:
 		return sqlkit.Got{}, 0, errMoved
 	case row.Int(1) == 0:
-		return sqlkit.Got{}, refused, nil
+		return sqlkit.Got{}, ifOthersWait, nil
 	case isReadOnly(row.Text(3)):
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
@@ -210,10 +223,34 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 }
 
 // script returns the statements of TryRow. If the request waits, the first answer is that of
-// the gate. If the request gets the row, the next answer has permits, the token, the
-// connection, and a later time for several tokens. Then come the slot of a semaphore, and the
-// token again, or both times, if separate statements read the clock.
-func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (script []string) {
+// the gate. The next answer is that of selectRow. Then come the slot of a semaphore, and the
+// time again, or both times, if separate statements read the clock.
+func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) []string {
+	script := timeout(s, a.TTL)
+	if wait {
+		script = append(script, "SELECT "+comment(a)+enter(a.Key))
+	}
+	script = append(script, "START TRANSACTION", r.selectRow(s, a, wait))
+	if a.Limit == driver.Exclusive {
+		script = append(script, setSavepoint)
+		if r.s.facts().sysdateNow {
+			script = append(append(script, r.clocks(a, r.pause(a))...), proveSavepoint)
+		}
+	} else {
+		if size := sqlkit.Kind(a.Limit); size > 0 {
+			script = append(script, fmt.Sprintf("SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED", lit(a.Key), size))
+		}
+		lock := clockLock(a.Key)
+		script = append(script, setSavepoint, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", lock, sysdate, lock))
+	}
+	if wait {
+		script = append(script, "DO RELEASE_LOCK("+gate(a.Key)+")")
+	}
+	return script
+}
+
+// selectRow returns the statement that locks the row.
+func (r pessimistic) selectRow(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) string {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
 		if mode = "LOCK IN SHARE MODE"; !r.s.facts().maria {
@@ -224,7 +261,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 		mode += " SKIP LOCKED"
 	}
 	permits := "permits"
-	if r.own() {
+	if r.usersTable() {
 		permits = "0"
 	}
 	label, later := "", ""
@@ -234,26 +271,8 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 	if r.tokens(a) > 1 && !r.s.facts().sysdateNow {
 		later = ", " + r.pause(a) + ", " + sysdate
 	}
-	script = timeout(s, a.TTL)
-	if wait {
-		script = append(script, "SELECT "+label+enter(a.Key))
-		defer func() { script = append(script, "DO RELEASE_LOCK("+gate(a.Key)+")") }()
-	}
-	script = append(script, "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only%s FROM %s %s",
-		label, permits, sysdate, markNew(s), later, r.row(a.Key), mode))
-	switch k := sqlkit.Kind(a.Limit); {
-	case a.Limit == driver.Exclusive:
-		script = append(script, setSavepoint)
-		if r.s.facts().sysdateNow {
-			script = append(append(script, r.clocks(a, r.pause(a))...), proveSavepoint)
-		}
-		return script
-	case k > 0:
-		script = append(script, fmt.Sprintf("SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED", lit(a.Key), k))
-	}
-	script = append(script, setSavepoint)
-	turn := asText("hft" + hashedName(a.Key)[2:]) // it has 61 characters, and MySQL allows 64
-	return append(script, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", turn, sysdate, turn))
+	return fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only%s FROM %s %s",
+		label, permits, sysdate, markNew(s), later, r.row(a.Key), mode)
 }
 
 // SwitchKind sets permits to the kind of the request, if the row is not locked.

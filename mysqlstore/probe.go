@@ -16,8 +16,16 @@ import (
 // facts describe the server.
 type facts struct {
 	maria      bool
-	sysdateNow bool
+	sysdateNow bool // SYSDATE is the time of the statement, not of its evaluation
 	notes      []string
+}
+
+// onSessions reports whether the recipe keeps its locks in sessions.
+func (s *Store) onSessions() bool { return s.cfg.Recipe != Optimistic }
+
+// refuse returns the error of a server on which the recipe would not be safe.
+func (s *Store) refuse(why string) error {
+	return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: %s", s.cfg.Recipe, why)
 }
 
 // probe reads the facts, and refuses a server on which the recipe would not be safe.
@@ -27,86 +35,93 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	defer l.Close()
+	const (
+		version = iota
+		autocommit
+		readOnly
+		innodbReadOnly
+		time
+		_ // of SLEEP
+		timeAfterSleep
+		flushing
+	)
 	a, err := l.Run(ctx, "SELECT VERSION(), @@autocommit, @@global.read_only, @@innodb_read_only, SYSDATE(6), SLEEP(0.002), SYSDATE(6), "+flush)
 	if err != nil {
 		return f, unreached(err)
 	}
 	r := a.Last()
-	f = facts{maria: strings.Contains(strings.ToLower(r.Text(0)), "mariadb"), sysdateNow: r.Text(4) == r.Text(6)}
-	refuse := func(why string) error {
-		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: %s", s.cfg.Recipe, why)
-	}
+	f.maria = strings.Contains(strings.ToLower(r.Text(version)), "mariadb")
+	f.sysdateNow = r.Text(time) == r.Text(timeAfterSleep)
 	switch {
-	case !r.True(1):
-		return f, refuse("the connections have autocommit off, so that nothing would be committed: leave it on")
-	case isReadOnly(r.Text(2)) || r.True(3):
+	case !r.True(autocommit):
+		return f, s.refuse("the connections have autocommit off, so that nothing would be committed: leave it on")
+	case isReadOnly(r.Text(readOnly)) || r.True(innodbReadOnly):
 		return f, fmt.Errorf("mysqlstore: recipe %s: %w", s.cfg.Recipe, sqlkit.ErrReadOnly)
-	case s.cfg.Durable && r.Text(7) != flushed:
-		return f, notDurable(r.Text(7))
+	case s.cfg.Durable && r.Text(flushing) != flushed:
+		return f, notDurable(r.Text(flushing))
 	}
+	notes, err := s.checkReplication(ctx, l)
+	if err != nil {
+		return f, err
+	}
+	if err := s.refuseProxy(ctx, l); err != nil {
+		return f, err
+	}
+	f.notes = notes
+	if r.Text(flushing) != flushed && !s.onSessions() {
+		f.notes = append(f.notes, "this server has innodb_flush_log_at_trx_commit="+r.Text(flushing)+": a crash of its machine, and with 0 one of the server, forgets grants of the last second")
+	}
+	if f.sysdateNow && s.onSessions() {
+		f.notes = append(f.notes, "the server runs with --sysdate-is-now: the time of a token is read in a statement of its own")
+	}
+	return f, nil
+}
+
+// checkReplication refuses a kind of replication with which the recipe would not be safe. It returns
+// notes for Guarantees.
+func (s *Store) checkReplication(ctx context.Context, l sqlkit.Link) (notes []string, err error) {
 	// SHOW omits a variable that the server does not have. A SELECT would fail.
 	var show []string
 	for _, name := range []string{"wsrep_on", "group_replication_single_primary_mode", "log_bin", "binlog_format"} {
 		show = append(show, "SHOW VARIABLES LIKE '"+name+"'")
 	}
-	if a, err = l.Run(ctx, show...); err != nil {
-		return f, unreached(err)
+	a, err := l.Run(ctx, show...)
+	if err != nil {
+		return nil, unreached(err)
 	}
 	variables := map[string]string{}
 	for i := range a {
 		variables[strings.ToLower(a.First(i).Text(0))] = strings.ToUpper(a.First(i).Text(1))
 	}
 	galera := variables["wsrep_on"] == "ON"
-	several := variables["group_replication_single_primary_mode"] == "OFF"
-	sessions := s.cfg.Recipe != Optimistic
+	severalPrimaries := variables["group_replication_single_primary_mode"] == "OFF"
 	switch {
-	case galera && sessions:
-		return f, refuse("the server is a node of a Galera cluster, where locks of sessions are those of one node: use recipe=optimistic")
-	case several && sessions:
-		return f, refuse("the server is in a replication group of several primaries, where locks of sessions are those of one of them: use recipe=optimistic")
+	case galera && s.onSessions():
+		return nil, s.refuse("the server is a node of a Galera cluster, where locks of sessions are those of one node: use recipe=optimistic")
+	case severalPrimaries && s.onSessions():
+		return nil, s.refuse("the server is in a replication group of several primaries, where locks of sessions are those of one of them: use recipe=optimistic")
 	case variables["log_bin"] == "ON" && variables["binlog_format"] == "STATEMENT":
-		return f, refuse("the server has binlog_format=STATEMENT, by which it refuses what the recipe writes, or a replica repeats it otherwise: use ROW or MIXED")
-	}
-	if err := s.proxied(ctx, l); err != nil {
-		return f, err
+		return nil, s.refuse("the server has binlog_format=STATEMENT, by which it refuses what the recipe writes, or a replica repeats it otherwise: use ROW or MIXED")
 	}
 	if galera {
-		f.notes = append(f.notes, "this server is a node of a Galera cluster: the cluster decides a change when it certifies it")
+		notes = append(notes, "this server is a node of a Galera cluster: the cluster decides a change when it certifies it")
 	}
-	if several {
-		f.notes = append(f.notes, "this server is in a replication group with several primaries, on which the recipe is not tested")
+	if severalPrimaries {
+		notes = append(notes, "this server is in a replication group with several primaries, on which the recipe is not tested")
 	}
-	if r.Text(7) != flushed && !sessions {
-		f.notes = append(f.notes, "this server has innodb_flush_log_at_trx_commit="+r.Text(7)+": a crash of its machine, and with 0 one of the server, forgets grants of the last second")
-	}
-	if f.sysdateNow && s.cfg.Recipe != Optimistic {
-		f.notes = append(f.notes, "the server runs with --sysdate-is-now: the time of a token is read in a statement of its own")
-	}
-	return f, nil
+	return notes, nil
 }
 
-// flush is the setting that decides whether a commit is on disk when the server
-// acknowledges it.
-const (
-	flush   = "@@global.innodb_flush_log_at_trx_commit"
-	flushed = "1"
-)
-
-// notDurable is the error for durable tokens on a server that forgets commits.
-func notDurable(value string) error {
-	return driver.Errorf(driver.CodeRefused, "mysqlstore: tokens=durable: the server has innodb_flush_log_at_trx_commit=%s, so that a crash forgets commits: set it to %s", value, flushed)
-}
-
-// proxied refuses proxies behind which the recipe would not be safe. A proxy that splits
+// refuseProxy refuses proxies behind which the recipe would not be safe. A proxy that splits
 // reads from writes sends a plain SELECT and a transaction to different servers. A proxy
 // that shares connections sends them to different sessions.
-func (s *Store) proxied(ctx context.Context, l sqlkit.Link) error {
+func (s *Store) refuseProxy(ctx context.Context, l sqlkit.Link) error {
 	identify := "SELECT @@hostname, @@port, @@server_id"
-	if s.cfg.Recipe != Optimistic {
+	if s.onSessions() {
 		identify += ", CONNECTION_ID()"
 	}
 	var servers []string
-	run := func(statement string) error {
+	for _, statement := range []string{identify, "START TRANSACTION", identify, "ROLLBACK", identify, identify, identify} {
 		a, err := l.Run(ctx, statement)
 		if err != nil {
 			return unreached(err)
@@ -114,24 +129,20 @@ func (s *Store) proxied(ctx context.Context, l sqlkit.Link) error {
 		if statement == identify {
 			servers = append(servers, fmt.Sprint(a.Last()))
 		}
-		return nil
-	}
-	for _, statement := range []string{identify, "START TRANSACTION", identify, "ROLLBACK", identify, identify, identify} {
-		if err := run(statement); err != nil {
-			return err
-		}
 	}
 	slices.Sort(servers)
 	if len(slices.Compact(servers)) > 1 {
-		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone", s.cfg.Recipe)
+		return s.refuse("a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone")
 	}
-	if s.cfg.Recipe == Optimistic {
+	if !s.onSessions() {
 		return nil
 	}
 	// A server refuses the statement. ProxySQL answers it by itself.
-	if _, err := l.Run(ctx, "PROXYSQL INTERNAL SESSION"); err == nil {
-		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic", s.cfg.Recipe)
-	} else if _, answered := errors.AsType[*mysql.MySQLError](err); !answered {
+	_, err := l.Run(ctx, "PROXYSQL INTERNAL SESSION")
+	if err == nil {
+		return s.refuse("ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic")
+	}
+	if _, answered := errors.AsType[*mysql.MySQLError](err); !answered {
 		return unreached(err)
 	}
 	return nil

@@ -42,6 +42,8 @@ const (
 	recordRetry = time.Second / 2
 	// removeAfter is how long the client collects rows before it removes them together.
 	removeAfter = 500 * time.Millisecond
+	// removeWithin limits one removal.
+	removeWithin = 10 * time.Second
 	// sweepAfter is the interval at which a writing client removes rows of dead sessions.
 	sweepAfter = 30 * time.Second
 	// takenFor is how long, in seconds, the row of a broken grant stays, so that its holder
@@ -114,8 +116,8 @@ func (r *recorder) beginLocked() {
 	})
 }
 
-// remove removes the collected rows after a moment. It returns false when nothing is left,
-// or after a failure; the next row that is written starts a new task.
+// remove waits for removeAfter, and then removes the collected rows. It returns false when nothing is
+// left, or after a failure. The next row that is written or ended starts a new task.
 func (r *recorder) remove() bool {
 	if backoff.Sleep(r.ctx, removeAfter) != nil {
 		return false
@@ -128,7 +130,7 @@ func (r *recorder) remove() bool {
 		r.swept = time.Now()
 	}
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(r.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.ctx, removeWithin)
 	defer cancel()
 	if sweep {
 		dead, _ := r.dead(ctx)
@@ -137,11 +139,8 @@ func (r *recorder) remove() bool {
 	err := r.delete(ctx, rows)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if more := len(r.ended) > 0 && err == nil; more {
-		return true
-	}
-	r.busy = false
-	return false
+	r.busy = len(r.ended) > 0 && err == nil
+	return r.busy
 }
 
 // dead returns the rows whose sessions have ended: no session has the named lock of their
@@ -184,5 +183,3 @@ func (r *recorder) close() {
 	r.cancel()
 	r.tasks.Wait()
 }
-
-var _ sqlkit.Recorder = sessions{}

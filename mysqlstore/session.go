@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,82 +22,20 @@ type sessions struct {
 	s *Store
 }
 
-// sysdate is the time of its evaluation in microseconds since 1970, in a session whose time
-// zone is UTC. NOW and UTC_TIMESTAMP are evaluated before the wait.
-const sysdate = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
-
-// tokens returns how many tokens the script that takes a lock reserves. The counter
-// reserves durable tokens.
-func (r sessions) tokens(a *sqlkit.LockRequest) int {
-	if r.s.cfg.Durable {
-		return 1
-	}
-	return a.Tokens
-}
-
-// pause returns an expression that waits for one microsecond per token of a request.
-func (r sessions) pause(a *sqlkit.LockRequest) string {
-	return fmt.Sprintf("SLEEP(%.6f)", (time.Duration(r.tokens(a)) * time.Microsecond).Seconds())
-}
-
-// clocks returns statements that read the clock, and for several tokens a second time after a
-// pause. They are for servers on which SYSDATE is the time of the statement.
-func (r sessions) clocks(a *sqlkit.LockRequest, pause string) []string {
-	if r.tokens(a) == 1 {
-		return []string{"SELECT " + clock}
-	}
-	return []string{"SELECT " + clock, "DO " + pause, "SELECT " + clock}
-}
-
 const (
 	// unit is the granularity of wait_timeout.
 	unit = time.Second
 	// forever is longer than any wait, and shorter than the server's maximum.
 	forever = 365 * 24 * 3600
+	// unusedTimeout is the wait_timeout of a session before its first lock request, in seconds. It is
+	// the server's default.
+	unusedTimeout = 8 * 3600
 	// labelBytes is the space for a label in holdfast_session.
 	labelBytes = 1400
 )
 
-// A session has named locks of GET_LOCK beside the lock itself. The server frees them when
-// the session ends and not before, so that no other session can have them meanwhile.
-//
-//   - hf:session: and a random text, as long as the session exists. This lock is the identity
-//     of the session: after a failover another program may have its connection number.
-//   - hf:new: and its number and turn, while it may have a grant that is not recorded. The
-//     session takes it with a lock, and keeps it until the next lock, if that follows closely.
-//     Two turns alternate, so that an inspection notices when a session has the next grant.
-//   - hf:grant: and the hash of a request's ID, while the session has a grant that is recorded,
-//     or about to be. A row of holdfast_session counts while its session has this lock.
-//   - hf:unrecorded: and its number, while it has a grant that could not be recorded.
-func identityLock(id sqlkit.Identity) string { return "'hf:session:" + id.Since + "'" }
-
-func newLock(s *sqlkit.Session, turn int) string {
-	return "'hf:new:" + strconv.FormatInt(s.ID.Conn, 10) + ":" + strconv.Itoa(turn) + "'"
-}
-
-func unrecordedLock(s *sqlkit.Session) string {
-	return "'hf:unrecorded:" + strconv.FormatInt(s.ID.Conn, 10) + "'"
-}
-
-// grantLock returns a name, not a literal.
-func grantLock(requestID string) string {
-	sum := sha256.Sum256([]byte(requestID))
-	return "hf:grant:" + base32Lower.EncodeToString(sum[:20])
-}
-
-// gate returns the named lock that a waiter takes before the lock of a name. The waiter has the gate
-// while it waits for the lock. The other waiters wait for the gate, in the order in which they came.
-// So the gate is free if no session waits, and a holder can hand its lock off.
-func gate(key []byte) string { return asText("hfw" + hashedName(key)[2:]) }
-
-// enter returns an expression that waits for the gate.
-func enter(key []byte) string { return fmt.Sprintf("GET_LOCK(%s, %d)", gate(key), forever) }
-
-// once returns an expression that takes a named lock unless the session has it. The server
-// counts how often a session takes a lock.
-func once(lock string) string {
-	return fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), 1, GET_LOCK(%[1]s, 0))", lock)
-}
+// errMoved is the error of a connection that has another session than before.
+var errMoved = fmt.Errorf("the connection has another number than before: a proxy that shares connections stands between")
 
 // isReadOnly reports whether a value of read_only means read-only. In some versions the
 // variable is an enumeration.
@@ -115,8 +51,8 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
-	set := fmt.Sprintf("SET SESSION time_zone = '+00:00', autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = %d, lock_wait_timeout = %d, wait_timeout = %d",
-		forever, forever, 8*3600)
+	set := fmt.Sprintf("SET SESSION time_zone = '+00:00', autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d, wait_timeout = %[2]d",
+		forever, unusedTimeout)
 	server := "CONCAT_WS(' ', @@hostname, @@port, @@server_id)"
 	if f.maria {
 		set += ", max_statement_time = 0, idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0"
@@ -141,16 +77,15 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return id, nil
 }
 
-// briefly returns a script that runs a statement with a short lock timeout, and then the
-// other statements. The timeout is 0.2 s on MariaDB, and 1 s, the minimum, on MySQL. back
-// restores the session after an error.
-func (r sessions) briefly(statement string, others ...string) (script, back []string) {
+// briefly returns a script that runs a statement with a short lock timeout: 0.2 s on MariaDB, and
+// 1 s, the minimum, on MySQL. restore restores the session after an error.
+func (r sessions) briefly(statement string) (script, restore []string) {
 	if r.s.facts().maria {
-		return append([]string{brieflyMaria + statement}, others...), nil
+		return []string{brieflyMaria + statement}, nil
 	}
 	const set = "SET SESSION innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d"
-	back = []string{fmt.Sprintf(set, forever)}
-	return append(append([]string{fmt.Sprintf(set, 1), statement}, others...), back...), back
+	restore = []string{fmt.Sprintf(set, forever)}
+	return append([]string{fmt.Sprintf(set, 1), statement}, restore...), restore
 }
 
 const brieflyMaria = "SET STATEMENT max_statement_time = 0.2 FOR "
@@ -266,6 +201,8 @@ func (r sessions) unrecorded(ctx context.Context, side sqlkit.Link) ([]sqlkit.Id
 	return ids, nil
 }
 
+var _ sqlkit.Recorder = sessions{}
+
 // Unrecorded returns an error if sessions have grants that they could not record.
 func (r sessions) Unrecorded(ctx context.Context, side sqlkit.Link) error {
 	a, err := side.Run(ctx, "SELECT COUNT(*) FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:unrecorded:', id)) = id")
@@ -278,10 +215,13 @@ func (r sessions) Unrecorded(ctx context.Context, side sqlkit.Link) error {
 	return nil
 }
 
+// causeWithin limits the read of Cause, for which the notice of a loss waits.
+const causeWithin = 250 * time.Millisecond
+
 // Cause reads whether an operator's break ended the session: the server gives no reason when
 // it ends a connection.
 func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.LockRequest, side *sqlkit.Pool) (driver.Cause, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), causeWithin)
 	defer cancel()
 	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE held = '%s'", grantLock(a.ID)))
 	if err == nil && answers.Last().Int(0) > 0 {

@@ -7,19 +7,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// clock is the time of the statement in microseconds since 1970. UTC_TIMESTAMP does not
-// depend on the session's time zone.
-const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-
 // table builds the statements of the optimistic recipe. Their time is the beginning of the
 // statement. So a statement that waits for a row lock uses a time in the past. That is safe:
 // it treats a grant that has expired during the wait as valid. A deadline that has passed
 // during the wait is at most innodb_lock_wait_timeout old. UpdateEach may wait for each of
 // its rows. That is safe too: it creates no row, and each version is used once.
 type table struct{}
-
-// lit returns bytes as a literal that means the same in every sql_mode.
-func lit(b []byte) string { return fmt.Sprintf("x'%x'", b) }
 
 func (table) Read(name []byte, bucket int) string {
 	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state, @@global.read_only FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",

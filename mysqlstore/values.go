@@ -9,8 +9,8 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// newValues returns the values of the store, which are in the table holdfast_value. A version is random, so that every Put changes
-// the row and ROW_COUNT() means the same under all settings.
+// newValues returns the values of the store, which are in the table holdfast_value. A version is
+// random, so that every Put changes the row, and ROW_COUNT() means the same under all settings.
 func newValues(s *Store) *sqlkit.Values {
 	return &sqlkit.Values{
 		Namespace: s.cfg.Namespace, Run: s.commit, Sort: faults{}.Sort,

@@ -132,16 +132,16 @@ func (h HTTP) at(key string) string {
 	return strings.TrimSuffix(h.URL, "/") + "/" + url.PathEscape(key)
 }
 
-// refused returns the error of a response. If the response reports a failure of the server,
-// the error has the code unclear.
+// refused returns the error of a response. If the response reports a failure of the server or
+// of a proxy, the error has the code unclear.
 func (h HTTP) refused(resp *http.Response, unclear driver.Code) error {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // for people
 	code := driver.CodeRefused
-	if resp.StatusCode >= 500 {
-		code = unclear
-	}
-	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable {
+	switch {
+	case resp.StatusCode == http.StatusTooManyRequests:
 		code = driver.CodeUnavailable
+	case resp.StatusCode >= 500: // also 503: a proxy may send it after it has forwarded the request
+		code = unclear
 	}
 	return &driver.Error{Code: code, Err: fmt.Errorf("%s %s: %s: %s", resp.Request.Method, resp.Request.URL.Redacted(), resp.Status, text)}
 }

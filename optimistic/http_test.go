@@ -103,7 +103,8 @@ func TestHTTPMapsResponsesToErrors(t *testing.T) {
 		{403, holdfast.ErrRefused, holdfast.ErrRefused},
 		{409, holdfast.ErrRefused, optimistic.ErrConflict},
 		{500, holdfast.ErrUnavailable, optimistic.ErrUnknown},
-		{503, holdfast.ErrUnavailable, holdfast.ErrUnavailable},
+		{429, holdfast.ErrUnavailable, holdfast.ErrUnavailable},
+		{503, holdfast.ErrUnavailable, optimistic.ErrUnknown},
 	} {
 		o.fail = test.status
 		if _, _, err := optimistic.Get(t.Context(), values, "k"); !errors.Is(err, test.get) {
@@ -129,6 +130,28 @@ func TestHTTPMapsResponsesToErrors(t *testing.T) {
 	closed.Close()
 	if _, err := optimistic.Put(t.Context(), optimistic.HTTP{URL: closed.URL}, "k", nil, ""); !errors.Is(err, holdfast.ErrUnavailable) {
 		t.Errorf("no server: %v, want ErrUnavailable, because nothing was sent", err)
+	}
+}
+
+// TestHTTPPutBehindProxyIsUnknown puts a proxy in front of the objects that loses the connection after it has
+// forwarded a request. Such a proxy, for example Envoy, responds with 503. The object is written.
+func TestHTTPPutBehindProxyIsUnknown(t *testing.T) {
+	_, values := serve(t)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		data, _ := io.ReadAll(r.Body)
+		if r.Method == http.MethodPut {
+			if _, err := values.Put(r.Context(), strings.TrimPrefix(r.URL.Path, "/"), data, ""); err != nil {
+				t.Error(err)
+			}
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer proxy.Close()
+	if _, err := optimistic.Put(t.Context(), optimistic.HTTP{URL: proxy.URL}, "k", []byte("one"), ""); !errors.Is(err, optimistic.ErrUnknown) {
+		t.Errorf("%v, want ErrUnknown", err)
+	}
+	if data, _, err := values.Get(t.Context(), "k"); string(data) != "one" || err != nil {
+		t.Errorf("the object: %q, %v", data, err)
 	}
 }
 

@@ -80,7 +80,7 @@ func Update(ctx context.Context, v Values, key string, f func(ctx context.Contex
 		}
 		data, err := f(ctx, old)
 		if err != nil {
-			return failed{err}
+			return callerError{err}
 		}
 		_, err = Put(ctx, v, key, data, version)
 		return err
@@ -118,9 +118,9 @@ func OnConflict(f func(context.Context, Conflict)) Option {
 	return func(s *settings) { s.onConflict = append(s.onConflict, f) }
 }
 
-// failed is an error of the caller's function, which is returned unchanged, even if it is
+// callerError is an error of the caller's function, which is returned unchanged, even if it is
 // an ErrConflict of another update.
-type failed struct{ error }
+type callerError struct{ error }
 
 // repeat calls attempt until it returns something other than ErrConflict.
 func repeat(ctx context.Context, key string, o []Option, attempt func() error) error {
@@ -128,23 +128,23 @@ func repeat(ctx context.Context, key string, o []Option, attempt func() error) e
 	for _, f := range o {
 		f(&s)
 	}
-	bound := min(s.first, s.most)
+	limit := min(s.first, s.most)
 	for n := 1; ; n++ {
 		err := attempt()
-		if own, ok := err.(failed); ok {
-			return own.error
+		if e, ok := err.(callerError); ok {
+			return e.error
 		}
 		if !errors.Is(err, ErrConflict) {
 			return err
 		}
-		c := Conflict{Key: key, Attempt: n, Backoff: rand.N(bound)}
+		c := Conflict{Key: key, Attempt: n, Backoff: rand.N(limit)}
 		for _, f := range s.onConflict {
 			f(ctx, c)
 		}
 		if backoff.Sleep(ctx, c.Backoff) != nil {
 			return fmt.Errorf("optimistic: %q after %d conflicts: %w: %w", key, n, ErrConflict, errors.Join(ctx.Err(), context.Cause(ctx)))
 		}
-		bound = min(2*bound, s.most)
+		limit = min(2*limit, s.most)
 	}
 }
 

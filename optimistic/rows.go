@@ -150,7 +150,7 @@ func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T
 			return err
 		}
 		if err := f(ctx, &row); err != nil {
-			return failed{err}
+			return callerError{err}
 		}
 		return r.Put(ctx, key, row, version)
 	})
@@ -188,18 +188,20 @@ func (r Rows[T]) where(key any) string { return fmt.Sprintf("%s %s=%v", r.Table,
 func (r Rows[T]) failed(key any, err, kind error) error {
 	conflict := r.IsConflict
 	if conflict == nil {
-		conflict = func(err error) bool { return state(err) == "40001" || state(err) == "40P01" }
+		// A serialization failure, or a deadlock.
+		conflict = func(err error) bool { return sqlState(err) == "40001" || sqlState(err) == "40P01" }
 	}
 	switch {
 	case conflict(err):
 		kind = ErrConflict
-	case strings.HasPrefix(state(err), "42"): // no such table or column, no rights
+	case strings.HasPrefix(sqlState(err), "42"): // no such table or column, no rights
 		kind = holdfast.ErrRefused
 	}
 	return fmt.Errorf("%w: %s: %w", kind, r.where(key), err)
 }
 
-func state(err error) string {
+// sqlState returns the SQLSTATE of an error, "" if the error has none.
+func sqlState(err error) string {
 	var s interface{ SQLState() string }
 	if errors.As(err, &s) {
 		return s.SQLState()

@@ -27,8 +27,8 @@ func hashed(salt string, key []byte) mark {
 	return mark{uint32(k >> 32), uint32(k), 1}
 }
 
-// given parses a key that a user of advisory locks has chosen.
-func given(name string) (mark, error) {
+// parseGivenKey parses a key that a user of advisory locks has chosen.
+func parseGivenKey(name string) (mark, error) {
 	a, b, two := strings.Cut(name, ",")
 	if two {
 		x, err1 := strconv.ParseInt(a, 10, 32)
@@ -42,10 +42,11 @@ func given(name string) (mark, error) {
 	return mark{}, driver.Errorf(driver.CodeInvalid, "name %q: with keys=given a name is a signed 64-bit number in decimal, or two of 32 bits with a comma between, as in 42 or 7,1", name)
 }
 
+// mark returns the advisory lock of a name.
 func (r advisory) mark(key []byte) (mark, error) {
 	_, name, _ := bytes.Cut(key, []byte{0})
-	if r.s.cfg.given {
-		return given(string(name))
+	if r.s.cfg.givenKeys {
+		return parseGivenKey(string(name))
 	}
 	return hashed("", key), nil
 }
@@ -55,15 +56,16 @@ func (r advisory) Check(q *driver.Request) (time.Duration, error) {
 	if q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
 		return 0, driver.Errorf(driver.CodeUnsupported, "limit %d: advisory locks are exclusive or shared; recipe=pessimistic and recipe=optimistic have semaphores", q.Limit)
 	}
-	if r.s.cfg.given {
-		if _, err := given(q.Name); err != nil {
+	if r.s.cfg.givenKeys {
+		if _, err := parseGivenKey(q.Name); err != nil {
 			return 0, err
 		}
 	}
 	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
-func shared(a *sqlkit.LockRequest) string {
+// sharedSuffix returns the end of the name of a function for the lock of a request.
+func sharedSuffix(a *sqlkit.LockRequest) string {
 	if a.Limit == driver.Unlimited {
 		return "_shared"
 	}
@@ -78,7 +80,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
-	limit(a)
+	limitTokens(a)
 	if s.TTL != a.TTL {
 		if _, err := s.Run(ctx, fmt.Sprintf("SET idle_session_timeout = %d", a.TTL.Milliseconds())); err != nil {
 			return sqlkit.Got{}, err
@@ -87,10 +89,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	}
 	var row sqlkit.Row
 	if a.Wait {
-		var answers sqlkit.Answers
-		answers, err = s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_advisory_lock%s(%s) FROM w), %s",
-			r.comment(a), waits(a.Key).args(), shared(a), m.args(), drawn(r.now(a), r.count(a))))
-		row = answers.Last()
+		row, err = r.await(ctx, s, a, m)
 	} else {
 		row, err = r.try(ctx, s, a, m)
 	}
@@ -105,20 +104,27 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Tokens: int(row.Int(2)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
 		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			answers, err := s.Run(ctx, durable(a))
-			return durableOf(a, got, answers, err)
+			answers, err := s.Run(ctx, durableStatement(a))
+			return durableGrant(a, got, answers, err)
 		})
 	}
 	return got, nil
 }
 
-// waits returns the advisory lock that a session shares while it waits for the lock of a name.
+// await waits for the lock.
+func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_advisory_lock%s(%s) FROM w), %s",
+		r.comment(a), waitMark(a.Key).args(), sharedSuffix(a), m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))
+	return answers.Last(), err
+}
+
+// waitMark returns the advisory lock that a session shares while it waits for the lock of a name.
 // The server frees it at the end of the waiter's statement. So if no session has it, no session
 // waits, and a holder can hand its lock off.
-func waits(key []byte) mark { return hashed("wait\x00", key) }
+func waitMark(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.
-const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + unnamed + " END"
+const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + resetName + " END"
 
 // Pass keeps the lock if no session shares the lock of the waiters, and otherwise frees it,
 // in one statement.
@@ -128,8 +134,8 @@ func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit
 	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable {
 		return sqlkit.Got{}, sqlkit.PassRefused, err
 	}
-	limit(next)
-	row, err := p.prepared(ctx, pass, waits(old.Key).args(), m.args(), strconv.FormatBool(old.Recorded))
+	limitTokens(next)
+	row, err := p.prepared(ctx, pass, waitMark(old.Key).args(), m.args(), strconv.FormatBool(old.Recorded))
 	switch now := row.Int(0); {
 	case err != nil:
 		return sqlkit.Got{}, 0, err
@@ -144,19 +150,19 @@ func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit
 	}
 }
 
-// drawn returns the rest of a statement that takes the lock in a query l. The statement
+// grantOf returns the rest of a statement that takes the lock in a query l. The statement
 // returns the token and the backend. If n, an expression, is not empty, the grant shall
 // have n tokens, and the statement also returns how many it has.
-func drawn(token, n string) string {
+func grantOf(token, n string) string {
 	tokens := ""
 	if n != "" {
-		tokens = ", " + several("token", n)
+		tokens = ", " + tokenCount("token", n)
 	}
 	return "t AS MATERIALIZED (SELECT " + token + " AS token FROM l) SELECT token, pg_backend_pid()" + tokens + " FROM t"
 }
 
-// count returns how many tokens a request reserves, as an argument of drawn.
-func (r advisory) count(a *sqlkit.LockRequest) string {
+// severalTokens returns how many tokens a request reserves, as an argument of grantOf. It is empty for one.
+func (r advisory) severalTokens(a *sqlkit.LockRequest) string {
 	if n := r.tokens(a); n > 1 {
 		return strconv.Itoa(n)
 	}
@@ -168,37 +174,41 @@ func (r advisory) count(a *sqlkit.LockRequest) string {
 // lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
 const (
 	tryOne = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
-	taken  = "CASE WHEN ok THEN " + clock + " END"
+	// clockIfTaken is the token, NULL if the query l did not take the lock.
+	clockIfTaken = "CASE WHEN ok THEN " + clock + " END"
 )
 
-var trySeveral = "WITH l AS MATERIALIZED (SELECT " + unlabelledMark + " pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
+var trySeveral = "WITH l AS MATERIALIZED (SELECT " + unlabelledMark + " pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
 
-// now returns the expression for the token. Shared grants read the clock one after the
+// clockFor returns the expression for the token. Shared grants read the clock one after the
 // other, so that no two have the same token.
-func (r advisory) now(a *sqlkit.LockRequest) string {
+func (r advisory) clockFor(a *sqlkit.LockRequest) string {
 	if a.Limit == driver.Exclusive {
 		return clock
 	}
-	return "CASE WHEN pg_advisory_xact_lock(" + hashed("token\x00", a.Key).args() + ")::text IS NOT NULL THEN " + clock + " END"
+	return "CASE WHEN pg_advisory_xact_lock(" + turnMark(a.Key).args() + ")::text IS NOT NULL THEN " + clock + " END"
 }
 
-// try takes the lock if it is free. The mark /*hf*/ shows that the session has a grant that
+// turnMark returns the advisory lock that a session has while it reads the clock for a shared grant.
+func turnMark(key []byte) mark { return hashed("token\x00", key) }
+
+// try takes the lock if it is free. unlabelledMark shows that the session has a grant that
 // is not recorded.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		if n := r.count(a); n != "" {
+		if n := r.severalTokens(a); n != "" {
 			return p.prepared(ctx, trySeveral, m.args(), n)
 		}
 		return p.prepared(ctx, tryOne, m.args())
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok), %s", shared(a), m.args(),
-		drawn("CASE WHEN ok THEN "+r.now(a)+" END", r.count(a))))
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT "+unlabelledMark+" pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
+		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", r.severalTokens(a))))
 	return answers.Last(), err
 }
 
 // Ping records the holder.
 func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
-	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+named(a, fmt.Sprint(a.Token), strconv.Itoa(a.Reserved)))
+	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+setName(a, fmt.Sprint(a.Token), strconv.Itoa(a.Reserved)))
 	if err != nil {
 		return false, err
 	}
@@ -209,17 +219,17 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 // errMoved is the error of a connection that has another session than before.
 var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
 
-// durable returns a statement that raises the high-water mark of tokens. The mark is on
+// durableStatement returns a statement that raises the high-water mark of tokens. The mark is on
 // disk before the client returns the grant. The statement returns the marks before and
 // after. If the server repeats the update because another client has just changed the row,
 // it evaluates the expression anew.
-func durable(a *sqlkit.LockRequest) string {
+func durableStatement(a *sqlkit.LockRequest) string {
 	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(set_config('holdfast.mark', token::text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
 		" RETURNING current_setting('holdfast.mark'), token", clock, sqlkit.Bucket(a.Key))
 }
 
-// durableOf returns the grant with the tokens in its answer.
-func durableOf(a *sqlkit.LockRequest, got sqlkit.Got, answers sqlkit.Answers, err error) (sqlkit.Got, error) {
+// durableGrant returns the grant with the tokens in the answer of durableStatement.
+func durableGrant(a *sqlkit.LockRequest, got sqlkit.Got, answers sqlkit.Answers, err error) (sqlkit.Got, error) {
 	if err != nil {
 		return got, err
 	}
@@ -241,9 +251,9 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
 		return row.True(0), err
 	}
-	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args())
+	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", sharedSuffix(a), m.args())
 	if a.Recorded {
-		script += ", " + unnamed
+		script += ", " + resetName
 	}
 	answers, err := s.Run(ctx, script)
 	if err != nil {
@@ -275,23 +285,20 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	var sights []sqlkit.Sight
 	var unrecorded []sqlkit.Identity
 	for _, f := range list {
-		if f.mark == waits(f.Key) {
+		if f.mark == waitMark(f.Key) {
 			continue
 		}
 		if f.unrecorded {
 			unrecorded = append(unrecorded, f.Identity)
 			continue
 		}
-		if f.ours {
-			// A session that has this lock, with a label for another one, is not holdfast's.
-			if m, err := r.mark(f.Key); err != nil || m != f.mark {
-				f.ours = false
+		if m, err := r.mark(f.Key); err != nil || m != f.mark {
+			f.ours = false // the label is missing, or for another lock, which this session does not have
+		}
+		if !f.ours {
+			if all {
+				continue
 			}
-		}
-		if all && !f.ours {
-			continue
-		}
-		if !all && !f.ours {
 			f.Key = key
 		}
 		sights = append(sights, f.Sight)

@@ -16,7 +16,8 @@ type stater interface {
 	SQLState() string
 }
 
-func state(err error) string {
+// sqlState returns the SQLSTATE of an error, empty if it has none.
+func sqlState(err error) string {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return e.Code
 	}
@@ -25,6 +26,36 @@ func state(err error) string {
 	}
 	return ""
 }
+
+// The SQLSTATEs that the store distinguishes.
+const (
+	invalidParameterValue    = "22023"
+	readOnlyTransaction      = "25006"
+	idleInTransactionTimeout = "25P03"
+	transactionTimeout       = "25P04"
+	invalidAuthorization     = "28000"
+	invalidPassword          = "28P01"
+	noSuchDatabase           = "3D000"
+	noSuchSchema             = "3F000"
+	serializationFailure     = "40001"
+	deadlockDetected         = "40P01"
+	insufficientPrivilege    = "42501"
+	syntaxError              = "42601"
+	noSuchColumn             = "42703"
+	noSuchObject             = "42704" // for example a configuration parameter
+	noSuchFunction           = "42883"
+	noSuchTable              = "42P01"
+	duplicateTable           = "42P07" // another client runs the script of Init, too
+	tooManyConnections       = "53300"
+	limitExceeded            = "53400"
+	lockNotAvailable         = "55P03"
+	queryCanceled            = "57014"
+	adminShutdown            = "57P01" // also after pg_terminate_backend
+	crashShutdown            = "57P02"
+	startingUp               = "57P03"
+	idleSessionTimeout       = "57P05"
+	featureNotSupported      = "0A000"
+)
 
 type faults struct{}
 
@@ -36,21 +67,22 @@ func (faults) Sort(err error) (error, bool) {
 	if _, ok := errors.AsType[*driver.Error](err); ok {
 		return err, false
 	}
-	switch code := state(err); code {
-	case "40001", "40P01", "55P03": // serialization, deadlock, lock not available
+	switch sqlState(err) {
+	case serializationFailure, deadlockDetected, lockNotAvailable:
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
-	case "53300": // too many connections
+	case tooManyConnections:
 		return driver.Errorf(driver.CodeUnavailable, "%w: %w", sqlkit.ErrTooMany, err), false
-	case "53400", "57P03", "57014": // a limit, starting up; the statement was cancelled, and so did nothing
+	case limitExceeded, startingUp, queryCanceled: // a cancelled statement has done nothing
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
-	case "42P01", "42703", "42P07": // no such table, or column
+	case noSuchTable, noSuchColumn, duplicateTable:
 		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
-	case "42704":
+	case noSuchObject:
 		if strings.Contains(err.Error(), "configuration parameter") { // of the URL
 			return &driver.Error{Code: driver.CodeInvalid, Err: err}, false
 		}
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
-	case "42501", "25006", "28000", "28P01", "3D000", "3F000", "42601", "42883", "22023", "0A000":
+	case insufficientPrivilege, readOnlyTransaction, invalidAuthorization, invalidPassword, noSuchDatabase, noSuchSchema,
+		syntaxError, noSuchFunction, invalidParameterValue, featureNotSupported:
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
 	}
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false

@@ -17,17 +17,16 @@ import (
 // pgLink is a link over pgx's lowest layer. Run uses the simple protocol: a script is one
 // round trip, and the server prepares nothing.
 type pgLink struct {
-	conn *pgconn.PgConn
-	gone <-chan struct{}
-	cut  func()
-
+	conn  *pgconn.PgConn
+	gone  <-chan struct{}
 	watch func()
+	cut   func()        // closes the connection below pgx
 	ender *sqlkit.Ender // nil for a connection of database/sql
 
 	// Only the goroutine that runs a prepared statement uses these fields.
 	statements map[string]*pgconn.StatementDescription
-	text       []byte   // the arguments of the last statement
-	values     [][]byte // parts of text
+	text       []byte   // the arguments of a statement, and then its row
+	values     [][]byte // the arguments: parts of text
 
 	mu           sync.Mutex
 	busy, closed bool
@@ -66,6 +65,7 @@ func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
 	return context.Background(), nil
 }
 
+// finish ends the use of the link. If Close was called meanwhile, finish ends the connection.
 func (l *pgLink) finish() {
 	if l.ender != nil {
 		l.ender.Stop()
@@ -93,26 +93,13 @@ func (l *pgLink) prepared(ctx context.Context, statement string, args ...string)
 	defer l.finish()
 	described, ok := l.statements[statement]
 	if !ok {
-		described, err = l.conn.Prepare(ctx, fmt.Sprintf("holdfast_%d", len(l.statements)+1), statement, nil)
-		if err != nil {
+		if described, err = l.prepare(ctx, statement); err != nil {
 			return nil, err
 		}
-		if l.statements == nil {
-			l.statements = map[string]*pgconn.StatementDescription{}
-		}
-		l.statements[statement] = described
-	}
-	l.text, l.values = l.text[:0], l.values[:0]
-	for _, a := range args {
-		l.text = append(l.text, a...)
-	}
-	rest := l.text
-	for _, a := range args {
-		l.values, rest = append(l.values, rest[:len(a)]), rest[len(a):]
 	}
 	// With the description that Prepare returned, the server need not send one with each
 	// result.
-	r := l.conn.ExecStatement(ctx, described, l.values, nil, nil)
+	r := l.conn.ExecStatement(ctx, described, l.arguments(args), nil, nil)
 	var row sqlkit.Row
 	if r.NextRow() {
 		row = l.row(r.Values())
@@ -121,6 +108,31 @@ func (l *pgLink) prepared(ctx context.Context, statement string, args ...string)
 		return nil, err
 	}
 	return row, nil
+}
+
+func (l *pgLink) prepare(ctx context.Context, statement string) (*pgconn.StatementDescription, error) {
+	described, err := l.conn.Prepare(ctx, fmt.Sprintf("holdfast_%d", len(l.statements)+1), statement, nil)
+	if err != nil {
+		return nil, err
+	}
+	if l.statements == nil {
+		l.statements = map[string]*pgconn.StatementDescription{}
+	}
+	l.statements[statement] = described
+	return described, nil
+}
+
+// arguments copies the arguments of a statement. They are valid until the next call of arguments or row.
+func (l *pgLink) arguments(args []string) [][]byte {
+	l.text, l.values = l.text[:0], l.values[:0]
+	for _, a := range args {
+		l.text = append(l.text, a...)
+	}
+	rest := l.text
+	for _, a := range args {
+		l.values, rest = append(l.values, rest[:len(a)]), rest[len(a):]
+	}
+	return l.values
 }
 
 // row copies a row. Its columns share one string.
@@ -137,6 +149,7 @@ func (l *pgLink) row(values [][]byte) sqlkit.Row {
 	return row
 }
 
+// runPg executes statements as one script.
 func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.Answers, error) {
 	var all sqlkit.Answers
 	m := c.Exec(ctx, strings.Join(statements, ";"))

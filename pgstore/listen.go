@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -27,8 +28,12 @@ type listener struct {
 	ready   chan struct{} // closed after the first attempt to listen
 }
 
-// listenOn is how long the connection stays after the last waiter.
-const listenOn = 10 * time.Second
+const (
+	// listenOn is how long the connection stays after the last waiter.
+	listenOn = 10 * time.Second
+	// connectTimeout limits one attempt to listen, and retryListen is the pause after it.
+	connectTimeout, retryListen = 5 * time.Second, 500 * time.Millisecond
+)
 
 func newListener(pg *pgconn.Config) *listener {
 	l := &listener{pg: pg, waiting: map[string]map[chan struct{}]struct{}{}}
@@ -79,25 +84,34 @@ func (l *listener) Close() {
 	l.tasks.Wait()
 }
 
-// notify wakes the waiters of a payload, or all.
-func (l *listener) notify(p string, all bool) {
+// notify wakes the waiters of a payload.
+func (l *listener) notify(payload string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for q, chans := range l.waiting {
-		if !all && q != p {
-			continue
-		}
-		for ch := range chans {
-			wakeup.Send(ch)
-		}
+	wakeAll(l.waiting[payload])
+}
+
+// notifyAll wakes all waiters. A notification may have been lost.
+func (l *listener) notifyAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, waiters := range l.waiting {
+		wakeAll(waiters)
+	}
+}
+
+func wakeAll(waiters map[chan struct{}]struct{}) {
+	for ch := range waiters {
+		wakeup.Send(ch)
 	}
 }
 
 // run listens until there were no waiters for a while.
 func (l *listener) run() {
 	for {
-		l.session()
-		l.notify("", true) // a notification may have been missed
+		l.listenOnce()
+		l.setReady()
+		l.notifyAll()
 		l.mu.Lock()
 		if len(l.waiting) == 0 || l.pooled || l.ctx.Err() != nil {
 			l.running = false
@@ -105,47 +119,31 @@ func (l *listener) run() {
 			return
 		}
 		l.mu.Unlock()
-		_ = backoff.Sleep(l.ctx, 500*time.Millisecond)
+		_ = backoff.Sleep(l.ctx, retryListen)
 	}
 }
 
-func (l *listener) session() {
-	tried := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		select {
-		case <-l.ready:
-		default:
-			close(l.ready)
-		}
+// setReady ends the wait of Listen.
+func (l *listener) setReady() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.ready:
+	default:
+		close(l.ready)
 	}
-	defer tried()
-	cfg := l.pg.Copy()
-	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { l.notify(n.Payload, false) }
-	ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
-	defer cancel()
-	link, err := dialLink(ctx, cfg)
+}
+
+// listenOnce listens on one connection, until it ends or there were no waiters for a while.
+func (l *listener) listenOnce() {
+	link, err := l.connect()
 	if err != nil {
 		return
 	}
 	defer link.Close()
-	// Behind a pooler the settings would stay in a backend that other clients use next.
-	is, err := direct(ctx, link)
-	if err != nil {
-		return
-	}
-	if !is {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.pooled = true
-		return
-	}
-	if _, err := link.Run(ctx, "SET idle_session_timeout = 0", "LISTEN "+channel); err != nil {
-		return
-	}
-	l.notify("", true)
-	tried()
-	var idle time.Time
+	l.notifyAll()
+	l.setReady()
+	var idle time.Time // since when there are no waiters
 	for {
 		ctx, cancel := context.WithTimeout(l.ctx, time.Second)
 		err := link.conn.WaitForNotification(ctx)
@@ -154,10 +152,10 @@ func (l *listener) session() {
 			return
 		}
 		l.mu.Lock()
-		busy := len(l.waiting) > 0
+		waiters := len(l.waiting)
 		l.mu.Unlock()
 		switch {
-		case busy:
+		case waiters > 0:
 			idle = time.Time{}
 		case idle.IsZero():
 			idle = time.Now()
@@ -165,4 +163,35 @@ func (l *listener) session() {
 			return
 		}
 	}
+}
+
+// errPooled is the error of a pooler, which passes no notifications.
+var errPooled = errors.New("there is a pooler before the server")
+
+// connect opens a connection that listens.
+func (l *listener) connect() (*pgLink, error) {
+	cfg := l.pg.Copy()
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { l.notify(n.Payload) }
+	ctx, cancel := context.WithTimeout(l.ctx, connectTimeout)
+	defer cancel()
+	link, err := dialLink(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	// Behind a pooler the settings would stay in a backend that other clients use next.
+	isDirect, err := direct(ctx, link)
+	if err == nil && !isDirect {
+		l.mu.Lock()
+		l.pooled = true
+		l.mu.Unlock()
+		err = errPooled
+	}
+	if err == nil {
+		_, err = link.Run(ctx, "SET idle_session_timeout = 0", "LISTEN "+channel)
+	}
+	if err != nil {
+		link.Close()
+		return nil, err
+	}
+	return link, nil
 }

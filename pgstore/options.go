@@ -33,7 +33,7 @@ type Option func(*config)
 
 type config struct {
 	sqlkit.Options[Recipe]
-	given bool
+	givenKeys bool
 }
 
 func defaults() config {
@@ -56,7 +56,7 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 // pg_advisory_lock. A name is the decimal form of a signed 64-bit number, or of two signed
 // 32-bit numbers with a comma between, as in "42" or "7,1". A store with given keys has no
 // namespaces.
-func GivenKeys() Option { return func(c *config) { c.given = true } }
+func GivenKeys() Option { return func(c *config) { c.givenKeys = true } }
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock
 // many names at once. The store closes connections beyond four that were not needed for 5
@@ -72,9 +72,10 @@ func Table(table, column string) Option {
 	return func(c *config) { c.Table, c.Column = table, column }
 }
 
-// longest is the limit of an identifier, in characters.
-const longest = 63
+// maxIdentifier is the length of the longest identifier, in characters.
+const maxIdentifier = 63
 
+// configure applies options to the defaults and checks the result.
 func configure(options []Option) (*config, error) {
 	c := defaults()
 	for _, o := range options {
@@ -83,13 +84,13 @@ func configure(options []Option) (*config, error) {
 	bad := func(format string, args ...any) (*config, error) {
 		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: "+format, args...)
 	}
-	if err := c.Check(Recipes(), longest); err != nil {
+	if err := c.Check(Recipes(), maxIdentifier); err != nil {
 		return bad("%w", err)
 	}
 	switch {
-	case c.given && c.Recipe != Advisory:
+	case c.givenKeys && c.Recipe != Advisory:
 		return bad("given keys are for the recipe advisory, not %s", c.Recipe)
-	case c.given && c.Namespace != "":
+	case c.givenKeys && c.Namespace != "":
 		return bad("given keys have no namespace, and %q is given", c.Namespace)
 	}
 	return &c, nil
@@ -122,23 +123,23 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	if err != nil {
 		return bad("%w", err)
 	}
-	given := defaults()
-	if err := given.Take(query); err != nil {
+	fromURL := defaults()
+	if err := fromURL.Take(query); err != nil {
 		return bad("%w", err)
 	}
-	if given.given, err = query.Choose("keys", "hashed", "given"); err != nil {
+	if fromURL.givenKeys, err = query.Choose("keys", "hashed", "given"); err != nil {
 		return bad("%w", err)
 	}
-	o := []Option{func(c *config) { *c = given }}
+	o := []Option{func(c *config) { *c = fromURL }}
 	if _, err := configure(o); err != nil {
 		return nil, nil, err
 	}
-	theirs, err := query.Rest()
+	others, err := query.Rest()
 	if err != nil {
 		return bad("%w", err)
 	}
 	rest := *u
-	rest.RawQuery = strings.ReplaceAll(theirs.Encode(), "+", "%20") // pgx does not decode a plus
+	rest.RawQuery = strings.ReplaceAll(others.Encode(), "+", "%20") // pgx does not decode a plus
 	cfg, err := pgconn.ParseConfig(rest.String())
 	if err != nil {
 		// The text quotes the URL without the password.

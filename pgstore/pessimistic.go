@@ -30,11 +30,14 @@ import (
 // lock makes the grant visible in pg_locks, which does not show row locks.
 type pessimistic struct{ sessions }
 
-func gate(key []byte) mark { return hashed("gate\x00", key) }
-func sign(key []byte) mark { return hashed("held\x00", key) }
+// gateMark returns the gate of a name.
+func gateMark(key []byte) mark { return hashed("gate\x00", key) }
 
-// own reports whether the rows are those of a user's table.
-func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
+// heldMark returns the advisory lock that makes the grants of a name visible.
+func heldMark(key []byte) mark { return hashed("held\x00", key) }
+
+// usersTable reports whether the rows are those of a user's table.
+func (r pessimistic) usersTable() bool { return r.s.cfg.Table != "" }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
@@ -46,7 +49,7 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 
 // row returns the condition that finds a name's row.
 func (r pessimistic) row(key []byte) string {
-	if !r.own() {
+	if !r.usersTable() {
 		return "holdfast_name WHERE name = " + lit(key)
 	}
 	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
@@ -55,14 +58,15 @@ func (r pessimistic) row(key []byte) string {
 // value returns a name for a user's table: bytes or text, like its column.
 func (r pessimistic) value(key []byte) string {
 	_, name, _ := bytes.Cut(key, []byte{0})
-	if r.s.facts().bytes {
+	if r.s.facts().byteColumn {
 		return lit(name)
 	}
 	return "convert_from(" + lit(name) + ", 'UTF8')"
 }
 
+// insert returns the statement that inserts a name's row.
 func (r pessimistic) insert(key []byte) string {
-	if !r.own() {
+	if !r.usersTable() {
 		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON CONFLICT DO NOTHING", lit(key))
 	}
 	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
@@ -70,7 +74,7 @@ func (r pessimistic) insert(key []byte) string {
 
 // Lock locks the row.
 func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
-	limit(a)
+	limitTokens(a)
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
@@ -85,16 +89,13 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
 	}
-	passed, row, there := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
+	passedGate, row, exists := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
 	if row != nil && row.Int(2) != s.ID.Conn {
 		return sqlkit.Got{}, errMoved
 	}
-	have := int64(-1) // permits, or -1 if the row is locked
-	if row != nil && !row.Null(0) {
-		have = row.Int(0)
-	}
-	fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(sqlkit.Kind(a.Limit)))
-	if passed && fits && !row.Null(1) {
+	locked := row != nil && !row.Null(0)
+	fits := locked && (a.Limit == driver.Exclusive || row.Int(0) == int64(sqlkit.Kind(a.Limit)))
+	if passedGate && fits && !row.Null(1) {
 		a.Recorded = true // the statement has recorded the holder
 		got := sqlkit.Got{Token: uint64(row.Int(1)), Tokens: int(row.Int(4)), Slot: driver.NoSlot}
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
@@ -109,51 +110,75 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		return sqlkit.Got{}, err
 	}
 	switch {
-	case !there:
-		_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(a.Key), "COMMIT")
-		if state(err) == "55P03" {
-			// Another client's transaction has inserted the row and is still open. The row
-			// is invisible until the commit, so that no statement can wait for it.
-			if _, err = s.Run(ctx, "ROLLBACK"); err == nil {
-				err = sqlkit.ErrBusy
-			}
-		}
-		if err != nil {
-			return sqlkit.Got{}, err
-		}
-		return sqlkit.Got{}, sqlkit.ErrRow
-	case passed && have >= 0 && !fits:
+	case !exists:
+		return sqlkit.Got{}, r.insertRow(ctx, s, a.Key)
+	case passedGate && locked && !fits:
 		return sqlkit.Got{}, sqlkit.ErrKind
-	case wait && passed && have < 0:
+	case wait && passedGate && !locked:
 		return sqlkit.Got{}, sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
 	}
 	return sqlkit.Got{}, sqlkit.ErrBusy
 }
 
+// insertRow inserts the row of a name and returns ErrRow, or the error of [sqlkit.RowLocker].
+func (r pessimistic) insertRow(ctx context.Context, s *sqlkit.Session, key []byte) error {
+	_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(key), "COMMIT")
+	switch {
+	case err == nil:
+		return sqlkit.ErrRow
+	case sqlState(err) != lockNotAvailable:
+		return err
+	}
+	// Another client's transaction has inserted the row and is still open. The row is invisible
+	// until the commit, so that no statement can wait for it.
+	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
+		return err
+	}
+	return sqlkit.ErrBusy
+}
+
 // script returns the statements of TryRow. Their answers are: whether the request passed
-// the gate; permits, the token, the backend, the slot and how many tokens the grant has;
-// and whether the name has a row.
+// the gate; the answer of grantQuery; and whether the name has a row.
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
+	// The script leaves the gate only if it has passed it. Otherwise the server would log a
+	// warning.
+	gate := gateMark(a.Key).args()
+	enter := setFlag("gate", "CASE WHEN pg_try_advisory_lock_shared("+gate+") THEN 'yes' END")
+	leave := ifFlag("gate", "pg_advisory_unlock_shared("+gate+")")
+	if wait {
+		enter = setFlag("gate", "pg_advisory_lock("+gate+")::text || 'yes'")
+		leave = ifFlag("gate", "pg_advisory_unlock("+gate+")")
+	}
+	script := []string{
+		r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+		"SELECT " + enter,
+		r.grantQuery(a, wait),
+		"SELECT EXISTS (SELECT 1 FROM " + r.row(a.Key) + ")",
+		"SELECT " + leave,
+	}
+	if a.Limit != driver.Exclusive {
+		script = append(script, "SELECT "+ifFlag("turn", "pg_advisory_unlock("+turnMark(a.Key).args()+")"))
+	}
+	return script
+}
+
+// grantQuery returns the query that locks the row. It returns permits, the token, the backend, the slot
+// and how many tokens the grant has. The query l locks the row, p a permit, t reads the clock with them,
+// and g reads it again for several tokens.
+func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 	permits := "permits"
-	if r.own() {
+	if r.usersTable() {
 		permits = "0"
 	}
-	mode, g := "FOR UPDATE", gate(a.Key).args()
+	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
 		mode = "FOR SHARE"
 	}
-	// The script leaves the gate only if it has passed it. Otherwise the server would log a
-	// warning.
-	enter := flag("gate", "pg_advisory_lock("+g+")::text || 'yes'")
-	leave := ifFlag("gate", "pg_advisory_unlock("+g+")")
 	if !wait {
 		mode += " SKIP LOCKED"
-		enter = flag("gate", "CASE WHEN pg_try_advisory_lock_shared("+g+") THEN 'yes' END")
-		leave = ifFlag("gate", "pg_advisory_unlock_shared("+g+")")
 	}
-	slot, from, turn := "-1", "l", ""
 	with := fmt.Sprintf("l AS MATERIALIZED (SELECT %s AS permits FROM %s %s)", permits, r.row(a.Key), mode)
-	fits := "true"
+	slot, from, fits := "-1", "l", "true"
 	if k := sqlkit.Kind(a.Limit); a.Limit != driver.Exclusive {
 		fits = fmt.Sprintf("l.permits = %d", k)
 		if k > 0 {
@@ -164,28 +189,17 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 		}
 		// Shared grants read the clock one after the other, so that no two have the same
 		// token.
-		turn = hashed("token\x00", a.Key).args()
-		fits += " AND " + flag("turn", "pg_advisory_lock("+turn+")::text || 'yes'") + " IS NOT NULL"
+		fits += " AND " + setFlag("turn", "pg_advisory_lock("+turnMark(a.Key).args()+")::text || 'yes'") + " IS NOT NULL"
 	}
 	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_advisory_xact_lock_shared(%s)::text IS NOT NULL THEN %s END AS token FROM %s)",
-		slot, fits, sign(a.Key).args(), clock, from)
+		slot, fits, heldMark(a.Key).args(), clock, from)
 	tokens, grant := "1", "t"
 	if n := r.tokens(a); n > 1 {
-		with += ", g AS MATERIALIZED (SELECT t.*, " + several("token", strconv.Itoa(n)) + " AS tokens FROM t)"
+		with += ", g AS MATERIALIZED (SELECT t.*, " + tokenCount("token", strconv.Itoa(n)) + " AS tokens FROM t)"
 		tokens, grant = "tokens", "g"
 	}
-	script := []string{
-		r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
-		"SELECT " + enter,
-		fmt.Sprintf("WITH %s SELECT permits, token, pg_backend_pid(), slot, %s, %s, set_config('idle_in_transaction_session_timeout', '%d', false) FROM %s",
-			with, tokens, r.name(a, "token", tokens, "slot"), a.TTL.Milliseconds(), grant),
-		"SELECT EXISTS (SELECT 1 FROM " + r.row(a.Key) + ")",
-		"SELECT " + leave,
-	}
-	if turn != "" {
-		script = append(script, "SELECT "+ifFlag("turn", "pg_advisory_unlock("+turn+")"))
-	}
-	return script
+	return fmt.Sprintf("WITH %s SELECT permits, token, pg_backend_pid(), slot, %s, %s, set_config('idle_in_transaction_session_timeout', '%d', false) FROM %s",
+		with, tokens, r.setName(a, "token", tokens, "slot"), a.TTL.Milliseconds(), grant)
 }
 
 // Pass keeps the transaction if no session waits at the gate. The statement names the next
@@ -194,11 +208,11 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	if r.s.cfg.Durable {
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
-	limit(next)
-	g, last := gate(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
+	limitTokens(next)
+	gate, last := gateMark(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
 		"t AS MATERIALIZED (SELECT now, greatest(%d, now - %d) + 1 AS token FROM c WHERE now > %[4]d) SELECT now, pg_backend_pid(), %[6]s FROM t",
-		r.comment(next), g, clock, last, next.Tokens, named(next, "token", "now - token + 1")))
+		r.comment(next), gate, clock, last, next.Tokens, setName(next, "token", "now - token + 1")))
 	row := answers.Last()
 	switch {
 	case err != nil:
@@ -212,32 +226,33 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	return next.Passed(old, row.Int(0))
 }
 
-// flag returns an expression that sets a flag of the transaction to value, an expression
+// setFlag returns an expression that sets a flag of the transaction to value, an expression
 // that is NULL or 'yes'.
-func flag(name, value string) string {
+func setFlag(name, value string) string {
 	return fmt.Sprintf("set_config('holdfast.%s', %s, true)", name, value)
 }
 
+// ifFlag returns the expression then, and NULL if the flag is not set.
 func ifFlag(name, then string) string {
 	return fmt.Sprintf("CASE WHEN current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
 }
 
-// name returns the expression that sets application_name to the token, the ID, and the slot or
+// setName returns the expression that sets application_name to the token, the ID, and the slot or
 // number of tokens of a grant.
-func (r pessimistic) name(a *sqlkit.LockRequest, token, tokens, slot string) string {
+func (r pessimistic) setName(a *sqlkit.LockRequest, token, tokens, slot string) string {
 	if sqlkit.Kind(a.Limit) > driver.Exclusive {
 		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
 	}
-	return named(a, token, tokens)
+	return setName(a, token, tokens)
 }
 
 // durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-		answers, err := r.s.links.Run(ctx, durable(a))
-		got, err := durableOf(a, got, answers, err)
+		answers, err := r.s.links.Run(ctx, durableStatement(a))
+		got, err := durableGrant(a, got, answers, err)
 		if err == nil {
-			_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), strconv.Itoa(got.Tokens), fmt.Sprint(got.Slot)))
+			_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.setName(a, fmt.Sprint(got.Token), strconv.Itoa(got.Tokens), fmt.Sprint(got.Slot)))
 		}
 		return got, err
 	})
@@ -275,12 +290,12 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 	return err
 }
 
-// Survey reads pg_locks. A session with the sign is a holder. A session that waits for the
+// Survey reads pg_locks. A session with the mark of holders is a holder. A session that waits for the
 // gate, or has the gate and waits for the row, is a waiter.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	where := "l.objsubid = 1"
 	if !all {
-		where = "(" + sign(key).where() + ") OR (" + gate(key).where() + ")"
+		where = "(" + heldMark(key).where() + ") OR (" + gateMark(key).where() + ")"
 	}
 	list, err := r.sights(ctx, side, where)
 	if err != nil {
@@ -288,14 +303,14 @@ func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, a
 	}
 	var sights []sqlkit.Sight
 	for _, f := range list {
-		if !f.ours && !all && (f.mark == gate(key) && f.blocked || f.mark == sign(key) && f.Hidden) {
+		if !f.ours && !all && (f.mark == gateMark(key) && f.blocked || f.mark == heldMark(key) && f.Hidden) {
 			f.Key, f.ours = key, true // the server does not show its statement
 		}
 		switch {
 		case !f.ours:
-		case f.mark == sign(f.Key):
+		case f.mark == heldMark(f.Key):
 			sights = append(sights, f.Sight)
-		case f.mark == gate(f.Key) && f.blocked:
+		case f.mark == gateMark(f.Key) && f.blocked:
 			f.Granted, f.Token = false, 0
 			sights = append(sights, f.Sight)
 		}

@@ -21,7 +21,7 @@ func direct(ctx context.Context, l *pgLink) (bool, error) {
 // times. In addition, each grant compares the backend. moves leaves nothing in a backend.
 func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
 	if p, ok := l.(*pgLink); ok {
-		if is, err := direct(ctx, p); is || err != nil {
+		if isDirect, err := direct(ctx, p); isDirect || err != nil {
 			return false, err
 		}
 	}

@@ -17,13 +17,19 @@ type facts struct {
 	version       int64
 	checksClients bool // the server can check whether a waiting client is still connected
 	shows         int  // the number of bytes of a statement that it shows
-	bytes         bool // the column of a user's table has type bytea
+	byteColumn    bool // the column of a user's table has type bytea
 	notes         []string
 }
 
-// shown returns the space for a label.
-func (s *Store) shown() int {
-	return max(s.facts().shows, 1024) - 64
+// beforeLabel is the space for the text of a statement before its label.
+const beforeLabel = 64
+
+// labelBytes returns the space for a label in the part of a statement that the server shows.
+func (s *Store) labelBytes() int { return s.facts().shows - beforeLabel }
+
+// refuse returns the error of a server on which the recipe would not be safe.
+func (s *Store) refuse(format string, args ...any) error {
+	return driver.Errorf(driver.CodeRefused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 }
 
 // probe reads the facts, and refuses a server on which the recipe would not be safe.
@@ -31,13 +37,10 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	// A user's pool may have no free connection for a while.
 	ctx, cancel := context.WithTimeout(ctx, sqlkit.AnswerWithin)
 	defer cancel()
-	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.CodeRefused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
-	}
 	const replica = "the server is a replica, which grants nothing: give the primary's address, or those of all servers"
 	l, err := s.dial(ctx)
 	if errors.Is(err, errReplica) && s.oneHost {
-		return f, refuse(replica)
+		return f, s.refuse(replica)
 	}
 	if err != nil {
 		return f, err
@@ -48,12 +51,13 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		return f, unreached(err)
 	}
 	r := a.Last()
-	f = facts{version: r.Int(0), shows: bytesOf(r.Text(3))}
+	inRecovery, readOnly, tracks := r.True(1), r.Text(2) == "on", r.Text(4) == "on"
+	f = facts{version: r.Int(0), shows: parseSize(r.Text(3))}
 	switch {
-	case r.True(1):
-		return f, refuse(replica)
-	case r.Text(2) == "on" && s.cfg.Recipe != Advisory:
-		return f, refuse("transactions are read-only by default here")
+	case inRecovery:
+		return f, s.refuse(replica)
+	case readOnly && s.cfg.Recipe != Advisory:
+		return f, s.refuse("transactions are read-only by default here")
 	}
 	if s.cfg.Recipe == Optimistic || s.cfg.Durable {
 		for i, setting := range []string{"fsync", "full_page_writes"} {
@@ -63,42 +67,57 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		}
 	}
 	if s.cfg.Recipe != Optimistic {
-		if f.version < 140000 {
-			return f, refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
-		}
-		if r.Text(4) != "on" {
+		if !tracks {
 			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be recognized")
 		}
-		pooled, err := moves(ctx, l, s.dial)
-		switch {
-		case err != nil:
-			return f, unreached(err)
-		case pooled:
-			return f, refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
-		}
-		_, err = l.Run(ctx, "SELECT set_config('client_connection_check_interval', '1s', false)")
-		if f.checksClients = err == nil; !f.checksClients && state(err) == "" {
-			return f, unreached(err)
+		if f.checksClients, err = s.probeSessions(ctx, l, f.version); err != nil {
+			return f, err
 		}
 	}
 	if s.cfg.Table != "" {
-		a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.Table, strings.ToLower(s.cfg.Column)))
-		if err != nil {
-			return f, unreached(err)
-		}
-		switch kind := a.Last().Text(0); kind {
-		case "bytea":
-			f.bytes = true
-		case "text", "character varying":
-		default:
-			return f, refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.Column, s.cfg.Table, kind)
-		}
+		f.byteColumn, err = s.probeColumn(ctx, l)
 	}
-	return f, nil
+	return f, err
 }
 
-// bytesOf parses a size in the server's notation.
-func bytesOf(s string) int {
+// probeSessions refuses a server that does not keep or end sessions as the recipes need it.
+func (s *Store) probeSessions(ctx context.Context, l sqlkit.Link, version int64) (checksClients bool, err error) {
+	if version < 140000 {
+		return false, s.refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", version/10000)
+	}
+	pooled, err := moves(ctx, l, s.dial)
+	switch {
+	case err != nil:
+		return false, unreached(err)
+	case pooled:
+		return false, s.refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
+	}
+	_, err = l.Run(ctx, "SELECT set_config('client_connection_check_interval', '1s', false)")
+	if err != nil && sqlState(err) == "" {
+		return false, unreached(err)
+	}
+	return err == nil, nil
+}
+
+// probeColumn reports whether the column of a user's table has type bytea, and refuses other types
+// than that and text.
+func (s *Store) probeColumn(ctx context.Context, l sqlkit.Link) (isBytes bool, err error) {
+	a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.Table, strings.ToLower(s.cfg.Column)))
+	if err != nil {
+		return false, unreached(err)
+	}
+	switch kind := a.Last().Text(0); kind {
+	case "bytea":
+		return true, nil
+	case "text", "character varying":
+		return false, nil
+	default:
+		return false, s.refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.Column, s.cfg.Table, kind)
+	}
+}
+
+// parseSize parses a size in the server's notation.
+func parseSize(s string) int {
 	unit := 1
 	for _, u := range []struct {
 		name string
@@ -153,7 +172,7 @@ func Declared(r Recipe) driver.Guarantees {
 		"the server's idle timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old primary continues to serve clients, both grant, and no client notices: stop the old one first",
-		"on a user's pool a ping every second detects the end of a connection",
+		"on a user's pool a ping every half second detects the end of a connection",
 	}
 	switch r {
 	case Advisory:

@@ -56,21 +56,21 @@ const unit = time.Millisecond
 
 // comment returns a label for a statement. The server shows a limited part of a statement.
 func (r sessions) comment(a *sqlkit.LockRequest) string {
-	return "/*" + a.Label.Encode(r.s.shown()) + "*/ "
+	return "/*" + a.Label.Encode(r.s.labelBytes()) + "*/ "
 }
 
-// named returns an expression that sets application_name to the token and the ID of an exclusive or
+// setName returns an expression that sets application_name to the token and the ID of an exclusive or
 // shared grant. If the grant has several tokens, their number follows. If token is NULL, the name is
 // the empty string.
-func named(a *sqlkit.LockRequest, token, tokens string) string {
+func setName(a *sqlkit.LockRequest, token, tokens string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s' || CASE WHEN (%s) > 1 THEN ' x' || (%[3]s) ELSE '' END, ''), false)", token, a.ID, tokens)
 }
 
 // nameBytes is how many bytes of application_name the server keeps.
 const nameBytes = 63
 
-// limit makes a request reserve one token if application_name has no space for more.
-func limit(a *sqlkit.LockRequest) {
+// limitTokens makes a request reserve one token if application_name has no space for more.
+func limitTokens(a *sqlkit.LockRequest) {
 	if a.Tokens > 1 && len("hf  x")+len(strconv.FormatInt(time.Now().UnixMicro(), 10))+len(a.ID)+len(strconv.Itoa(a.Tokens)) > nameBytes {
 		a.Tokens = 1
 	}
@@ -85,16 +85,16 @@ func (r sessions) tokens(a *sqlkit.LockRequest) int {
 	return a.Tokens
 }
 
-// several returns an expression for how many tokens a grant has. The server evaluates it with the lock,
+// tokenCount returns an expression for how many tokens a grant has. The server evaluates it with the lock,
 // and reads the clock until it is n microseconds after token, the first one. The value is then n, or one
 // if the clock does not get there. pg_sleep would wait for a millisecond.
-func several(token, n string) string {
+func tokenCount(token, n string) string {
 	return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN coalesce((SELECT %[2]s FROM (SELECT generate_series(1, 50 * %[2]s), %[3]s AS now) c WHERE now >= %[1]s + %[2]s LIMIT 1), 1) END",
 		token, n, clock)
 }
 
-// unnamed is an expression that restores the original application_name of the session.
-const unnamed = "set_config('application_name', NULL, false)"
+// resetName is an expression that restores the original application_name of the session.
+const resetName = "set_config('application_name', NULL, false)"
 
 // holding is a grant as the application_name of its session shows it.
 type holding struct {
@@ -104,9 +104,9 @@ type holding struct {
 	slot   int
 }
 
-// nameOf parses the application_name of a holder: "hf TOKEN ID", then SLOT of a permit, or xTOKENS of a
+// parseName parses the application_name of a holder: "hf TOKEN ID", then SLOT of a permit, or xTOKENS of a
 // grant with several tokens.
-func nameOf(application string) (h holding, ok bool) {
+func parseName(application string) (h holding, ok bool) {
 	f := strings.Fields(application)
 	if len(f) < 3 || f[0] != "hf" {
 		return h, false
@@ -114,7 +114,7 @@ func nameOf(application string) (h holding, ok bool) {
 	token, err := strconv.ParseUint(f[1], 10, 64)
 	h = holding{token: token, id: f[2], slot: driver.NoSlot}
 	if len(f) > 3 {
-		if n, several := strings.CutPrefix(f[3], "x"); several {
+		if n, ok := strings.CutPrefix(f[3], "x"); ok {
 			h.tokens, _ = strconv.Atoi(n)
 		} else if slot, err := strconv.Atoi(f[3]); err == nil {
 			h.slot = slot
@@ -138,10 +138,10 @@ func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.LockRequest, _ *sqlkit.Pool
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_, err := s.Run(ctx, "SELECT 1")
-	switch state(err) {
-	case "57P01":
+	switch sqlState(err) {
+	case adminShutdown:
 		return driver.CauseTaken, err
-	case "57P05", "25P03", "25P04":
+	case idleSessionTimeout, idleInTransactionTimeout, transactionTimeout:
 		return driver.CauseExpired, err
 	}
 	return driver.CauseSessionEnded, err
@@ -149,8 +149,8 @@ func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.LockRequest, _ *sqlkit.Pool
 
 // Ended reports whether an error means that the server has ended the session.
 func (sessions) Ended(err error) bool {
-	switch state(err) {
-	case "57P01", "57P02", "57P05", "25P03", "25P04":
+	switch sqlState(err) {
+	case adminShutdown, crashShutdown, idleSessionTimeout, idleInTransactionTimeout, transactionTimeout:
 		return true
 	}
 	return false
@@ -215,34 +215,42 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 	}
 	var all []found
 	for _, row := range a[len(a)-1] {
-		f := found{mark: mark{uint32(row.Int(9)), uint32(row.Int(10)), int(row.Int(11))}, blocked: row.Text(12) == "Lock"}
-		f.Identity = sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)}
-		f.Sight.Since = time.UnixMicro(row.Int(5))
-		f.Granted, f.Slot = row.True(2), driver.NoSlot
-		label, ok := sqlkit.FindLabel(row.Text(4))
-		f.Label = label
-		f.Tokens = 0
-		h, named := nameOf(row.Text(3))
-		switch {
-		case ok && f.Granted && named && h.id == label.Owner.ID:
-			f.Token, f.Tokens, f.Slot = h.token, h.tokens, h.slot
-			f.Sight.Since = time.UnixMicro(int64(h.token))
-		case f.Granted && (ok || strings.Contains(row.Text(4), unlabelledMark)):
-			f.unrecorded = true
-		case !ok:
-			f.Note = fmt.Sprintf("not of holdfast, or not visible to this user: backend %d", row.Int(0))
-			f.Owner.Host = row.Text(8)
-			f.Limit = driver.Exclusive
-			f.Hidden = row.Null(7) || row.Text(7) == "disabled" // another user's, or track_activities is off
-		}
-		f.Left = label.TTL
-		if strings.HasPrefix(row.Text(7), "idle") {
-			f.Left = label.TTL - time.Duration(row.Int(6))*time.Microsecond
-		}
-		f.ours = ok
-		all = append(all, f)
+		all = append(all, foundIn(row))
 	}
 	return all, nil
+}
+
+// foundIn parses a row of sights.
+func foundIn(row sqlkit.Row) found {
+	pid, backendStart, granted := row.Int(0), row.Text(1), row.True(2)
+	application, query := row.Text(3), row.Text(4)
+	since, inState := row.Int(5), row.Int(6) // microseconds
+	state, clientAddress := row.Text(7), row.Text(8)
+	key, waitEvent := mark{uint32(row.Int(9)), uint32(row.Int(10)), int(row.Int(11))}, row.Text(12)
+
+	f := found{mark: key, blocked: waitEvent == "Lock"}
+	f.Identity = sqlkit.Identity{Conn: pid, Since: backendStart}
+	f.Granted, f.Slot, f.Sight.Since = granted, driver.NoSlot, time.UnixMicro(since)
+	f.Label, f.ours = sqlkit.FindLabel(query)
+	f.Tokens = 0 // application_name has the number
+	name, recorded := parseName(application)
+	switch {
+	case f.ours && granted && recorded && name.id == f.Owner.ID:
+		f.Token, f.Tokens, f.Slot = name.token, name.tokens, name.slot
+		f.Sight.Since = time.UnixMicro(int64(name.token))
+	case granted && (f.ours || strings.Contains(query, unlabelledMark)):
+		f.unrecorded = true
+	case !f.ours:
+		f.Note = fmt.Sprintf("not of holdfast, or not visible to this user: backend %d", pid)
+		f.Owner.Host = clientAddress
+		f.Limit = driver.Exclusive
+		f.Hidden = row.Null(7) || state == "disabled" // another user's, or track_activities is off
+	}
+	f.Left = f.TTL
+	if strings.HasPrefix(state, "idle") {
+		f.Left -= time.Duration(inState) * time.Microsecond
+	}
+	return f
 }
 
 // unlabelledMark is in a statement that takes a lock and does not carry a label.
@@ -252,7 +260,7 @@ const unlabelledMark = "/*hf*/"
 type found struct {
 	sqlkit.Sight
 	mark       mark
-	ours       bool
+	ours       bool // the session's statement has a label
 	unrecorded bool // the session has the lock, and its owner is not recorded yet
 	blocked    bool // its statement waits for a lock
 }

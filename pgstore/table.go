@@ -82,9 +82,9 @@ func (table) List(prefix []byte) string {
 		clock, lit(prefix), len(prefix), lit(prefix), clock)
 }
 
-func (table) Idle(micros int64, most int) string {
+func (table) Idle(micros int64, maxRows int) string {
 	return fmt.Sprintf("SELECT encode(name, 'hex'), bucket, version, token FROM holdfast_row WHERE expires < %s - %d AND touched < %s - %d LIMIT %d",
-		clock, micros, clock, micros, most)
+		clock, micros, clock, micros, maxRows)
 }
 
 func (table) Raise(bucket int, token int64) string {

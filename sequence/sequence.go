@@ -27,6 +27,7 @@
 package sequence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,13 +59,13 @@ const (
 	defaultMost  = 1 << 20
 )
 
-// A block that is used up sooner than shortUse makes the next one twice as large; one that
-// lasts longer than longUse makes it half as large.
 const (
+	// A block that is used up sooner than shortUse doubles the size; one that lasts longer
+	// than longUse halves it. See adapt.
 	shortUse = time.Second
 	longUse  = 8 * time.Second
-	// reserveTimeout limits a reservation, which continues when the caller that waits for it
-	// has gone.
+	// reserveTimeout limits a reservation, which continues after the context of the waiting
+	// caller has ended.
 	reserveTimeout = 30 * time.Second
 )
 
@@ -146,6 +147,7 @@ func (s *Sequence) Next(ctx context.Context) (int64, error) {
 	}
 }
 
+// fetchAhead starts the reservation of the next block, unless one was started.
 func (s *Sequence) fetchAhead() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +210,7 @@ func (s *Sequence) advance(ctx context.Context, used *block) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ahead != f {
-		return nil // another caller has done the rest
+		return nil // another caller has replaced the block, or got the error
 	}
 	s.ahead = nil
 	if f.err != nil {
@@ -244,7 +246,7 @@ type values struct {
 }
 
 func (s values) Reserve(ctx context.Context, name string, n int64) (end int64, err error) {
-	err = optimistic.Update(ctx, s.v, name, func(_ context.Context, old []byte) ([]byte, error) {
+	err = optimistic.Update(ctx, s.v, name, func(_ context.Context, old []byte) (_ []byte, err error) {
 		var last int64
 		if len(old) > 0 {
 			if last, err = strconv.ParseInt(string(old), 10, 64); err != nil || last < 0 {
@@ -283,15 +285,9 @@ type Table struct {
 
 // Reserve implements [Source].
 func (t Table) Reserve(ctx context.Context, name string, n int64) (end int64, err error) {
-	or := func(s, other string) string {
-		if s == "" {
-			return other
-		}
-		return s
-	}
 	rows := optimistic.Rows[int64]{
-		DB: t.DB, Dialect: t.Dialect, Table: or(t.Name, "segment_id"), Key: or(t.Key, "biz_code"),
-		Version: or(t.Version, "version"), Columns: []string{or(t.Max, "max_id")},
+		DB: t.DB, Dialect: t.Dialect, Table: cmp.Or(t.Name, "segment_id"), Key: cmp.Or(t.Key, "biz_code"),
+		Version: cmp.Or(t.Version, "version"), Columns: []string{cmp.Or(t.Max, "max_id")},
 		Fields: func(last *int64) []any { return []any{last} },
 	}
 	err = rows.Update(ctx, name, func(_ context.Context, last *int64) (err error) {
@@ -303,6 +299,7 @@ func (t Table) Reserve(ctx context.Context, name string, n int64) (end int64, er
 	return end, err
 }
 
+// sum returns the end of a block of n ids after last.
 func sum(last, n int64) (int64, error) {
 	if last > MaxID-n {
 		return 0, fmt.Errorf("%w: %d ids after %d are beyond %d", holdfast.ErrInvalid, n, last, int64(MaxID))

@@ -18,16 +18,6 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 // acquire implements Acquire and Swap: unless o is nil, it also carries out the release o. If
 // possible, the transaction that creates the first node of r does that.
 func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
-	g, err := s.acquireInSession(ctx, r, o)
-	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-		return g, withdrawn(ctx) // the request has left nothing
-	}
-	return g, err
-}
-
-// acquireInSession acquires in the session for the TTL of r. If that session expires before the
-// grant, the request starts again in the next session, at the end of the queue.
-func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	switch {
 	case s.closed.Load():
 		return driver.Grant{}, errClosed()
@@ -44,23 +34,31 @@ func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *relea
 		defer s.mu.Unlock()
 		delete(s.acquiring, r.ID)
 	}()
+	g, err := s.acquireInSession(ctx, r, o)
+	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+		return g, withdrawn(ctx) // the request has left nothing
+	}
+	return g, err
+}
+
+// acquireInSession acquires in the session for the TTL of r. If that session expires before the
+// grant, the request starts again in the next session, at the end of the queue.
+func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	ttl := s.round(r.TTL)
 	var expired *session // an earlier session of the request, which may still have a node of it
 	for {
 		ss, err := s.sessionWithRelease(ctx, ttl, o)
 		if err == nil && expired != nil {
-			if err = ss.settle(ctx, r, expired); err == nil {
-				expired = nil
-			}
+			err = ss.undoAfterEnd(ctx, r, expired)
 		}
-		if err != nil {
-			if expired != nil && ctx.Err() == nil && ss != nil && ss.zk.Ended() != nil && !s.closed.Load() {
-				continue // this session has ended, too: settle in the next one
-			}
-			if expired != nil && driver.CodeOf(err) != driver.CodeClosed {
-				err = &driver.Error{Code: driver.CodeUnknown, Err: err}
-			}
+		switch {
+		case err == nil:
+		case expired == nil || driver.CodeOf(err) == driver.CodeClosed:
 			return driver.Grant{}, err
+		case ss != nil && ss.zk.Ended() != nil && ctx.Err() == nil && !s.closed.Load():
+			continue // this session has ended, too: undo the request in the next one
+		default:
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
 		}
 		g, err := s.recipe.acquire(ss, ctx, r, o)
 		if err != errSessionExpired {
@@ -78,11 +76,11 @@ func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *relea
 // carries out o in a transaction of its own.
 func (s *Store) sessionWithRelease(ctx context.Context, ttl time.Duration, o *release) (*session, error) {
 	if o.pending() && (o.g.ss.ttl != ttl || o.g.ss.zk.Ended() != nil) {
-		o.alone(ctx) // before the call of session: a new session may take a while to begin
+		o.releaseAlone(ctx) // before the call of session: a new session may take a while to begin
 	}
 	ss, err := s.session(ctx, ttl)
 	if o.pending() && ss != nil && ss != o.g.ss {
-		o.alone(ctx)
+		o.releaseAlone(ctx)
 	}
 	return ss, err
 }
@@ -133,7 +131,8 @@ func (ss *session) refuseIfHeld(ctx context.Context, dir string, limit int) erro
 
 // busy returns the BusyError, with the holders as far as they can be read.
 func (ss *session) busy(ctx context.Context, dir string, all []node) error {
-	holders, _, err := ss.describe(ctx, dir, all[:min(countGrants(all), maxBusyHolders)])
+	n := min(countGrants(all), maxBusyHolders)
+	holders, _, err := ss.describe(ctx, dir, all[:n], n)
 	if err != nil {
 		holders = nil
 	}
@@ -150,7 +149,7 @@ var errDeleted = driver.Errorf(driver.CodeUnavailable, "another client has delet
 // set when the requester has been notified that the request waits. If the request must not wait,
 // awaitGrant returns a *driver.BusyError.
 func (p *entry) awaitGrant(ctx context.Context, names []string, queued *bool) error {
-	ss, reused := p.ss, false
+	reused := false
 	for {
 		all := nodesOf(names, p.read)
 		switch i := indexOf(all, p.node.name); {
@@ -160,21 +159,11 @@ func (p *entry) awaitGrant(ctx context.Context, names []string, queued *bool) er
 		case i < countGrants(all):
 			return nil
 		case !p.r.Wait:
-			return ss.busy(ctx, p.dir, all[:i])
+			return p.ss.busy(ctx, p.dir, all[:i])
 		default:
-			changed, err := p.watch(ctx, all, i, queued)
-			if err == nil && !changed {
-				err = p.sleep(ctx)
-			}
-			if err != nil {
+			granted, err := p.awaitChange(ctx, all, i, queued)
+			if granted || err != nil {
 				return err
-			}
-			if p.handedOff() {
-				p.at = driver.Now()
-				return nil
-			}
-			if p.first() {
-				return nil
 			}
 		}
 		var err error
@@ -184,40 +173,63 @@ func (p *entry) awaitGrant(ctx context.Context, names []string, queued *bool) er
 	}
 }
 
+// awaitChange waits until the queue before the entry may have changed. The entry is at index i.
+// granted reports that it is a grant. Otherwise the entry has to read the queue.
+func (p *entry) awaitChange(ctx context.Context, all []node, i int, queued *bool) (granted bool, err error) {
+	changed, err := p.watch(ctx, all, i, queued)
+	if err == nil && !changed {
+		err = p.sleep(ctx)
+	}
+	switch {
+	case err != nil:
+		return false, err
+	case p.handedOff():
+		p.at = driver.Now()
+		return true, nil
+	}
+	return p.firstByCount(), nil
+}
+
 // queuedDelay is how long an entry waits before it reads the holders to report them, unless it has
 // read them already.
 const queuedDelay = 100 * time.Millisecond
 
-// sleep waits until the entry is woken. After queuedDelay it reads the holders that were not
-// reported yet, and reports them to the requester.
+// sleep waits until the entry is woken. After queuedDelay it reports the holders that were not
+// reported yet.
 func (p *entry) sleep(ctx context.Context) error {
 	var late <-chan time.Time
-	if len(p.ahead) > 0 {
+	if len(p.unreported) > 0 {
 		t := time.NewTimer(queuedDelay)
 		defer t.Stop()
 		late = t.C
 	}
-	select {
-	case <-p.signal:
-		return nil
-	case <-late:
-		if p.batched {
-			if changed, err := p.readBatch(ctx); changed || err != nil {
+	for {
+		select {
+		case <-p.signal:
+			return nil
+		case <-late:
+			if changed, err := p.reportHolders(ctx); changed || err != nil {
 				return err
 			}
-			return p.sleep(ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.ss.over:
+			return errSessionExpired
 		}
-		holders, _, err := p.ss.describe(ctx, p.dir, p.ahead)
-		p.ahead = nil
-		if err == nil {
-			p.r.From.Queued(holders)
-		}
-		return p.sleep(ctx)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-p.ss.over:
-		return errSessionExpired
 	}
+}
+
+// reportHolders reads the holders that were not reported yet, and reports them to the requester.
+func (p *entry) reportHolders(ctx context.Context) (changed bool, err error) {
+	if p.batched {
+		return p.readBatch(ctx)
+	}
+	holders, _, err := p.ss.describe(ctx, p.dir, p.unreported, len(p.unreported))
+	p.unreported = nil
+	if err == nil {
+		p.r.From.Queued(holders)
+	}
+	return false, nil // the entry waits even if the read has failed
 }
 
 // failed withdraws an entry whose wait has ended with an error, and returns the error of the
@@ -233,13 +245,13 @@ func (p *entry) failed(ctx context.Context, err error) error {
 		if err = ss.fail(err); err == errSessionExpired {
 			return err
 		}
-		// The session has ended for this client. The entry stands until the session ends at the
+		// The session has ended for this client. The entry exists until the session ends at the
 		// server.
 		ss.s.remember(p.r.ID, ss, 0)
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	case err == errDeleted:
 		p.unregister()
-		ss.gone(p.dir, p.path, nil)
+		ss.wakeWaiters(p.dir, p.path, nil)
 		return err
 	case ctx.Err() != nil:
 		return p.withdraw(ctx, withdrawn(ctx))
@@ -279,13 +291,37 @@ func (p *entry) list(ctx context.Context) (names []string, reused bool, err erro
 // watch ensures that the entry is woken when a node that it waits for is deleted. The entry is at
 // index i of the queue. The first call reports to the requester that it is queued.
 //
-// Here and in the functions below, changed reports that the entry must not sleep, because the queue
-// has changed or may have changed.
+// Here and in the other methods of entry, changed reports that the entry must not sleep, because the
+// queue has changed or may have changed.
 func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (changed bool, err error) {
+	paths, unwatched, counting := p.subscribe(all, i)
+	grants := all[:countGrants(all)]
+	var holders []driver.Holder
+	if counting && len(paths) > 1 && p.zxid != 0 && len(unwatched) == 0 {
+		changed, err = p.watchBatch(ctx, paths)
+	} else {
+		p.batched = false
+		changed, holders, err = p.watchByReads(ctx, paths, unwatched, counting, grants)
+	}
+	if err != nil {
+		return false, err
+	}
+	// After a batch the nodes are read in any case, since that also proves the right to read them.
+	if len(holders) == 0 && (!*queued || p.batched) {
+		p.unreported = grants[:min(len(grants), maxBusyHolders)]
+	}
+	p.reportQueued(queued, holders)
+	return changed, nil
+}
+
+// subscribe chooses the nodes that the entry waits for, and makes it receive their events. It
+// returns the paths to watch, those whose watches no entry needs now, and whether the entry counts
+// the nodes before it. The entry is at index i of the queue.
+func (p *entry) subscribe(all []node, i int) (paths, unwatched []string, counting bool) {
 	ss := p.ss
-	var paths []string
 	ss.mu.Lock()
-	set, counted := p.toWatchLocked(all, i)
+	defer ss.mu.Unlock()
+	set, counting := p.toWatchLocked(all, i)
 	p.localPredecessors = p.localPredecessors[:0]
 	for _, n := range set {
 		path := p.dir + "/" + n.name
@@ -301,61 +337,43 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (cha
 			paths = append(paths, path)
 		}
 	}
-	unwatched := p.unsubscribeLocked(paths)
+	unwatched = p.unsubscribeLocked(paths)
 	for _, path := range paths {
 		p.subscribeLocked(path)
 	}
-	if p.counted, p.uncounted = counted, len(paths); counted {
+	if p.counting, p.remaining = counting, len(paths); counting {
 		p.subscribeLocked(p.path)
 	}
-	ss.mu.Unlock()
-	var holders []driver.Holder
-	if counted && len(paths) > 1 && p.zxid != 0 && len(unwatched) == 0 {
-		changed, err = p.watchBatch(ctx, paths)
-	} else {
-		p.batched = false
-		changed, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:countGrants(all)])
-	}
-	if err != nil {
-		return false, err
-	}
-	// After a batch the nodes are read in any case, since that also proves the right to read them.
-	if len(holders) == 0 && (!*queued || p.batched) {
-		p.ahead = all[:min(countGrants(all), maxBusyHolders)]
-	}
-	p.reportQueued(queued, holders)
-	return changed, nil
+	return paths, unwatched, counting
 }
 
-// watchByReads sets the watches of paths by reads, and of the entry's own node if they are counted.
+// watchByReads sets the watches of paths by reads, and that of the entry's own node if it counts.
 // It removes the watches of unwatched. It returns the holders among grants that were read anyway.
-func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, counted bool, grants []node) (changed bool, holders []driver.Holder, err error) {
+func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, counting bool, grants []node) (changed bool, holders []driver.Holder, err error) {
 	ss := p.ss
 	var calls []*zk.Call
 	for _, path := range paths {
 		calls = append(calls, zk.Get(path, true))
 	}
-	if counted {
+	if counting {
 		calls = append(calls, zk.Get(p.path, true))
 	}
-	for _, path := range unwatched {
-		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
-	}
+	calls = append(calls, removeWatches(unwatched)...)
 	if len(calls) == 0 {
 		return false, nil, nil
 	}
 	err = ss.zk.Do(ctx, calls...)
-	ss.unwatched(unwatched)
+	ss.watchesRemoved(unwatched)
 	if err != nil {
 		ss.mu.Lock()
-		p.counted = false
+		p.counting = false
 		ss.mu.Unlock()
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
 			return true, nil, nil // read again, on the next connection
 		}
 		return false, nil, err
 	}
-	if changed, err = p.watched(paths, calls); err != nil {
+	if changed, err = p.watchesSet(paths, calls); err != nil {
 		return false, nil, err
 	}
 	for j, c := range calls[:len(paths)] {
@@ -368,12 +386,12 @@ func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, cou
 
 // readBatch reads the nodes that watchBatch has set watches on, and watches them again by these reads.
 func (p *entry) readBatch(ctx context.Context) (changed bool, err error) {
-	grants := p.ahead
-	p.ahead, p.batched = nil, false
+	grants := p.unreported
+	p.unreported, p.batched = nil, false
 	p.ss.mu.Lock()
-	counted := p.counted
+	counting := p.counting
 	p.ss.mu.Unlock()
-	if !counted {
+	if !counting {
 		return true, nil // read again
 	}
 	changed, holders, err := p.watchByReads(ctx, p.subscribed, nil, true, grants)
@@ -393,7 +411,7 @@ func (p *entry) watchBatch(ctx context.Context, paths []string) (changed bool, e
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	if err != nil || set.Err != nil {
-		p.counted = false
+		p.counting = false
 	}
 	if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
 		return true, nil // read again, on the next connection
@@ -402,22 +420,22 @@ func (p *entry) watchBatch(ctx context.Context, paths []string) (changed bool, e
 		return false, err
 	}
 	p.conn, p.since = set.Conn, set.Sent
-	return !p.counted || p.uncounted == 0, nil // not counted: read again
+	return !p.counting || p.remaining == 0, nil // if it does not count, it reads again
 }
 
-// watched handles the answers to the reads of paths. If the entry is to count them, the reads
-// include its own node.
-func (p *entry) watched(paths []string, calls []*zk.Call) (changed bool, err error) {
+// watchesSet handles the answers to the reads of paths. If the entry counts them, its own node is
+// read after them.
+func (p *entry) watchesSet(paths []string, calls []*zk.Call) (changed bool, err error) {
 	ss := p.ss
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	for j, path := range paths {
 		switch err := calls[j].Err; {
-		case errors.Is(err, zk.ErrNoNode) && p.counted:
+		case errors.Is(err, zk.ErrNoNode) && p.counting:
 			// If no older watch has reported the end of the node, no watch will.
-			if _, waits := ss.subs[path][p]; waits {
+			if _, subscribed := ss.subs[path][p]; subscribed {
 				delete(ss.subs[path], p)
-				p.uncounted--
+				p.remaining--
 			}
 		case errors.Is(err, zk.ErrNoNode):
 			changed = true
@@ -425,36 +443,36 @@ func (p *entry) watched(paths []string, calls []*zk.Call) (changed bool, err err
 			return false, err
 		}
 	}
-	if !p.counted {
+	if !p.counting {
 		return changed, nil
 	}
 	p.conn, p.since = calls[0].Conn, calls[0].Sent
 	switch own := calls[len(paths)]; {
 	case errors.Is(own.Err, zk.ErrNoNode):
-		p.counted = false
+		p.counting = false
 		return true, nil // read again
 	case own.Err != nil:
 		return false, own.Err
 	case string(own.Data) == revoke:
 		// The request to end came before the watch, so no watch reports it. Without the count,
 		// maintain reads the grant's node once more.
-		p.counted = false
+		p.counting = false
 	}
-	return p.uncounted == 0, nil
+	return p.remaining == 0, nil
 }
 
 // maxCounted is the largest number of nodes before an entry that watches all of them.
 const maxCounted = 3
 
-// toWatchLocked returns the nodes that an entry watches. counted reports that these are all the
+// toWatchLocked returns the nodes that an entry waits for. counting reports that these are all the
 // nodes before it. Then the entry need not read the queue when they have gone. An entry further
-// behind watches the node two positions before it, so that it reads the queue one release before
+// behind waits for the node two positions before it, so that it reads the queue one release before
 // its grant.
 //
 // Nodes of other client libraries are not counted: Curator's holder of a write lock may put the node
 // of a reader beside its own, before the entry. Nodes of this client are not counted either, because
 // they are not watched.
-func (p *entry) toWatchLocked(all []node, i int) (set []node, counted bool) {
+func (p *entry) toWatchLocked(all []node, i int) (set []node, counting bool) {
 	own := func(n node) bool {
 		_, own := p.ss.ours[p.dir+"/"+n.name]
 		return own
@@ -483,38 +501,16 @@ func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
 // proven for a whole TTL from that instant.
 func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	ss := p.ss
-	at := p.at
-	if ss.zk.Proven(at) < ss.ttl && !ss.zk.Prove(ctx, at, ss.ttl) {
+	if ss.zk.Proven(p.at) < ss.ttl && !ss.zk.Prove(ctx, p.at, ss.ttl) {
 		err := ctx.Err()
 		if err == nil {
 			err = errSessionExpired
 		}
 		return driver.Grant{}, p.failed(ctx, err)
 	}
-	g := &grant{
-		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: at, TTL: ss.ttl, Slot: driver.NoSlot},
-		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: at, ttl: ss.ttl, made: time.Now(),
-	}
-	g.Handle = g
-	ss.mu.Lock()
-	unwatched := p.unregisterLocked()
-	if p.counted {
-		g.watched = p.conn
-	}
-	if ss.ended {
-		ss.mu.Unlock()
-		return driver.Grant{}, ss.fail(errSessionExpired)
-	}
-	if p.vanished {
-		ss.mu.Unlock()
-		return driver.Grant{}, p.failed(ctx, errDeleted)
-	}
-	ss.grants[g.ID], ss.ours[g.path] = g, g
-	idle := !ss.maintaining
-	ss.maintaining = true
-	ss.mu.Unlock()
-	if idle {
-		ss.wakeMaintain() // once for many short locks: the timer of maintain continues for a while
+	g, unwatched, err := p.registerGrant()
+	if err != nil {
+		return driver.Grant{}, p.failed(ctx, err)
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
@@ -522,12 +518,40 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		// version ensures that this write does not overwrite a request to end.
 		calls = append(calls, zk.Set(p.path, data, 0))
 	}
-	for _, path := range unwatched {
-		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
-	}
+	calls = append(calls, removeWatches(unwatched)...)
 	if len(calls) > 0 {
 		_ = ss.zk.Send(ctx, calls...) // the grant does not depend on the outcome
-		ss.unwatched(unwatched)
+		ss.watchesRemoved(unwatched)
 	}
 	return g.Grant, nil
+}
+
+// registerGrant replaces the entry by its grant. It returns the paths whose watches no entry needs
+// now. It fails with errSessionExpired if the session is over, and with errDeleted if the entry's
+// node was deleted.
+func (p *entry) registerGrant() (g *grant, unwatched []string, err error) {
+	ss := p.ss
+	g = &grant{
+		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: p.at, TTL: ss.ttl, Slot: driver.NoSlot},
+		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: p.at, ttl: ss.ttl, made: time.Now(),
+	}
+	g.Handle = g
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	unwatched = p.unregisterLocked()
+	switch {
+	case ss.ended:
+		return nil, nil, errSessionExpired
+	case p.deleted:
+		return nil, nil, errDeleted
+	}
+	if p.counting {
+		g.watched = p.conn
+	}
+	ss.grants[g.ID], ss.ours[g.path] = g, g
+	if !ss.maintaining {
+		ss.maintaining = true
+		ss.wakeMaintain() // once for many short locks: the timer of maintain continues for a while
+	}
+	return g, unwatched, nil
 }

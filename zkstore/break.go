@@ -16,20 +16,20 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.closed.Load() {
 		return errClosed()
 	}
-	ss, err := s.any(ctx)
+	ss, err := s.anySession(ctx)
 	if err != nil {
 		return err
 	}
-	path, err := ss.holder(ctx, name, token)
+	path, err := ss.grantNode(ctx, name, token)
 	if err != nil {
 		return s.fail(err)
 	}
-	return ss.end(ctx, path)
+	return ss.breakGrant(ctx, path)
 }
 
-// holder returns the node of the grant with a token.
-func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
-	notHeld := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
+// grantNode returns the path of the grant with a token.
+func (ss *session) grantNode(ctx context.Context, name string, token uint64) (string, error) {
+	missing := notHeld(driver.Grant{Name: name, Token: token})
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))
@@ -38,7 +38,7 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 	}
 	all = all[:countGrants(all)]
 	if len(all) == 0 {
-		return "", notHeld
+		return "", missing
 	}
 	calls := make([]*zk.Call, len(all))
 	for i, n := range all {
@@ -52,12 +52,12 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 			return dir + "/" + all[i].name, nil
 		}
 	}
-	return "", notHeld
+	return "", missing
 }
 
-// end requests the holder of a node to end, and waits for the grace period. If the node still exists,
-// end deletes it.
-func (ss *session) end(ctx context.Context, path string) error {
+// breakGrant requests the holder of a node to end, and waits for the grace period. If the node still
+// exists, breakGrant deletes it.
+func (ss *session) breakGrant(ctx context.Context, path string) error {
 	s := ss.s
 	t := &tree{path: path, ch: make(chan struct{}, 1)}
 	ss.watchTree(t)

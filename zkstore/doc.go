@@ -48,7 +48,7 @@
 // session's end. The server of a client may be cut off from the leader and not notice. Then it
 // continues to answer pings and reads for seconds. Meanwhile the leader may have ended the session,
 // and another client may hold the lock. So only requests that have passed the leader count. The
-// session is proven to stand until send + T - tick. Of the answered heartbeats, the last but one
+// session is proven to exist until send + T - tick. Of the answered heartbeats, the last but one
 // was sent at the time send. T is the session timeout, and tick is the servers' tickTime. The proof
 // is at type proof in internal/zk. A session is four ticks longer than the TTLs of its grants, so
 // that the proof always reaches at least a TTL from now. The client grants and renews a lock only

@@ -34,23 +34,22 @@ type entry struct {
 	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
 	// this client that the entry waits for without a watch.
 	subscribed, localPredecessors []string
-	// counted is set while the entry counts the ends of all nodes before it. uncounted is how many
-	// of them still stand. These nodes and the entry's own are watched on the connection conn.
-	// since is the instant before the requests that set the watches. The session's mutex guards
-	// these fields.
-	counted   bool
-	uncounted int
+	// counting is set while the entry watches all nodes before it and its own, on the connection
+	// conn. remaining is how many of the nodes before it still exist. since is the instant before
+	// the requests that set the watches. The session's mutex guards these fields.
+	counting  bool
+	remaining int
 	conn      int
 	since     driver.Instant
 	// zxid is the transaction that made the node, 0 if the entry must not set its watches in one
 	// request. batched is set if the entry has set its watches in one request.
 	zxid    int64
 	batched bool
-	// handoff is set when the grant before the entry was released in this process. vanished is set
-	// when the entry's own node was found to be gone.
-	handoff, vanished bool
-	// ahead are the holders that were not reported to the requester yet.
-	ahead []node
+	// handoff is set when the grant before the entry was released in this process. deleted is set
+	// when the entry's own node was found to be deleted. The session's mutex guards both.
+	handoff, deleted bool
+	// unreported are the nodes of the holders that were not reported to the requester yet.
+	unreported []node
 }
 
 // wake wakes an entry. The caller holds the session's mutex.
@@ -59,28 +58,28 @@ func (p *entry) wake(fresh []string) {
 	wakeup.Send(p.signal)
 }
 
-// notice handles an event of a node that the entry watches. The caller holds the session's mutex.
-func (p *entry) notice(e zk.Event) {
+// onEvent handles an event of a node that the entry watches. The caller holds the session's mutex.
+func (p *entry) onEvent(e zk.Event) {
 	switch {
 	case e.Type == zk.EventDeleted && e.Path == p.path:
-		p.vanished = true
-	case e.Type == zk.EventDeleted && p.counted:
-		if p.uncounted--; p.uncounted == 0 {
+		p.deleted = true
+	case e.Type == zk.EventDeleted && p.counting:
+		if p.remaining--; p.remaining == 0 {
 			p.wake(nil)
 		}
 		return
 	}
-	p.counted = false // the watch of that node is used up
+	p.counting = false // the watch of that node is used up
 	p.wake(nil)
 }
 
-// first reports whether every node before the entry was seen to end while its own stood. The
-// validity runs from the requests that set the watches, so after a longer wait the entry reads the
-// queue again.
-func (p *entry) first() bool {
+// firstByCount reports whether every node before the entry was seen to end while its own existed.
+// The validity runs from the requests that set the watches, so after a longer wait the entry reads
+// the queue again.
+func (p *entry) firstByCount() bool {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
-	if !p.counted || p.uncounted > 0 {
+	if !p.counting || p.remaining > 0 {
 		return false
 	}
 	passed, _ := p.since.Elapsed()
@@ -99,80 +98,124 @@ func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.Ca
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 }
 
+// creation is a transaction that creates the node of a request. Its operations are two checks, the
+// release of a grant if that is pending, and the create. The server reads the directory after it.
+type creation struct {
+	r    driver.Request
+	dir  string
+	data []byte
+
+	guard     string // the path of the session's guard
+	base      tokenBase
+	highest   uint64 // the high-water mark of tokens before the transaction
+	o         *release
+	releasing bool // the transaction contains the release o
+
+	multi, create *zk.Call
+	list          *zk.Call // the directory
+	next          *zk.Call // the entry to which o has handed its grant off, nil if it is not read
+}
+
+// The index of an operation of a creation. The create is the last one.
+const (
+	opGuard = iota
+	opBase
+	opRelease
+)
+
+// creation returns the transaction that creates the node of a request, with the release o if that is
+// pending.
+func (ss *session) creation(r driver.Request, dir, mark string, data []byte, o *release) creation {
+	t := creation{r: r, dir: dir, data: data, highest: ss.highest(), o: o, releasing: o.pending()}
+	var version int32
+	t.guard, version = ss.guard()
+	var basePath string
+	basePath, t.base = ss.base()
+	t.create = zk.CreateSequential(dir+"/"+protected(r.ID)+mark, data, ss.s.cfg.acl)
+	ops := []*zk.Call{zk.Check(t.guard, version), zk.Check(basePath, t.base.version)}
+	if t.releasing {
+		ops = append(ops, o.op())
+	}
+	t.multi, t.list, t.next = zk.Multi(append(ops, t.create)...), zk.Children(dir, false), o.readNext(dir)
+	return t
+}
+
+// do sends t and its reads in one piece.
+func (ss *session) do(ctx context.Context, t *creation) error {
+	if t.next != nil {
+		return ss.zk.Do(ctx, t.multi, t.list, t.next)
+	}
+	return ss.zk.Do(ctx, t.multi, t.list)
+}
+
 // enter creates the node of a request, and reads the directory in the same round trip. The
-// transaction that creates the node also carries out the release o, unless that is nil.
+// transaction that creates the node also carries out the release o, unless that is nil. If only the
+// read of the directory has failed, enter returns the entry and that error.
 func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte, o *release) (*entry, []string, error) {
-	prefix := dir + "/" + protected(r.ID) + mark
 	for {
-		guard, version := ss.guard()
-		mark := ss.highest()
-		base, known := ss.base()
-		create := zk.CreateSequential(prefix, data, ss.s.cfg.acl)
-		ops := []*zk.Call{zk.Check(guard, version), zk.Check(base, known.version)}
-		releasing := o.pending()
-		if releasing {
-			ops = append(ops, o.op())
-		}
-		both, list := zk.Multi(append(ops, create)...), zk.Children(dir, false)
-		calls := []*zk.Call{both, list}
-		read := o.readNext(dir)
-		if read != nil {
-			calls = append(calls, read)
-		}
-		err := ss.zk.Do(ctx, calls...)
+		t := ss.creation(r, dir, mark, data, o)
+		err := ss.do(ctx, &t)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
 			if ctx.Err() != nil {
-				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost, o)
+				return nil, nil, ss.abandonCreate(ctx, &t, lost)
 			}
-			c, err := ss.findCreated(ctx, r, dir, both.Conn)
-			switch {
-			case err != nil:
-				return nil, nil, err
-			case c == nil:
-				if releasing {
-					o.lost = true
-				}
-				continue // create the node again
-			}
-			o.check(dir, c.names, nil)
-			if releasing {
-				o.done(dir, c.names)
-			}
-			p, err := ss.entry(r, dir, c.path, known.token(c.czxid), data, c.at)
-			return p, c.names, err
-		}
-		switch {
-		case err != nil:
-			return nil, nil, ss.fail(err)
-		case both.Err == nil:
-			o.check(dir, list.Names, read)
-			if releasing {
-				o.done(dir, list.Names)
-			}
-			p, err := ss.entry(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
+			c, err := ss.findCreated(ctx, r, dir, t.multi.Conn)
 			if err != nil {
 				return nil, nil, err
 			}
-			p.zxid = both.Zxid
-			if list.Err != nil {
-				return p, nil, ss.s.fail(list.Err)
+			if c != nil {
+				p, err := ss.applied(&t, c, nil)
+				return p, c.names, err
 			}
-			return p, list.Names, nil
-		case both.Failed == 0 && (errors.Is(both.Err, zk.ErrBadVersion) || errors.Is(both.Err, zk.ErrNoNode)):
-			err = ss.reguard(ctx, guard)
-		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
-			err = ss.raiseBase(ctx, mark) // another client has raised the base, or a restore has removed it
-		case releasing && both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
-			o.gone()
-		case both.Failed == len(ops) && errors.Is(both.Err, zk.ErrNoNode):
-			err = ss.ensure(ctx, dir)
-		default:
-			err = both.Err
+			if t.releasing {
+				o.unanswered = true
+			}
+			continue // create the node again
+		}
+		if err == nil && t.multi.Err == nil {
+			p, err := ss.applied(&t, &created{t.create.Path, t.multi.Zxid, t.list.Names, t.multi.Sent}, t.next)
+			if err != nil {
+				return nil, nil, err
+			}
+			p.zxid = t.multi.Zxid
+			return p, t.list.Names, ss.s.fail(t.list.Err)
+		}
+		if err == nil {
+			err = ss.repair(ctx, &t)
 		}
 		if err != nil {
 			return nil, nil, ss.fail(err)
 		}
 	}
+}
+
+// applied returns the entry of a node that t has created, and reports the release. next is the
+// answered read of the entry to which the grant was handed off, nil if there is none.
+func (ss *session) applied(t *creation, c *created, next *zk.Call) (*entry, error) {
+	t.o.checkNext(t.dir, c.names, next)
+	if t.releasing {
+		t.o.done(t.dir, c.names)
+	}
+	return ss.entry(t.r, t.dir, c.path, t.base.token(c.czxid), t.data, c.at)
+}
+
+// repair removes the cause for which a server has refused t, so that the client can repeat it. It
+// returns the error of t if it cannot.
+func (ss *session) repair(ctx context.Context, t *creation) error {
+	err := t.multi.Err
+	missing, otherVersion := errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion)
+	switch failed := t.multi.Failed; {
+	case failed == opGuard && (missing || otherVersion):
+		return ss.refreshGuard(ctx, t.guard)
+	case failed == opBase && otherVersion:
+		return ss.raiseBase(ctx, t.highest) // another client has raised the base, or a restore has removed it
+	case failed == opRelease && t.releasing && missing:
+		t.o.notFound()
+		return nil
+	case failed == len(t.multi.Results)-1 && missing:
+		return ss.createDirs(ctx, t.dir)
+	}
+	return err
 }
 
 // fail returns an error with a code, or errSessionExpired if the session has expired.
@@ -198,11 +241,12 @@ func (ss *session) entry(r driver.Request, dir, path string, token uint64, data 
 	return p, nil
 }
 
-// created is the node of a create whose answer was lost.
+// created is a node that a creation has made.
 type created struct {
 	path  string
 	czxid int64
-	// names are the directory's children, and at is before the request that listed them.
+	// names are the directory's children, nil if they are unknown. at is before the request that
+	// listed them.
 	names []string
 	at    driver.Instant
 }
@@ -210,27 +254,24 @@ type created struct {
 // abandonCreate ends a request whose caller has given up before the answer to its create. It waits
 // for the answer for a moment. Without an answer the outcome is unknown, and the caller has to undo
 // the request.
-func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error, o *release) error {
-	t := time.NewTimer(cleanupTimeout)
-	defer t.Stop()
+func (ss *session) abandonCreate(ctx context.Context, t *creation, lost error) error {
+	timer := time.NewTimer(cleanupTimeout)
+	defer timer.Stop()
 	answered := false
 	select {
-	case <-both.Done():
-		_, lost := both.Err.(*zk.LostError)
+	case <-t.multi.Done():
+		_, lost := t.multi.Err.(*zk.LostError)
 		answered = !lost
-	case <-t.C:
+	case <-timer.C:
 	}
 	switch {
 	case !answered:
-		ss.s.remember(r.ID, ss, both.Conn)
+		ss.s.remember(t.r.ID, ss, t.multi.Conn)
 		return ss.s.fail(lost)
-	case both.Err != nil:
+	case t.multi.Err != nil:
 		return withdrawn(ctx)
 	}
-	if o.pending() {
-		o.done(dir, nil)
-	}
-	p, err := ss.entry(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
+	p, err := ss.applied(t, &created{t.create.Path, t.multi.Zxid, nil, t.multi.Sent}, nil)
 	if err != nil {
 		return err
 	}
@@ -323,14 +364,14 @@ func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string
 func (s *Store) remember(id string, ss *session, conn int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.doubts[id] = doubt{ss, conn}
+	s.unanswered[id] = pendingCreate{ss, conn}
 }
 
 // forget removes the record of a request with an unknown outcome.
 func (s *Store) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.doubts, id)
+	delete(s.unanswered, id)
 }
 
 // register makes an entry receive wake-ups.
@@ -388,9 +429,9 @@ func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 		if slices.Contains(keep, path) {
 			continue
 		}
-		subs, standing := p.ss.subs[path]
+		subs, watched := p.ss.subs[path]
 		delete(subs, p)
-		if standing && len(subs) == 0 {
+		if watched && len(subs) == 0 {
 			delete(p.ss.subs, path)
 			if _, own := p.ss.ours[path]; own {
 				continue // the entry of that node may watch it
@@ -402,16 +443,16 @@ func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 	return unwatched
 }
 
-// unwatched is called when the removal of watches has been sent. Another entry may have watched the
+// watchesRemoved is called when the removal of watches has been sent. Another entry may have watched the
 // same path before the removal. The server has one watch per session and path, so that entry lost
 // its watch: it reads again and sets a new one. So do a Break that watches the node, and maintain
 // for a grant of this client.
-func (ss *session) unwatched(paths []string) {
+func (ss *session) watchesRemoved(paths []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	for _, path := range paths {
 		for p := range ss.subs[path] {
-			p.counted = false
+			p.counting = false
 			p.wake(nil)
 		}
 		for t := range ss.trees {
@@ -426,20 +467,26 @@ func (ss *session) unwatched(paths []string) {
 	}
 }
 
+// removeWatches returns requests that remove the watches of paths.
+func removeWatches(paths []string) []*zk.Call {
+	var calls []*zk.Call
+	for _, path := range paths {
+		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
+	}
+	return calls
+}
+
 // withdraw removes an entry and returns why, if the server confirms that. It has a timeout of
 // its own, since the caller's context may have ended.
 func (p *entry) withdraw(ctx context.Context, why error) error {
 	ss := p.ss
 	unwatched := p.unregister()
 	del := zk.Delete(p.path, -1)
-	calls := []*zk.Call{del}
-	for _, path := range unwatched {
-		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
-	}
+	calls := append([]*zk.Call{del}, removeWatches(unwatched)...)
 	cleanup, cancel := ss.s.cleanupContext(ctx)
 	defer cancel()
-	defer ss.gone(p.dir, p.path, nil)
-	defer ss.unwatched(unwatched)
+	defer ss.wakeWaiters(p.dir, p.path, nil)
+	defer ss.watchesRemoved(unwatched)
 	if err := ss.zk.Do(cleanup, calls...); err != nil {
 		if ss.s.closed.Load() {
 			return errClosed()
@@ -452,15 +499,16 @@ func (p *entry) withdraw(ctx context.Context, why error) error {
 	return why
 }
 
-// gone wakes the entries of this client that wait for another node of this client, which is gone.
-// fresh is a list that was read since, or nil.
-func (ss *session) gone(dir, path string, fresh []string) {
+// wakeWaiters wakes the entries of this client that wait for another node of this client, which was
+// deleted. fresh is a list that was read since, or nil.
+func (ss *session) wakeWaiters(dir, path string, fresh []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	ss.goneLocked(dir, path, fresh)
+	ss.wakeWaitersLocked(dir, path, fresh)
 }
 
-func (ss *session) goneLocked(dir, path string, fresh []string) {
+// wakeWaitersLocked is wakeWaiters for a caller that holds the mutex.
+func (ss *session) wakeWaitersLocked(dir, path string, fresh []string) {
 	for p := range ss.entries[dir] {
 		if slices.Contains(p.localPredecessors, path) {
 			p.wake(fresh)

@@ -26,27 +26,29 @@ func (s *Store) fail(err error) error {
 	if s.closed.Load() {
 		return errClosed()
 	}
+	return &driver.Error{Code: codeOf(err), Err: err}
+}
+
+// codeOf returns the code of an error of package zk.
+func codeOf(err error) driver.Code {
 	if _, ok := errors.AsType[*zk.LostError](err); ok {
-		return &driver.Error{Code: driver.CodeUnknown, Err: err}
+		return driver.CodeUnknown
 	}
-	code, answered := errors.AsType[zk.Error](err)
-	if _, ok := errors.AsType[*zk.NotSentError](err); ok && code != zk.ErrAuthFailed {
-		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
+	answer, _ := errors.AsType[zk.Error](err)
+	if _, ok := errors.AsType[*zk.NotSentError](err); ok && answer != zk.ErrAuthFailed {
+		return driver.CodeUnavailable
 	}
-	if answered {
-		switch code {
-		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrEphemeralParent, zk.ErrLocalSession, zk.ErrSASLRequired, zk.ErrQuotaExceeded:
-			return &driver.Error{Code: driver.CodeRefused, Err: err}
-		case zk.ErrReadOnly, zk.ErrThrottled: // not executed, and temporary
-			return &driver.Error{Code: driver.CodeUnavailable, Err: err}
-		case zk.ErrUnimplemented:
-			return &driver.Error{Code: driver.CodeUnsupported, Err: err}
-		case zk.ErrBadArguments:
-			return &driver.Error{Code: driver.CodeInvalid, Err: err}
-		}
-		return &driver.Error{Code: driver.CodeUnknown, Err: err}
+	switch answer {
+	case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrEphemeralParent, zk.ErrLocalSession, zk.ErrSASLRequired, zk.ErrQuotaExceeded:
+		return driver.CodeRefused
+	case zk.ErrReadOnly, zk.ErrThrottled: // not executed, and temporary
+		return driver.CodeUnavailable
+	case zk.ErrUnimplemented:
+		return driver.CodeUnsupported
+	case zk.ErrBadArguments:
+		return driver.CodeInvalid
 	}
-	return &driver.Error{Code: driver.CodeUnknown, Err: err}
+	return driver.CodeUnknown
 }
 
 // readFailed returns the error of a read before a request. Nothing was written, so

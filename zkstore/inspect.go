@@ -17,7 +17,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	if s.closed.Load() {
 		return driver.State{}, errClosed()
 	}
-	ss, err := s.any(ctx)
+	ss, err := s.anySession(ctx)
 	if err != nil {
 		return driver.State{}, err
 	}
@@ -25,20 +25,26 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 }
 
 func (ss *session) inspect(ctx context.Context, name string) (driver.State, error) {
+	inspect := ss.inspectQueue
 	if ss.s.cfg.layout == Semaphore {
-		return ss.inspectSemaphore(ctx, name)
+		inspect = ss.inspectSemaphore
 	}
 	st := driver.State{Name: name}
-	dir := ss.s.dir(name)
-	all, err := ss.nodes(ctx, dir, ss.s.recipe.read)
-	if err == nil {
-		st.Holders, st.Waiters, err = ss.describe(ctx, dir, all)
-	}
-	if err != nil {
+	var err error
+	if st.Holders, st.Waiters, err = inspect(ctx, ss.s.dir(name)); err != nil {
 		return driver.State{}, ss.s.fail(err)
 	}
-	slices.SortFunc(st.Holders, byToken)
+	slices.SortFunc(st.Holders, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
 	return st, nil
+}
+
+// inspectQueue returns the holders and waiters of a layout with a single queue.
+func (ss *session) inspectQueue(ctx context.Context, dir string) ([]driver.Holder, []driver.Waiter, error) {
+	all, err := ss.nodes(ctx, dir, ss.s.recipe.read)
+	if err != nil {
+		return nil, nil, err
+	}
+	return ss.describe(ctx, dir, all, countGrants(all))
 }
 
 // nodes reads a directory as it is at the leader. A missing directory is empty. The leader itself may
@@ -56,14 +62,11 @@ func (ss *session) nodes(ctx context.Context, dir string, read func(string) (nod
 	return nodesOf(list.Names, read), err
 }
 
-func byToken(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) }
-
 // batch is the number of requests that are sent in one piece when a whole store is read.
 const batch = 128
 
-// describe reads the nodes of a queue.
-func (ss *session) describe(ctx context.Context, dir string, all []node) (holders []driver.Holder, waiters []driver.Waiter, err error) {
-	granted := countGrants(all)
+// describe reads the nodes of a queue, the first of which are grants.
+func (ss *session) describe(ctx context.Context, dir string, all []node, grants int) (holders []driver.Holder, waiters []driver.Waiter, err error) {
 	for start := 0; start < len(all); start += batch {
 		some := all[start:min(start+batch, len(all))]
 		calls := make([]*zk.Call, len(some))
@@ -78,7 +81,7 @@ func (ss *session) describe(ctx context.Context, dir string, all []node) (holder
 			case errors.Is(c.Err, zk.ErrNoNode): // it has gone meanwhile
 			case c.Err != nil:
 				return nil, nil, c.Err
-			case start+i < granted:
+			case start+i < grants:
 				holders = append(holders, ss.holderOf(some[i], c))
 			default:
 				h := ss.holderOf(some[i], c)
@@ -90,7 +93,7 @@ func (ss *session) describe(ctx context.Context, dir string, all []node) (holder
 }
 
 func (ss *session) holderOf(n node, c *zk.Call) driver.Holder {
-	o, ttl, _ := owner(c.Data, c.Stat)
+	o, ttl, _ := decodeOwner(c.Data, c.Stat)
 	h := driver.Holder{Owner: o, Token: ss.token(c.Stat.Czxid), Limit: n.limit, Slot: driver.NoSlot, TTL: ttl}
 	if string(c.Data) == revoke {
 		h.Note = "end requested"
@@ -106,7 +109,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 			yield(driver.State{}, errClosed())
 			return
 		}
-		ss, err := s.any(ctx)
+		ss, err := s.anySession(ctx)
 		if err != nil {
 			yield(driver.State{}, err)
 			return

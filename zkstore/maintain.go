@@ -84,19 +84,19 @@ func (ss *session) removeUnknown(ctx context.Context) error {
 	for id := range s.acquiring {
 		requests[protected(id)] = struct{}{}
 	}
-	for id := range s.doubts {
+	for id := range s.unanswered {
 		requests[protected(id)] = struct{}{}
 	}
 	s.mu.Unlock()
 	known := func(path string) bool {
 		name := path[strings.LastIndexByte(path, '/')+1:]
-		_, requested := requests[name[:min(len(name), len(protected("")))]]
+		_, requested := requests[name[:min(len(name), prefixLen)]]
 		return requested || strings.HasPrefix(path, s.baseNode()+"/") || ss.ours[path] != nil
 	}
 	ss.mu.Lock()
 	unknown := slices.DeleteFunc(list.Names, known)
 	ss.mu.Unlock()
-	return ss.read(ctx, len(unknown), func(i int) *zk.Call { return zk.Delete(unknown[i], -1) }, func(int, *zk.Call) {})
+	return ss.sendAll(ctx, len(unknown), func(i int) *zk.Call { return zk.Delete(unknown[i], -1) }, func(int, *zk.Call) {})
 }
 
 // checkLocalPredecessors reads the nodes of queue entries that later entries of this client wait
@@ -124,27 +124,27 @@ func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	}
 	ss.checkingLocal = len(due) > 0
 	ss.mu.Unlock()
-	_ = ss.read(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, false) }, func(i int, c *zk.Call) {
+	_ = ss.sendAll(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, false) }, func(i int, c *zk.Call) {
 		if errors.Is(c.Err, zk.ErrNoNode) {
 			ss.mu.Lock()
 			due[i].wake(nil)
-			ss.goneLocked(due[i].dir, due[i].path, nil)
+			ss.wakeWaitersLocked(due[i].dir, due[i].path, nil)
 			ss.mu.Unlock()
 		}
 	})
 }
 
-// inFlight is the number of pieces that read sends before it waits for answers. With it, thousands
+// inFlight is the number of pieces that sendAll sends before it waits for answers. With it, thousands
 // of requests take a few round trips, and a heartbeat does not wait for many of them.
 const inFlight = 8
 
-// read sends n requests in pieces and handles their answers in order. It stops at the first request
-// without an answer.
-func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call, take func(i int, c *zk.Call)) error {
+// sendAll sends n requests in pieces, and calls handle with their answers in order. It stops at the
+// first request without an answer.
+func (ss *session) sendAll(ctx context.Context, n int, request func(i int) *zk.Call, handle func(i int, c *zk.Call)) error {
 	var sent []*zk.Call
-	taken := 0
-	for taken < n {
-		if len(sent) < n && len(sent)-taken < inFlight*batch {
+	handled := 0
+	for handled < n {
+		if len(sent) < n && len(sent)-handled < inFlight*batch {
 			first := len(sent)
 			for i := first; i < min(first+batch, n); i++ {
 				sent = append(sent, request(i))
@@ -154,17 +154,18 @@ func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call
 			}
 			continue
 		}
-		next := min(taken+batch, n)
+		next := min(handled+batch, n)
 		select {
 		case <-sent[next-1].Done():
 		case <-ctx.Done():
 			return &zk.LostError{Err: ctx.Err()}
 		}
-		for ; taken < next; taken++ {
-			if _, lost := sent[taken].Err.(*zk.LostError); lost {
-				return sent[taken].Err
+		for ; handled < next; handled++ {
+			c := sent[handled]
+			if _, lost := c.Err.(*zk.LostError); lost {
+				return c.Err
 			}
-			take(taken, sent[taken])
+			handle(handled, c)
 		}
 	}
 	return nil
@@ -183,9 +184,9 @@ func (ss *session) expire(ctx context.Context) {
 	ss.mu.Unlock()
 	for _, g := range due {
 		ss.mu.Lock()
-		first := g.taken == ""
+		first := g.cause == ""
 		if first {
-			g.taken = driver.CauseExpired
+			g.cause = driver.CauseExpired
 		}
 		ss.mu.Unlock()
 		if first {
@@ -220,25 +221,25 @@ func (ss *session) watchOwn(ctx context.Context) {
 		}
 	}
 	ss.mu.Unlock()
-	taken := 0
-	err := ss.read(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, true) }, func(i int, c *zk.Call) {
-		ss.seen(due[i], c)
-		taken = i + 1
+	handled := 0
+	err := ss.sendAll(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, true) }, func(i int, c *zk.Call) {
+		ss.ownNodeRead(due[i], c)
+		handled = i + 1
 	})
 	if err == nil {
 		return
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	for _, g := range due[taken:] { // the others are watched
+	for _, g := range due[handled:] { // the others are watched
 		if g.watched == conn {
 			g.watched = 0
 		}
 	}
 }
 
-// seen handles the answer for a grant's own node.
-func (ss *session) seen(g *grant, c *zk.Call) {
+// ownNodeRead handles the answer to the read of a grant's own node.
+func (ss *session) ownNodeRead(g *grant, c *zk.Call) {
 	var lost *grant
 	var why error
 	ss.mu.Lock()
@@ -248,11 +249,11 @@ func (ss *session) seen(g *grant, c *zk.Call) {
 		lost, why = ss.loseLocked(g, driver.CauseTaken), errors.New("its node was deleted")
 	case c.Err != nil:
 		g.watched = 0
-	case g.taken != "":
+	case g.cause != "":
 	case string(c.Data) == revoke:
-		// The node stands until the release, or until the client that requested the end
+		// The node exists until the release, or until the client that requested the end
 		// deletes it.
-		g.taken = driver.CauseTaken
+		g.cause = driver.CauseTaken
 		lost, why = g, errors.New("it was requested to end")
 	}
 	ss.mu.Unlock()

@@ -31,6 +31,10 @@ type node struct {
 	limit int
 }
 
+// prefixLen is the length of the prefix of protected: "_c_", a UUID and "-". Curator's prefix has the
+// same length.
+const prefixLen = 40
+
 // protected returns the prefix of the names of a request's nodes, like Curator's "protection". With
 // this prefix a client finds its node after a create without an answer. The prefix depends only on
 // the request's ID, so that every client can find the node.
@@ -46,6 +50,11 @@ func protected(id string) string {
 // random UUIDs, of version 4.
 func isProtected(name string) bool {
 	return len(name) > len("_c_00000000-0000-8000-") && name[len("_c_00000000-0000-")] == '8' && strings.HasPrefix(name, "_c_")
+}
+
+// sameRequest reports whether two nodes of a semaphore belong to the same request.
+func sameRequest(a, b string) bool {
+	return len(a) >= prefixLen && strings.HasPrefix(b, a[:prefixLen])
 }
 
 // sequence parses the number that the server has appended after the last mark: an int32

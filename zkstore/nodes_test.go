@@ -167,7 +167,7 @@ func TestNamesSurviveEncoding(t *testing.T) {
 func TestProtectedNodesAreRecognised(t *testing.T) {
 	p := protected("abc-1")
 	// Shorter names make go-zookeeper's client panic.
-	if len(p) != 40 || p[:3] != "_c_" || p == protected("abc-2") || p != protected("abc-1") {
+	if len(p) != prefixLen || p[:3] != "_c_" || p == protected("abc-2") || p != protected("abc-1") {
 		t.Error(p)
 	}
 }

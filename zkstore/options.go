@@ -192,8 +192,7 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	bad := func(format string, args ...any) ([]string, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "zkstore: URL: "+format, args...)
 	}
-	switch {
-	case u.Opaque != "" || u.Host == "":
+	if u.Opaque != "" || u.Host == "" {
 		return bad("no host: write zk://host1:2181,host2:2181/root")
 	}
 	servers = strings.Split(u.Host, ",")
@@ -214,13 +213,16 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	if l := query.Take("layout"); l != "" {
 		o = append(o, WithLayout(Layout(l)))
 	}
-	for name, option := range map[string]func(time.Duration) Option{"tick": Tick, "grace": BreakGrace} {
-		d, err := query.Duration(name, -1)
+	for _, p := range []struct {
+		name   string
+		option func(time.Duration) Option
+	}{{"tick", Tick}, {"grace", BreakGrace}} {
+		d, err := query.Duration(p.name, -1)
 		if err != nil {
 			return bad("%w", err)
 		}
 		if d != -1 {
-			o = append(o, option(d))
+			o = append(o, p.option(d))
 		}
 	}
 	creator, err := query.Choose("acl", "everyone", "creator")

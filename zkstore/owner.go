@@ -48,8 +48,8 @@ func clip(s string) string {
 // release the lock.
 const revoke = "__REVOKE__"
 
-// owner parses a node's data. It returns the text of another program as the host.
-func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
+// decodeOwner parses a node's data. It returns the text of another program as the host.
+func decodeOwner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
 	// For a node of another client library ttl stays 0, because its session timeout is unknown.
 	var d ownerData
 	switch err := json.Unmarshal(data, &d); {

@@ -80,7 +80,7 @@ func Declared(options ...Option) (driver.Guarantees, error) {
 
 // guarantees returns the guarantees on servers that allow TTLs up to longest.
 func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
-	unseen := (s.clientConfig(longest+s.slack()).Silence() + s.beat() + time.Second - 1).Truncate(time.Second)
+	notice := (s.clientConfig(longest+s.slack()).HeartbeatTimeout() + s.heartbeat() + time.Second - 1).Truncate(time.Second)
 	g := driver.Guarantees{
 		Kind:  s.recipe.kind,
 		Scope: driver.ScopeNetwork,
@@ -89,10 +89,10 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Order: driver.OrderFIFO,
 		Wake:  driver.WakePush,
 		// A server that is cut off sends no events. The client leaves it after this time.
-		Fallback: unseen,
+		Fallback: notice,
 		Tokens:   "the czxid of the grant's node: the leader's count of transactions, which survives restarts and elections. After a restore from an older copy, tokens rise again when a client that has seen the later state begins a session",
 		EarlyEnd: []string{"an operator deletes the grant's node", "the ensemble is restored from an older copy"},
-		Notice:   unseen,
+		Notice:   notice,
 		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,
@@ -100,6 +100,7 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 			fmt.Sprintf("a crash frees the lock when the session expires: the TTL plus %s, and up to two more ticks", s.slack()),
 			fmt.Sprintf("the servers' tickTime must be at most %s (set it with tick=)", s.cfg.tick),
 			fmt.Sprintf("a holder is notified of a deletion or a break within %s, if its server follows the leader", 2*watchDelay),
+			"a leader that is stopped and cut off from its followers, while their connections do not end, may confirm a lost session for syncLimit ticks; only the token protects then",
 			fmt.Sprintf("break first notifies the holder, by %s, and deletes the node after %s", revoke, s.cfg.grace),
 			"the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant",
 		},

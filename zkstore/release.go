@@ -11,24 +11,24 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// standing returns the grant of a caller, nil if it does not stand.
-func (s *Store) standing(dg driver.Grant) *grant {
-	if g, ok := dg.Handle.(*grant); ok && g.is(dg) {
+// grantOf returns the grant of a caller, nil if it has ended.
+func (s *Store) grantOf(dg driver.Grant) *grant {
+	if g, ok := dg.Handle.(*grant); ok && g.matches(dg) {
 		return g
 	}
-	for _, ss := range s.open() {
+	for _, ss := range s.liveSessions() {
 		ss.mu.Lock()
 		g := ss.grants[dg.ID]
 		ss.mu.Unlock()
-		if g != nil && g.is(dg) {
+		if g != nil && g.matches(dg) {
 			return g
 		}
 	}
 	return nil
 }
 
-// is reports whether a grant stands and is the caller's.
-func (g *grant) is(dg driver.Grant) bool {
+// matches reports whether g has not ended and is the caller's grant dg.
+func (g *grant) matches(dg driver.Grant) bool {
 	g.ss.mu.Lock()
 	defer g.ss.mu.Unlock()
 	return g.ss.grants[dg.ID] == g && g.Token == dg.Token && g.Name == dg.Name
@@ -41,43 +41,43 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 	if s.closed.Load() {
 		return errClosed()
 	}
-	g := s.standing(dg)
+	g := s.grantOf(dg)
 	if g == nil {
-		return s.clear(ctx, dg)
+		return s.releaseEnded(ctx, dg)
 	}
-	gone, err := g.remove(ctx)
+	lost, err := g.remove(ctx)
 	switch {
 	case err != nil && s.closed.Load():
 		return errClosed()
 	case err != nil && g.ss.zk.Ended() != nil:
-		return s.clear(ctx, dg)
+		return s.releaseEnded(ctx, dg)
 	case err != nil:
 		return s.fail(err)
-	case gone:
+	case lost:
 		return notHeld(dg)
 	}
 	return nil
 }
 
-// clear releases a grant that does not stand. If a server has reported the session as expired, the
+// releaseEnded releases a grant that has ended in this process. If a server has reported the session as expired, the
 // node may still exist. If a server has refused the session, the node exists.
-func (s *Store) clear(ctx context.Context, dg driver.Grant) error {
+func (s *Store) releaseEnded(ctx context.Context, dg driver.Grant) error {
 	g, ok := dg.Handle.(*grant)
 	if !ok || g.ss.s != s || g.ss.zk.Ended() == nil {
 		return notHeld(dg)
 	}
-	ss, err := s.any(ctx)
+	ss, err := s.anySession(ctx)
 	if err != nil {
 		return err
 	}
-	if err := ss.settle(ctx, driver.Request{ID: dg.ID, Name: dg.Name}, g.ss); err != nil {
+	if err := ss.undoAfterEnd(ctx, driver.Request{ID: dg.ID, Name: dg.Name}, g.ss); err != nil {
 		return err
 	}
 	return notHeld(dg)
 }
 
-// remove deletes the node. gone reports that the grant had been lost before.
-func (g *grant) remove(ctx context.Context) (gone bool, err error) {
+// remove deletes the node. lost reports that the grant had been lost before.
+func (g *grant) remove(ctx context.Context) (lost bool, err error) {
 	ss := g.ss
 	ss.mu.Lock()
 	g.ending, g.busy = true, true
@@ -86,11 +86,11 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	ss.mu.Unlock()
 	del := zk.Delete(g.path, -1)
 	calls := []*zk.Call{del}
-	var list, read *zk.Call
+	var list, nextNode *zk.Call
 	switch {
 	case next != nil:
-		read = zk.Get(next.path, false)
-		calls = append(calls, read)
+		nextNode = zk.Get(next.path, false)
+		calls = append(calls, nextNode)
 	case waiting:
 		list = zk.Children(g.dir, false)
 		calls = append(calls, list)
@@ -99,7 +99,7 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	if err == nil && del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
 		err = del.Err
 	}
-	if read != nil && err == nil && errors.Is(read.Err, zk.ErrNoNode) {
+	if nextNode != nil && err == nil && errors.Is(nextNode.Err, zk.ErrNoNode) {
 		next.revokeHandoff()
 	}
 	ss.mu.Lock()
@@ -108,12 +108,12 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	gone = g.taken != "" || del.Err != nil
+	lost = g.cause != "" || del.Err != nil
 	ss.forgetLocked(g)
 	if list != nil && list.Err == nil {
-		ss.goneLocked(g.dir, g.path, list.Names)
+		ss.wakeWaitersLocked(g.dir, g.path, list.Names)
 	}
-	return gone, nil
+	return lost, nil
 }
 
 // handOffLocked makes the next entry in the queue a grant, if it belongs to this client, before
@@ -134,13 +134,13 @@ func (g *grant) handOffLocked() *entry {
 	return nil
 }
 
-// revokeHandoff ends the grant of an entry after a handoff, because the entry's node is gone.
+// revokeHandoff ends the grant of an entry after a handoff, because the entry's node was deleted.
 // Unless the grant was released meanwhile, another client has deleted the node.
 func (p *entry) revokeHandoff() {
 	ss := p.ss
 	var lost *grant
 	ss.mu.Lock()
-	p.vanished = true // the entry may not be a grant yet
+	p.deleted = true // the entry may not be a grant yet
 	if g := ss.ours[p.path]; g != nil && !g.ending {
 		lost = ss.loseLocked(g, driver.CauseTaken)
 	}
@@ -162,31 +162,31 @@ func (p *entry) handedOff() bool {
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	found := make([]*grant, len(grants))
-	beats := map[*session]*heartbeat{}
+	heartbeats := map[*session]*heartbeat{}
 	for i, dg := range grants {
-		switch g := s.standing(dg); {
+		switch g := s.grantOf(dg); {
 		case s.closed.Load():
 			answers[i].Err = errClosed()
 		case g == nil:
 			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(dg)}
 		default:
 			found[i] = g
-			beats[g.ss] = &heartbeat{}
+			heartbeats[g.ss] = &heartbeat{}
 		}
 	}
 	var syncing sync.WaitGroup
-	for ss, b := range beats {
-		syncing.Go(func() { b.at, b.err = ss.sync(ctx) })
+	for ss, h := range heartbeats {
+		syncing.Go(func() { h.at, h.err = ss.sync(ctx) })
 	}
 	syncing.Wait()
 	for i, g := range found {
 		if g == nil {
 			continue
 		}
-		if b := beats[g.ss]; b.err != nil && g.ss.zk.Ended() == nil {
-			answers[i].Err = s.fail(b.err)
+		if h := heartbeats[g.ss]; h.err != nil && g.ss.zk.Ended() == nil {
+			answers[i].Err = s.fail(h.err)
 		} else {
-			answers[i] = g.renew(ctx, b.at)
+			answers[i] = g.renew(ctx, h.at)
 		}
 	}
 	return answers
@@ -198,6 +198,7 @@ type heartbeat struct {
 	err error
 }
 
+// sync returns the instant before a request to the leader that was answered.
 func (ss *session) sync(ctx context.Context) (driver.Instant, error) {
 	at := driver.Now()
 	c := zk.Sync("/")
@@ -207,6 +208,7 @@ func (ss *session) sync(ctx context.Context) (driver.Instant, error) {
 	return at, c.Err
 }
 
+// renew extends the grant after an answer of the leader to a request that was sent at the instant at.
 func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	ss := g.ss
 	sent, ttl := at, g.TTL
@@ -220,8 +222,8 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	switch {
 	case g.ending && ss.grants[g.ID] == g:
 		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "its release is not confirmed yet")}
-	case ss.grants[g.ID] != g || g.taken != "":
-		cause := cmp.Or(g.taken, driver.CauseGone)
+	case ss.grants[g.ID] != g || g.cause != "":
+		cause := cmp.Or(g.cause, driver.CauseGone)
 		return driver.Renewal{Cause: cause, Err: notHeld(g.Grant)}
 	case passed >= g.ttl:
 		ss.wakeMaintain()
@@ -240,30 +242,30 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		return errClosed()
 	}
 	s.mu.Lock()
-	d, doubted := s.doubts[r.ID]
+	create, unanswered := s.unanswered[r.ID]
 	s.mu.Unlock()
-	if doubted && d.ss.zk.Ended() == nil {
-		if err := d.ss.undo(ctx, r, d.conn); err != nil {
+	if unanswered && create.ss.zk.Ended() == nil {
+		if err := create.ss.undo(ctx, r, create.conn); err != nil {
 			return s.fail(err)
 		}
 		s.forget(r.ID)
 		return nil
 	}
-	ss, err := s.any(ctx)
+	ss, err := s.anySession(ctx)
 	if err != nil {
 		return err
 	}
-	if doubted {
-		err = ss.settle(ctx, r, d.ss)
+	if unanswered {
+		err = ss.undoAfterEnd(ctx, r, create.ss)
 	} else {
 		err = ss.undo(ctx, r, 0)
 	}
 	return s.fail(err)
 }
 
-// settle ensures that no node of a request in a session that has ended exists or can still
+// undoAfterEnd ensures that no node of a request in a session that has ended exists or can still
 // appear.
-func (ss *session) settle(ctx context.Context, r driver.Request, old *session) error {
+func (ss *session) undoAfterEnd(ctx context.Context, r driver.Request, old *session) error {
 	if err := ss.invalidateSession(ctx, old); err != nil {
 		return ss.s.fail(err)
 	}
@@ -280,7 +282,7 @@ func (ss *session) settle(ctx context.Context, r driver.Request, old *session) e
 // A server reports "expired" when it begins to end the session, and a single server may be
 // wrong. A leader that was paused and deposed reports it of every session when it resumes. A
 // leader that crashes before its majority has agreed never ends the session. In both cases
-// the next leader gives the session its whole timeout again, and its nodes stand.
+// the next leader gives the session its whole timeout again, and its nodes exist.
 func (ss *session) invalidateSession(ctx context.Context, old *session) error {
 	if old.invalidated.Load() {
 		return nil
@@ -297,6 +299,8 @@ func (ss *session) invalidateSession(ctx context.Context, old *session) error {
 	return nil
 }
 
+// undo deletes the nodes of a request whose create was sent on the connection conn, or on any
+// connection if conn is 0.
 func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	s := ss.s
 	if conn == 0 {
@@ -312,7 +316,7 @@ func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 		}
 		var calls []*zk.Call
 		for _, path := range found {
-			ss.dropping(path)
+			ss.markEnding(path)
 			calls = append(calls, zk.Delete(path, -1))
 		}
 		if len(calls) > 0 {
@@ -326,10 +330,10 @@ func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 			}
 		}
 	}
-	for _, open := range s.open() {
+	for _, open := range s.liveSessions() {
 		open.mu.Lock()
 		if g := open.grants[r.ID]; g != nil {
-			g.taken = driver.CauseGone // it was undone, which is no loss
+			g.cause = driver.CauseGone // it was undone, which is no loss
 			open.forgetLocked(g)
 		}
 		open.mu.Unlock()
@@ -337,9 +341,9 @@ func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	return nil
 }
 
-// dropping marks a grant whose node this client is about to delete.
-func (ss *session) dropping(path string) {
-	for _, open := range ss.s.open() {
+// markEnding marks a grant whose node this client is about to delete.
+func (ss *session) markEnding(path string) {
+	for _, open := range ss.s.liveSessions() {
 		open.mu.Lock()
 		if g := open.ours[path]; g != nil {
 			g.ending = true

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -40,11 +39,11 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *relea
 		err = lease.awaitGrant(ctx, names, &queued)
 	}
 	if err != nil {
-		return driver.Grant{}, ss.giveUp(ctx, lease, mutex, err)
+		return driver.Grant{}, ss.withdrawBoth(ctx, lease, mutex, err)
 	}
 	g, err := lease.granted(ctx)
 	if err != nil {
-		return driver.Grant{}, ss.giveUp(ctx, nil, mutex, err)
+		return driver.Grant{}, ss.withdrawBoth(ctx, nil, mutex, err)
 	}
 	ss.releaseMutex(mutex)
 	return g, nil
@@ -53,8 +52,8 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *relea
 // errLeaseDeleted is the error of a lease that another client has deleted.
 var errLeaseDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the lease that was waited for")
 
-// giveUp withdraws both nodes. If one withdrawal has an unknown outcome, so has the request.
-func (ss *session) giveUp(ctx context.Context, lease, mutex *entry, err error) error {
+// withdrawBoth withdraws both nodes. If one withdrawal has an unknown outcome, so has the request.
+func (ss *session) withdrawBoth(ctx context.Context, lease, mutex *entry, err error) error {
 	if lease != nil {
 		err = lease.failed(ctx, err)
 	}
@@ -72,16 +71,13 @@ func (ss *session) giveUp(ctx context.Context, lease, mutex *entry, err error) e
 func (ss *session) releaseMutex(mutex *entry) {
 	unwatched := mutex.unregister()
 	del := zk.Delete(mutex.path, -1)
-	calls := []*zk.Call{del}
-	for _, path := range unwatched {
-		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
-	}
+	calls := append([]*zk.Call{del}, removeWatches(unwatched)...)
 	soon, cancel := ss.s.cleanupContext(ss.s.end)
 	err := ss.zk.Send(soon, calls...)
 	cancel()
-	ss.unwatched(unwatched)
-	ss.s.background.Go(func() {
-		defer ss.gone(mutex.dir, mutex.path, nil)
+	ss.watchesRemoved(unwatched)
+	ss.s.run(func() { // after Close the session ends, and the mutex with it
+		defer ss.wakeWaiters(mutex.dir, mutex.path, nil)
 		for {
 			if err == nil {
 				select {
@@ -123,52 +119,34 @@ func (ss *session) refuseIfFull(ctx context.Context, queue, leases string, limit
 
 // inspectSemaphore returns the leases as holders and the mutex's queue as waiters. The nodes of
 // holdfast contain the number of permits. Without such a node, the number of leases is the limit.
-func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.State, error) {
-	st := driver.State{Name: name}
-	base := ss.s.dir(name)
-	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
+func (ss *session) inspectSemaphore(ctx context.Context, dir string) ([]driver.Holder, []driver.Waiter, error) {
+	queue, leases := dir+ss.s.recipe.queue, dir+ss.s.recipe.leases
 	waiting, err := ss.nodes(ctx, queue, mutexNode)
-	var held []node
-	if err == nil {
-		held, err = ss.nodes(ctx, leases, ss.s.recipe.reader(leases, driver.Unlimited))
+	if err != nil {
+		return nil, nil, err
 	}
+	held, err := ss.nodes(ctx, leases, ss.s.recipe.reader(leases, driver.Unlimited))
 	if err == nil {
-		held, err = ss.permits(ctx, leases, held)
-	}
-	if err == nil {
-		st.Holders, _, err = ss.describe(ctx, leases, held[:countGrants(held)])
-	}
-	if err == nil {
-		// A holder whose release of the mutex is under way is no waiter.
-		waiting = slices.DeleteFunc(waiting, func(w node) bool {
-			return slices.ContainsFunc(held[:countGrants(held)], func(h node) bool {
-				return len(w.name) >= 40 && strings.HasPrefix(h.name, w.name[:40])
-			})
-		})
-		for i := range waiting {
-			waiting[i].limit = driver.Exclusive
-		}
-		var first []driver.Holder
-		first, st.Waiters, err = ss.describe(ctx, queue, waiting)
-		st.Waiters = append(asWaiters(first), st.Waiters...)
+		held, err = ss.withLimit(ctx, leases, held)
 	}
 	if err != nil {
-		return driver.State{}, ss.s.fail(err)
+		return nil, nil, err
 	}
-	slices.SortFunc(st.Holders, byToken)
-	return st, nil
+	held = held[:countGrants(held)]
+	holders, _, err := ss.describe(ctx, leases, held, len(held))
+	if err != nil {
+		return nil, nil, err
+	}
+	// A holder whose release of the mutex is under way is no waiter.
+	waiting = slices.DeleteFunc(waiting, func(w node) bool {
+		return slices.ContainsFunc(held, func(h node) bool { return sameRequest(w.name, h.name) })
+	})
+	_, waiters, err := ss.describe(ctx, queue, waiting, 0)
+	return holders, waiters, err
 }
 
-func asWaiters(all []driver.Holder) []driver.Waiter {
-	var w []driver.Waiter
-	for _, h := range all {
-		w = append(w, driver.Waiter{Owner: h.Owner, Limit: h.Limit})
-	}
-	return w
-}
-
-// permits reads the limit of a semaphore from the data of its leases.
-func (ss *session) permits(ctx context.Context, leases string, held []node) ([]node, error) {
+// withLimit reads the limit of a semaphore from the data of its leases, and sets it in held.
+func (ss *session) withLimit(ctx context.Context, leases string, held []node) ([]node, error) {
 	if len(held) == 0 {
 		return nil, nil
 	}
@@ -185,7 +163,7 @@ func (ss *session) permits(ctx context.Context, leases string, held []node) ([]n
 			return nil, c.Err
 		}
 		if c.Err == nil {
-			if _, _, n := owner(c.Data, c.Stat); n > 0 && n <= driver.MaxLimit {
+			if _, _, n := decodeOwner(c.Data, c.Stat); n > 0 && n <= driver.MaxLimit {
 				limit = max(limit, n)
 			}
 		}

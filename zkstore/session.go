@@ -47,14 +47,15 @@ type grant struct {
 	dir  string
 	path string
 
-	// The session's mutex guards these fields. sent is the start of the present TTL. watched is the
-	// connection on which the grant's own node is watched. taken is the cause of its end. ending is
-	// set when its release was requested, and busy while that is under way.
+	// The session's mutex guards these fields. sent is the start of the present TTL, ttl. watched is
+	// the connection on which the grant's own node is watched, 0 if it is not. cause is why the grant
+	// was lost, empty while it was not. ending is set when its release was requested, and busy while
+	// that is under way.
 	sent         driver.Instant
 	ttl          time.Duration
 	made         time.Time
 	watched      int
-	taken        driver.Cause
+	cause        driver.Cause
 	ending, busy bool
 }
 
@@ -100,11 +101,12 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 type guard struct {
 	sync.Mutex
 	path    string
-	n       int
+	n       int // the number of guards so far
 	version int32
-	base    tokenBase
 	// fenced is the number of a connection. Creates on earlier connections fail.
 	fenced int
+	// base is the token base that the session's creates check, beside the guard.
+	base tokenBase
 }
 
 // newGuard creates the node. A guard that was deleted gets a new name, since the versions of the
@@ -112,7 +114,7 @@ type guard struct {
 // directory may have another base of tokens and the same version, so the next create reads the
 // base.
 func (ss *session) newGuard(ctx context.Context) error {
-	dir := ss.s.cfg.chroot + "/" + guardDir
+	dir := ss.s.baseNode()
 	ss.guarded.Lock()
 	defer ss.guarded.Unlock()
 	for {
@@ -129,7 +131,7 @@ func (ss *session) newGuard(ctx context.Context) error {
 			ss.guarded.base.version = noVersion
 			return nil
 		case errors.Is(err, zk.ErrNoNode):
-			if err := ss.ensure(ctx, dir); err != nil {
+			if err := ss.createDirs(ctx, dir); err != nil {
 				return err
 			}
 		case errors.Is(err, zk.ErrNodeExists):
@@ -193,9 +195,9 @@ func (ss *session) moveGuard(ctx context.Context) error {
 	}
 }
 
-// reguard reads the guard's version again, or creates a new guard, after a create has found another
-// version or no guard.
-func (ss *session) reguard(ctx context.Context, path string) error {
+// refreshGuard reads the guard's version again, or creates a new guard, after a create has found
+// another version or no guard.
+func (ss *session) refreshGuard(ctx context.Context, path string) error {
 	c := zk.Get(path, false)
 	if err := ss.zk.Do(ctx, c); err != nil {
 		return err
@@ -217,36 +219,46 @@ func (ss *session) reguard(ctx context.Context, path string) error {
 	return nil
 }
 
-// ensure creates a directory and everything above it, as containers: the server removes each
-// some time after its last child.
-func (ss *session) ensure(ctx context.Context, dir string) error {
+// containers returns requests that create the directories above dir, and dir at last. The server
+// removes each some time after its last child.
+func (s *Store) containers(dir string) []*zk.Call {
 	var calls []*zk.Call
 	for i := 1; i <= len(dir); i++ {
 		if i == len(dir) || dir[i] == '/' {
-			calls = append(calls, zk.CreateContainer(dir[:i], ss.s.cfg.acl))
+			calls = append(calls, zk.CreateContainer(dir[:i], s.cfg.acl))
 		}
 	}
+	return calls
+}
+
+// createDirs creates a directory and the directories above it.
+func (ss *session) createDirs(ctx context.Context, dir string) error {
+	calls := ss.s.containers(dir)
 	if err := ss.zk.Do(ctx, calls...); err != nil {
 		return err
 	}
-	// The user may have no right to create the directories above, so only the last answer counts.
-	last := calls[len(calls)-1].Err
-	if last == nil || errors.Is(last, zk.ErrNodeExists) || errors.Is(last, zk.ErrNoNode) {
-		for _, c := range calls {
-			if errors.Is(last, zk.ErrNoNode) && c.Err != nil && !errors.Is(c.Err, zk.ErrNodeExists) && !errors.Is(c.Err, zk.ErrNoNode) {
-				return c.Err
-			}
-		}
-		return nil // a directory above may have been removed meanwhile: the caller tries again
+	exists := func(c *zk.Call) bool { return c.Err == nil || errors.Is(c.Err, zk.ErrNodeExists) }
+	missing := func(c *zk.Call) bool { return errors.Is(c.Err, zk.ErrNoNode) }
+	switch last := calls[len(calls)-1]; {
+	case exists(last):
+		return nil // the user may have no right to create the directories above
+	case !missing(last):
+		return last.Err
 	}
-	return last
+	// A directory above is missing. If the server has refused to create one, report that.
+	for _, c := range calls {
+		if !exists(c) && !missing(c) {
+			return c.Err
+		}
+	}
+	return nil // it was removed meanwhile: the caller tries again
 }
 
 // onEvent wakes the entries that watch a path, and handles an event of a grant's own node.
 func (ss *session) onEvent(e zk.Event) {
 	ss.mu.Lock()
 	for p := range ss.subs[e.Path] {
-		p.notice(e)
+		p.onEvent(e)
 	}
 	delete(ss.subs, e.Path)
 	var lost *grant
@@ -275,10 +287,10 @@ func (ss *session) onEvent(e zk.Event) {
 // notified yet.
 func (ss *session) loseLocked(g *grant, cause driver.Cause) *grant {
 	ss.forgetLocked(g)
-	if g.taken != "" {
+	if g.cause != "" {
 		return nil
 	}
-	g.taken = cause
+	g.cause = cause
 	return g
 }
 
@@ -288,7 +300,7 @@ func (ss *session) forgetLocked(g *grant) {
 		delete(ss.grants, g.ID)
 	}
 	delete(ss.ours, g.path)
-	ss.goneLocked(g.dir, g.path, nil)
+	ss.wakeWaitersLocked(g.dir, g.path, nil)
 }
 
 // onConn handles a new connection: all watches have ended, and all entries read again.
@@ -297,7 +309,7 @@ func (ss *session) onConn(int) {
 	defer ss.mu.Unlock()
 	for _, entries := range ss.entries {
 		for p := range entries {
-			p.counted = false
+			p.counting = false
 			p.wake(nil)
 		}
 	}
@@ -313,8 +325,8 @@ func (ss *session) onEnd(why error) {
 	ss.mu.Lock()
 	var lost []*grant
 	for _, g := range ss.grants {
-		if g.taken == "" {
-			g.taken = driver.CauseSessionEnded
+		if g.cause == "" {
+			g.cause = driver.CauseSessionEnded
 			lost = append(lost, g)
 		}
 	}

@@ -29,15 +29,16 @@ type Store struct {
 	closed atomic.Bool
 
 	mu       sync.Mutex
-	probing  *probe
-	sessions map[time.Duration]*opening
-	// doubts are the requests whose create has no answer.
-	doubts map[string]doubt
+	longest  *task[time.Duration] // the longest TTL that the server allows
+	sessions map[time.Duration]*task[*session]
+	// unanswered are the requests with a create that has no answer, by ID. A node of it may exist or
+	// still appear.
+	unanswered map[string]pendingCreate
 	// acquiring are the requests whose Acquire has not returned.
 	acquiring map[string]struct{}
 	// mark is the high-water mark of the tokens of sessions that were forgotten.
 	mark    uint64
-	writing *writing
+	writing *task[*zk.Session] // the session of guarded writes
 	// acceptedSize is the longest request that a server has been found to accept.
 	acceptedSize atomic.Int64
 	// background counts the tasks that continue after a call has returned.
@@ -46,22 +47,53 @@ type Store struct {
 	stop       context.CancelFunc
 }
 
-// probe is the one request for the TTLs that the server allows.
-type probe struct {
-	ready  chan struct{}
-	maxTTL time.Duration
+// task is a background call whose result several callers wait for.
+type task[T any] struct {
+	ready  chan struct{} // closed when result and err are set
+	result T
 	err    error
 }
 
-// opening is a session that is open or being opened.
-type opening struct {
-	ready chan struct{}
-	ss    *session
-	err   error
+// openTimeout is the timeout of an attempt to open a session.
+const openTimeout = 5 * time.Second
+
+// run calls f in the background, unless the store is closed. Close waits for the call.
+func (s *Store) run(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed.Load() {
+		return false
+	}
+	s.background.Go(f)
+	return true
 }
 
-// doubt is the session and the connection of a create that has no answer.
-type doubt struct {
+// start calls f, for openTimeout at most. The call continues after the context of a caller has
+// ended, so that one of many short calls succeeds.
+func start[T any](s *Store, f func(context.Context) (T, error)) *task[T] {
+	t := &task[T]{ready: make(chan struct{})}
+	s.background.Go(func() {
+		defer close(t.ready)
+		ctx, cancel := context.WithTimeout(s.end, openTimeout)
+		defer cancel()
+		t.result, t.err = f(ctx)
+	})
+	return t
+}
+
+// wait waits until result and err are set. Its own error is that of ctx.
+func (t *task[T]) wait(ctx context.Context) error {
+	select {
+	case <-t.ready:
+		return nil
+	case <-ctx.Done():
+		return &zk.NotSentError{Err: ctx.Err()}
+	}
+}
+
+// pendingCreate is the session and the connection of a create that has no answer. The connection is
+// 0 if the create may be on any of the session's connections.
+type pendingCreate struct {
 	ss   *session
 	conn int
 }
@@ -103,9 +135,10 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	s := &Store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
 		home:     c.chroot,
-		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{}, acquiring: map[string]struct{}{},
+		sessions: map[time.Duration]*task[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
 	if c.namespace != "" {
+		// The x keeps escape from treating the namespace as the start of a node's name.
 		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")
 	}
 	s.where = "zk://" + strings.Join(servers, ",") + c.chroot
@@ -129,8 +162,8 @@ func (s *Store) dir(name string) string { return s.home + "/" + escape(name) }
 // proof subtracts, twice the interval of heartbeats, and the time that the answers travel.
 func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
 
-// beat returns the interval of heartbeats.
-func (s *Store) beat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
+// heartbeat returns the interval of heartbeats.
+func (s *Store) heartbeat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
 
 // round rounds a requested TTL up to whole ticks, as the store grants it.
 func (s *Store) round(ttl time.Duration) time.Duration {
@@ -139,48 +172,39 @@ func (s *Store) round(ttl time.Duration) time.Duration {
 }
 
 func (s *Store) clientConfig(timeout time.Duration) zk.Config {
-	return zk.Config{Servers: s.servers, Timeout: timeout, Beat: s.beat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
+	return zk.Config{Servers: s.servers, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
 }
 
-// limits returns the longest TTL that the server allows. The request continues after the context of
-// the caller has ended, so that one of many short calls succeeds.
-func (s *Store) limits(ctx context.Context) (time.Duration, error) {
+// longestTTL returns the longest TTL that the server allows. It requests it once.
+func (s *Store) longestTTL(ctx context.Context) (time.Duration, error) {
 	s.mu.Lock()
 	if s.closed.Load() {
 		s.mu.Unlock()
 		return 0, errClosed()
 	}
-	p := s.probing
-	if p == nil {
-		p = &probe{ready: make(chan struct{})}
-		s.probing = p
-		s.background.Go(func() {
-			trying, cancel := context.WithTimeout(s.end, openTimeout)
-			defer cancel()
-			p.maxTTL, p.err = s.probe(trying)
-			close(p.ready)
-		})
+	t := s.longest
+	if t == nil {
+		t = start(s, s.requestLongestTTL)
+		s.longest = t
 	}
 	s.mu.Unlock()
-	select {
-	case <-p.ready:
-	case <-ctx.Done():
-		return 0, s.fail(&zk.NotSentError{Err: ctx.Err()})
+	if err := t.wait(ctx); err != nil {
+		return 0, s.fail(err)
 	}
-	if p.err == nil {
-		return p.maxTTL, nil
+	if t.err == nil {
+		return t.result, nil
 	}
 	s.mu.Lock()
-	if s.probing == p {
-		s.probing = nil
+	if s.longest == t {
+		s.longest = nil
 	}
 	s.mu.Unlock()
-	return 0, s.fail(p.err)
+	return 0, s.fail(t.err)
 }
 
-// probe returns the longest TTL that the server allows. It returns an error for a server whose tick is
-// longer than configured.
-func (s *Store) probe(ctx context.Context) (time.Duration, error) {
+// requestLongestTTL returns the longest TTL that the server allows. It returns an error for a server
+// whose tick is longer than configured.
+func (s *Store) requestLongestTTL(ctx context.Context) (time.Duration, error) {
 	least, most, err := zk.Limits(ctx, s.clientConfig(0))
 	if err != nil {
 		return 0, &zk.NotSentError{Err: err}
@@ -201,7 +225,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if s.closed.Load() {
 		return driver.Guarantees{}, errClosed()
 	}
-	longest, err := s.limits(ctx)
+	longest, err := s.longestTTL(ctx)
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
@@ -210,7 +234,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 
 // session returns the session for a TTL, and opens it if necessary.
 func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
-	longest, err := s.limits(ctx)
+	longest, err := s.longestTTL(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -223,77 +247,63 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 			s.mu.Unlock()
 			return nil, errClosed()
 		}
-		o := s.sessions[ttl]
-		if o == nil {
-			o = &opening{ready: make(chan struct{})}
-			s.sessions[ttl] = o
-			s.background.Go(func() { s.begin(o, ttl) })
+		t := s.sessions[ttl]
+		if t == nil {
+			t = start(s, func(ctx context.Context) (*session, error) { return s.newSession(ctx, ttl) })
+			s.sessions[ttl] = t
 		}
 		s.mu.Unlock()
-		select {
-		case <-o.ready:
-		case <-ctx.Done():
-			return nil, s.fail(&zk.NotSentError{Err: ctx.Err()})
+		if err := t.wait(ctx); err != nil {
+			return nil, s.fail(err)
 		}
-		if o.err == nil && o.ss.zk.Ended() == nil {
-			return o.ss, nil
+		if t.err == nil && t.result.zk.Ended() == nil {
+			return t.result, nil
 		}
 		var mark uint64
-		if o.err == nil {
-			mark = o.ss.highest()
+		if t.err == nil {
+			mark = t.result.highest()
 		}
 		s.mu.Lock()
-		if s.sessions[ttl] == o {
+		if s.sessions[ttl] == t {
 			delete(s.sessions, ttl)
 		}
 		s.mark = max(s.mark, mark)
 		s.mu.Unlock()
-		if o.err != nil {
-			return nil, s.fail(o.err)
+		if t.err != nil {
+			return nil, s.fail(t.err)
 		}
 	}
 }
 
-// openTimeout is the timeout of an attempt to open a session. The attempt continues after the context
-// of the caller has ended, so that one of many short calls succeeds.
-const openTimeout = 5 * time.Second
-
-func (s *Store) begin(o *opening, ttl time.Duration) {
-	ctx, cancel := context.WithTimeout(s.end, openTimeout)
-	defer cancel()
-	o.ss, o.err = s.newSession(ctx, ttl)
-	close(o.ready)
-}
-
-// any returns a session for a request without a TTL: an existing one, or a new one.
-func (s *Store) any(ctx context.Context) (*session, error) {
-	for _, ss := range s.open() {
+// anySession returns a session for a request without a TTL: an existing one, or a new one.
+func (s *Store) anySession(ctx context.Context) (*session, error) {
+	for _, ss := range s.liveSessions() {
 		if ss.zk.Conn() != 0 {
 			return ss, nil
 		}
 	}
-	longest, err := s.limits(ctx)
+	longest, err := s.longestTTL(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return s.session(ctx, min(longest, s.round(5*s.cfg.tick)))
 }
 
-// open returns the sessions that have not ended.
-func (s *Store) open() []*session {
-	return slices.DeleteFunc(s.begun(), func(ss *session) bool { return ss.zk.Ended() != nil })
+// liveSessions returns the sessions that have not ended.
+func (s *Store) liveSessions() []*session {
+	return slices.DeleteFunc(s.openedSessions(), func(ss *session) bool { return ss.zk.Ended() != nil })
 }
 
-// begun returns all opened sessions. Some may have ended without a notice yet.
-func (s *Store) begun() []*session {
+// openedSessions returns all opened sessions. Some may have ended without a notice yet.
+func (s *Store) openedSessions() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []*session
-	for _, o := range s.sessions {
+	for _, t := range s.sessions {
 		select {
-		case <-o.ready:
-			if o.err == nil {
-				all = append(all, o.ss)
+		case <-t.ready:
+			if t.err == nil {
+				all = append(all, t.result)
 			}
 		default:
 		}
@@ -309,14 +319,14 @@ func (s *Store) Close(ctx context.Context) error {
 		return nil
 	}
 	s.mu.Unlock()
-	all := s.open()
+	all := s.liveSessions()
 	errs := make([]error, len(all))
 	var closing sync.WaitGroup
 	closing.Go(func() { s.closeWriting(ctx) })
 	for i, ss := range all {
 		closing.Go(func() {
 			if errs[i] = ss.zk.Close(ctx); errs[i] == zk.ErrExpired {
-				errs[i] = s.ended(ctx, ss)
+				errs[i] = s.verifyEnded(ctx, ss)
 			}
 		})
 	}
@@ -329,10 +339,10 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// ended verifies that a session has ended. One server has reported it as expired (see
+// verifyEnded verifies that a session has ended. One server has reported it as expired (see
 // invalidateSession). A new session writes to the guard node, and only a leader with a majority
 // answers a write.
-func (s *Store) ended(ctx context.Context, ss *session) error {
+func (s *Store) verifyEnded(ctx context.Context, ss *session) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	client, err := zk.Open(ctx, s.clientConfig(s.slack()+s.cfg.tick))

@@ -16,9 +16,10 @@ var _ driver.Swapper = (*Store)(nil)
 type release struct {
 	g        *grant
 	released func(error)
-	answered bool   // released was called
-	lost     bool   // an earlier transaction had no answer
-	next     *entry // the grant was handed off to it
+	reported bool // released was called
+	// unanswered is set when an earlier transaction with this release had no answer.
+	unanswered bool
+	next       *entry // the grant was handed off to it
 }
 
 // Swap implements driver.Swapper: one transaction deletes the node of old and creates that of r.
@@ -26,14 +27,14 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 	if s.closed.Load() {
 		return driver.Grant{}, errClosed()
 	}
-	g := s.standing(old)
+	g := s.grantOf(old)
 	if g == nil {
 		released(s.Release(ctx, old, 0))
 		return s.Acquire(ctx, r)
 	}
 	o := &release{g: g, released: released}
 	next, err := s.acquire(ctx, r, o)
-	if !o.answered {
+	if !o.reported {
 		g.ss.mu.Lock()
 		g.busy = false
 		g.ss.mu.Unlock()
@@ -46,15 +47,15 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 
 // report reports the outcome of the release.
 func (o *release) report(err error) {
-	o.answered = true
+	o.reported = true
 	o.released(err)
 }
 
 // pending reports whether the release still has to be made.
-func (o *release) pending() bool { return o != nil && !o.answered }
+func (o *release) pending() bool { return o != nil && !o.reported }
 
-// alone carries out the release in a transaction of its own.
-func (o *release) alone(ctx context.Context) {
+// releaseAlone carries out the release in a transaction of its own.
+func (o *release) releaseAlone(ctx context.Context) {
 	o.report(o.g.ss.s.Release(ctx, o.g.Grant, 0))
 }
 
@@ -77,12 +78,12 @@ func (o *release) done(dir string, names []string) {
 	var err error
 	ss.mu.Lock()
 	g.busy = false
-	if g.taken != "" {
+	if g.cause != "" {
 		err = notHeld(g.Grant)
 	}
 	ss.forgetLocked(g)
 	if names != nil && dir == g.dir {
-		ss.goneLocked(g.dir, g.path, names)
+		ss.wakeWaitersLocked(g.dir, g.path, names)
 	}
 	ss.mu.Unlock()
 	o.report(err)
@@ -98,10 +99,10 @@ func (o *release) readNext(dir string) *zk.Call {
 	return zk.Get(o.next.path, false)
 }
 
-// check ends a grant that was handed off to an entry whose node has gone. names are the nodes of
+// checkNext ends a grant that was handed off to an entry whose node has gone. names are the nodes of
 // the directory dir after the create, nil if they are unknown. read is the read that the method
 // readNext has returned.
-func (o *release) check(dir string, names []string, read *zk.Call) {
+func (o *release) checkNext(dir string, names []string, read *zk.Call) {
 	switch {
 	case o == nil || o.next == nil:
 	case read != nil && errors.Is(read.Err, zk.ErrNoNode),
@@ -110,15 +111,15 @@ func (o *release) check(dir string, names []string, read *zk.Call) {
 	}
 }
 
-// gone reports the outcome of a release whose grant had no node any more. After a lost answer an
+// notFound reports the outcome of a release whose grant had no node any more. After a lost answer an
 // earlier transaction of the same release may have deleted it.
-func (o *release) gone() {
+func (o *release) notFound() {
 	g, ss := o.g, o.g.ss
 	ss.mu.Lock()
 	g.busy = false
 	ss.forgetLocked(g)
 	ss.mu.Unlock()
-	if o.lost {
+	if o.unanswered {
 		o.report(ss.s.fail(&zk.LostError{Err: notHeld(g.Grant)}))
 	} else {
 		o.report(notHeld(g.Grant))

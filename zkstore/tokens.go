@@ -94,7 +94,7 @@ func (ss *session) highest() uint64 {
 // highWater returns the high-water mark of this client's tokens.
 func (s *Store) highWater() uint64 {
 	var mark uint64
-	for _, ss := range s.begun() {
+	for _, ss := range s.openedSessions() {
 		mark = max(mark, ss.highest())
 	}
 	s.mu.Lock()

@@ -74,7 +74,7 @@ func (s *Store) createValue(ctx context.Context, path, key string, data []byte) 
 		case errors.Is(c.Err, zk.ErrNodeExists):
 			return "", driver.Conflict(key)
 		case errors.Is(c.Err, zk.ErrNoNode) && !made:
-			if err := s.makeDirs(ctx, s.valueDir()); err != nil {
+			if err := s.createDirs(ctx, s.valueDir()); err != nil {
 				return "", err
 			}
 		case c.Err != nil:
@@ -114,16 +114,11 @@ func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
 	return s.fail(c.Err)
 }
 
-// makeDirs creates a directory and its parents. The user may have no right to create a parent that exists,
-// so only the error for the directory itself counts.
-func (s *Store) makeDirs(ctx context.Context, dir string) error {
-	for i := 1; i <= len(dir); i++ {
-		if i < len(dir) && dir[i] != '/' {
-			continue
-		}
-		if err := s.valueCall(ctx, zk.CreateContainer(dir[:i], s.cfg.acl)); err != nil && i == len(dir) {
-			return err
-		}
+// createDirs creates a directory and its parents on the session of guarded writes. The user may have no right
+// to create a parent that exists, so only the error for the directory itself counts.
+func (s *Store) createDirs(ctx context.Context, dir string) (err error) {
+	for _, c := range s.containers(dir) {
+		err = s.valueCall(ctx, c)
 	}
-	return nil
+	return err
 }

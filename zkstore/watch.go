@@ -24,6 +24,7 @@ func (t *tree) notify(path string) {
 	}
 }
 
+// renewWatch handles the end of all watches with their connection.
 func (t *tree) renewWatch() {
 	if t.renew != nil {
 		wakeup.Send(t.renew)
@@ -61,7 +62,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		if s.closed.Load() {
 			return errClosed()
 		}
-		ss, err := s.any(ctx)
+		ss, err := s.anySession(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -98,7 +99,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 			case err == nil:
 				changed()
 			case ss.zk.Ended() != nil:
-				return ss.ending()
+				return ss.endError()
 			default:
 				wakeup.Send(t.renew) // set the watch again on the next connection
 			}
@@ -107,14 +108,14 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ss.over:
-			return ss.ending()
+			return ss.endError()
 		}
 	}
 }
 
-// ending returns the error of a session that is over: the store was closed, or the session has
+// endError returns the error of a session that is over: the store was closed, or the session has
 // expired.
-func (ss *session) ending() error {
+func (ss *session) endError() error {
 	if ss.s.closed.Load() {
 		return errClosed()
 	}

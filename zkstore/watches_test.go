@@ -27,7 +27,7 @@ func TestRemovalTakesTheGrantsWatch(t *testing.T) {
 	ss := bare()
 	g, other := ss.grant("g"), ss.grant("other")
 	g.watched, other.watched = 1, 1
-	ss.unwatched([]string{g.path, "/d/gone"})
+	ss.watchesRemoved([]string{g.path, "/d/gone"})
 	if g.watched != 0 || other.watched != 1 {
 		t.Errorf("watched on %d, the other on %d", g.watched, other.watched)
 	}

@@ -79,15 +79,16 @@ func (g *Guard) Write(ctx context.Context, resource string, token uint64, write 
 		if token < newest {
 			return &fence.StaleError{Resource: resource, Token: token, Newest: newest}
 		}
-		done, err := g.try(ctx, resource, token, newest, version, write)
+		done, err := g.writeOnce(ctx, resource, token, newest, version, write)
 		if done || err != nil {
 			return err
 		}
 	}
 }
 
-// try writes if the mark is still as it was read.
-func (g *Guard) try(ctx context.Context, resource string, token, newest uint64, version int32, write []Op) (done bool, err error) {
+// writeOnce writes if the node of the mark still has the version that was read. done is false if
+// that node has changed meanwhile.
+func (g *Guard) writeOnce(ctx context.Context, resource string, token, newest uint64, version int32, write []Op) (done bool, err error) {
 	path, data := g.node(resource), []byte(strconv.FormatUint(token, 10))
 	mark := zk.Check(path, version)
 	switch {
@@ -108,7 +109,7 @@ func (g *Guard) try(ctx context.Context, resource string, token, newest uint64, 
 	case m.Err == nil:
 		return true, nil
 	case m.Failed == 0 && newest == 0 && errors.Is(m.Err, zk.ErrNoNode):
-		if err := g.s.makeDirs(ctx, g.dir()); err != nil {
+		if err := g.s.createDirs(ctx, g.dir()); err != nil {
 			return false, g.failed(resource, err)
 		}
 		return false, nil
@@ -179,17 +180,6 @@ func (g *Guard) failed(resource string, err error) error {
 	return fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)
 }
 
-// writing is the session of guarded writes, which may still be opening. Guarded writes have a
-// session of their own for two reasons. A server ends a connection on which it receives a request
-// that is too long. And a long request on a slow link delays the requests behind it. The sessions
-// of locks must suffer neither. The session of guarded writes has no ephemeral nodes and no
-// watches.
-type writing struct {
-	ready chan struct{}
-	zk    *zk.Session
-	err   error
-}
-
 // uncheckedSize is the size up to which a request is sent without a check of the server's
 // limit. The default limit is 1 MB.
 const uncheckedSize = 128 << 10
@@ -211,7 +201,9 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 		return err
 	}
 	done := make(chan error, 1)
-	s.background.Go(func() { done <- session.Do(ctx, m) })
+	if !s.run(func() { done <- session.Do(ctx, m) }) {
+		return errClosed()
+	}
 	select {
 	case err := <-done:
 		return err
@@ -220,7 +212,10 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 	}
 }
 
-// writer finds or begins the session of guarded writes.
+// writer finds or begins the session of guarded writes. They have a session of their own for two
+// reasons. A server ends a connection on which it receives a request that is too long. And a long
+// request on a slow link delays the requests behind it. The sessions of locks must suffer neither.
+// The session of guarded writes has no ephemeral nodes and no watches.
 func (s *Store) writer(ctx context.Context) (*zk.Session, error) {
 	for {
 		s.mu.Lock()
@@ -228,63 +223,50 @@ func (s *Store) writer(ctx context.Context) (*zk.Session, error) {
 			s.mu.Unlock()
 			return nil, errClosed()
 		}
-		w := s.writing
-		if w == nil {
-			w = &writing{ready: make(chan struct{})}
-			s.writing = w
-			s.background.Go(func() { s.beginWriting(w) })
+		t := s.writing
+		if t == nil {
+			t = start(s, s.newWriter)
+			s.writing = t
 		}
 		s.mu.Unlock()
-		select {
-		case <-w.ready:
-		case <-ctx.Done():
-			return nil, &zk.NotSentError{Err: ctx.Err()}
+		if err := t.wait(ctx); err != nil {
+			return nil, err
 		}
-		if w.err == nil && w.zk.Ended() == nil {
-			return w.zk, nil
+		if t.err == nil && t.result.Ended() == nil {
+			return t.result, nil
 		}
 		s.mu.Lock()
-		if s.writing == w {
+		if s.writing == t {
 			s.writing = nil
 		}
 		s.mu.Unlock()
-		if w.err != nil {
-			return nil, w.err
+		if t.err != nil {
+			return nil, t.err
 		}
 	}
 }
 
-func (s *Store) beginWriting(w *writing) {
-	defer close(w.ready)
-	ctx, cancel := context.WithTimeout(s.end, openTimeout)
-	defer cancel()
-	longest, err := s.limits(ctx)
+func (s *Store) newWriter(ctx context.Context) (*zk.Session, error) {
+	longest, err := s.longestTTL(ctx)
 	if err != nil {
-		w.err = err
-		return
+		return nil, err
 	}
 	c := s.clientConfig(longest + s.slack()) // a long timeout, for a slow link
-	c.WriteTimeout = c.Silence()
-	if w.zk, w.err = zk.Open(ctx, c); w.err != nil {
-		return
+	c.WriteTimeout = c.HeartbeatTimeout()
+	session, err := zk.Open(ctx, c)
+	if err == nil {
+		context.AfterFunc(s.end, session.Abandon)
 	}
-	context.AfterFunc(s.end, w.zk.Abandon)
+	return session, err
 }
 
 // closeWriting ends the session of guarded writes. It has no ephemeral nodes, so it may expire if
 // no server confirms its end.
 func (s *Store) closeWriting(ctx context.Context) {
 	s.mu.Lock()
-	w := s.writing
+	t := s.writing
 	s.mu.Unlock()
-	if w == nil {
-		return
-	}
-	select {
-	case <-w.ready:
-		if w.err == nil {
-			_ = w.zk.Close(ctx)
-		}
-	case <-ctx.Done():
+	if t != nil && t.wait(ctx) == nil && t.err == nil {
+		_ = t.result.Close(ctx)
 	}
 }

@@ -19,7 +19,7 @@ func TestAheadUsesTTL(t *testing.T) {
 		"long, not set back": {now + 100*ttl, 100 * ttl, now + 100*ttl},
 	} {
 		l := content{Holders: []holder{{Limit: 1, Expires: c.expires, TTL: c.ttl}}}.live(now)
-		if got := l.expires(); got != c.want {
+		if got := l.lastExpiry(); got != c.want {
 			t.Errorf("%s: until %+d, want %+d", name, got-now, c.want-now)
 		}
 	}

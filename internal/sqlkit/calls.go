@@ -3,6 +3,7 @@ package sqlkit
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -29,8 +30,8 @@ func (c *calls) enter() error {
 	return nil
 }
 
-// bound returns a context that ends with the engine.
-func (c *calls) bound(ctx context.Context) (context.Context, func()) {
+// bind returns a context that ends with the engine.
+func (c *calls) bind(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(c.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
@@ -41,8 +42,21 @@ func (c *calls) call(ctx context.Context) (_ context.Context, end func(), _ erro
 	if err := c.enter(); err != nil {
 		return ctx, nil, err
 	}
-	ctx, unbind := c.bound(ctx)
+	ctx, unbind := c.bind(ctx)
 	return ctx, func() { unbind(); c.tasks.Done() }, nil
+}
+
+// AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. A
+// waiter's context has no deadline, and a connection may have fallen silent.
+const AnswerWithin = 10 * time.Second
+
+// answerTimeout returns the context of a statement that does not wait for a lock: ctx, with the timeout
+// AnswerWithin if the request waits.
+func answerTimeout(ctx context.Context, waits bool) (context.Context, context.CancelFunc) {
+	if !waits {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, AnswerWithin)
 }
 
 // Classify returns the code that every error of an engine carries.

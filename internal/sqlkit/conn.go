@@ -29,8 +29,8 @@ type Conn struct {
 	deadline  time.Time
 }
 
-// readAhead limits the bytes that are kept until the next Read.
-const readAhead = 1 << 20
+// maxReadAhead limits the bytes that are kept until the next Read.
+const maxReadAhead = 1 << 20
 
 // NewConn wraps a connection.
 func NewConn(c net.Conn) *Conn {
@@ -64,11 +64,12 @@ func isDeadline(err error) bool {
 // ends a client's wait in the queue of such a server.
 var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Watch starts a goroutine that reads ahead until the next Read. While a caller reads, the
-// goroutine starts only after that Read. The end of a connection can take two Reads: the
-// first returns the server's last message. And nothing may follow the first one: pgx keeps a
-// Read running after a statement whose write took long. A goroutine that reads ahead all the
-// time would pass every answer to another goroutine. That costs more than many statements do.
+// Watch starts a goroutine that reads ahead until the next Read. It is not started for each Read,
+// because passing every answer to another goroutine costs more than many statements do.
+//
+// While a caller reads, the goroutine starts after that Read. pgx keeps a Read running after a
+// statement whose write took long. That Read may return the server's last message, so that only
+// another Read notices the end.
 func (c *Conn) Watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,26 +80,27 @@ func (c *Conn) Watch() {
 	c.watchLocked()
 }
 
+// watchLocked starts the goroutine, unless it runs. The caller holds mu.
 func (c *Conn) watchLocked() {
 	if c.watching || c.err != nil {
 		return
 	}
 	c.watching = true
 	_ = c.Conn.SetReadDeadline(time.Time{}) // deadlines apply to callers only
-	go c.pump()
+	go c.readAhead()
 }
 
 // Gone returns a channel. It is closed when the other side, the network or Close has ended
 // the connection.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
-// pump reads ahead, until Read stops it or the connection ends.
-func (c *Conn) pump() {
+// readAhead reads ahead, until Read stops it or the connection ends.
+func (c *Conn) readAhead() {
 	chunk := make([]byte, 512) // small, since each held lock has one; usually only the end arrives
 	for {
 		n, err := c.Conn.Read(chunk)
 		c.mu.Lock()
-		for len(c.buf) > readAhead && c.err == nil && !c.stop {
+		for len(c.buf) > maxReadAhead && c.err == nil && !c.stop {
 			c.changed.Wait()
 		}
 		c.buf = append(c.buf, chunk[:n]...)
@@ -121,6 +123,7 @@ func (c *Conn) pump() {
 	}
 }
 
+// end reports the end of the connection by Gone.
 func (c *Conn) end() { c.once.Do(func() { close(c.gone) }) }
 
 // Read stops the goroutine that reads ahead, and returns what that has read first.
@@ -184,7 +187,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deadline = t
-	if c.watching { // pump sets the deadline when it ends
+	if c.watching { // readAhead sets the deadline when it ends
 		return nil
 	}
 	return c.Conn.SetReadDeadline(t)

@@ -1,6 +1,7 @@
 package sqlkit
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -86,7 +87,7 @@ func decode(s string) (c content, err error) {
 	return c, nil
 }
 
-// live returns the content without what has expired.
+// live returns the content without what has expired, and shortens grants that are ahead.
 func (c content) live(now int64) content {
 	l := content{
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), func(h holder) bool { return h.Expires <= now }),
@@ -142,16 +143,16 @@ func (c *content) remove(match func(holder) bool) bool {
 	return len(c.Holders) < n
 }
 
-// expires returns when the last grant expires, 0 if there is none.
-func (c content) expires() (last int64) {
+// lastExpiry returns when the last grant expires, 0 if there is none.
+func (c content) lastExpiry() (last int64) {
 	for _, h := range c.Holders {
 		last = max(last, h.Expires)
 	}
 	return last
 }
 
-// next returns when the first grant expires, 0 if there is none.
-func (c content) next() (first int64) {
+// firstExpiry returns when the first grant expires, 0 if there is none.
+func (c content) firstExpiry() (first int64) {
 	for i, h := range c.Holders {
 		if i == 0 || h.Expires < first {
 			first = h.Expires
@@ -160,17 +161,13 @@ func (c content) next() (first int64) {
 	return first
 }
 
+// describe returns the holders, ordered by their tokens.
 func (c content) describe(now int64) []driver.Holder {
 	var all []driver.Holder
 	for _, h := range c.Holders {
 		all = append(all, driver.Holder{Owner: h.Driver(), Token: h.Token, Tokens: h.Tokens, Limit: h.Limit, Slot: h.Slot,
 			TTL: time.Duration(h.Expires-now) * time.Microsecond})
 	}
-	slices.SortFunc(all, func(a, b driver.Holder) int {
-		if a.Token < b.Token {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(all, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
 	return all
 }

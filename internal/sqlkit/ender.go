@@ -23,8 +23,8 @@ type Ender struct {
 	fires time.Time // when the timer fires, zero if it does not
 	at    time.Time // the deadline of the present statement, zero if it has none
 
-	stop   func() bool // ends the watch of the present statement's context, or nil
-	ending sync.WaitGroup
+	stop    func() bool    // ends the watch of the present statement's context, or nil
+	running sync.WaitGroup // calls of end at the end of a context
 }
 
 // NewEnder makes an Ender. It calls end on a goroutine of its own.
@@ -32,24 +32,26 @@ func NewEnder(end func()) *Ender { return &Ender{end: end} }
 
 // Begin calls end when ctx ends, until Stop.
 func (e *Ender) Begin(ctx context.Context) {
-	if b, ok := ctx.(deadline.Context); ok {
-		ctx = b.Caller()
-		at, dated := b.Deadline()
+	if request, ok := ctx.(deadline.Context); ok {
+		ctx = request.Caller()
+		at, hasDeadline := request.Deadline()
+		callers, callerHasDeadline := ctx.Deadline()
 		// At its own deadline the caller's context ends by itself.
-		if end, callers := ctx.Deadline(); dated && !(callers && !at.Before(end)) {
+		if hasDeadline && (!callerHasDeadline || at.Before(callers)) {
 			e.arm(at)
 		}
 	}
 	if ctx.Done() == nil {
 		return
 	}
-	e.ending.Add(1)
+	e.running.Add(1)
 	e.stop = context.AfterFunc(ctx, func() {
-		defer e.ending.Done()
+		defer e.running.Done()
 		e.end()
 	})
 }
 
+// arm makes the timer fire at the deadline or earlier.
 func (e *Ender) arm(at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -93,8 +95,8 @@ func (e *Ender) Stop() {
 		return
 	}
 	if e.stop() {
-		e.ending.Done()
+		e.running.Done()
 	}
-	e.ending.Wait()
+	e.running.Wait()
 	e.stop = nil
 }

@@ -30,8 +30,8 @@ const (
 	reducedFor = 10 * time.Second
 )
 
-// limit returns how many connections may be idle now.
-func (i *Idle) limit() int {
+// current returns how many connections may be idle now.
+func (i *Idle) current() int {
 	if !i.reduced.IsZero() && time.Now().Before(i.reduced) {
 		return i.Min
 	}

@@ -21,7 +21,16 @@ type Label struct {
 	Tokens int
 }
 
+// labelMark begins a label. The fields that follow are separated by dots:
+//
+//	key, owner's ID, limit, TTL, PID, host, instance, reason, tokens
+//
+// A grant of one token has no field tokens. A dot follows the last field, and then the rest of the
+// statement.
 const labelMark = "hf1."
+
+// labelFields is the number of fields without tokens.
+const labelFields = 8
 
 var labelText = base64.RawURLEncoding
 
@@ -51,8 +60,8 @@ func FindLabel(statement string) (l Label, ok bool) {
 	if !found {
 		return l, false
 	}
-	fields := strings.SplitN(rest, ".", 10)
-	if len(fields) < 9 {
+	fields := strings.SplitN(rest, ".", labelFields+2)
+	if len(fields) <= labelFields {
 		return l, false
 	}
 	var err error
@@ -64,8 +73,9 @@ func FindLabel(statement string) (l Label, ok bool) {
 	ttl, _ := strconv.ParseInt(fields[3], 36, 64)
 	l.TTL = time.Duration(ttl) * time.Microsecond
 	l.Owner.PID, _ = strconv.Atoi(fields[4])
-	if len(fields) == 10 { // with 9 fields, the ninth is the rest of the statement, and the label has no tokens
-		l.Tokens, _ = strconv.Atoi(fields[8])
+	// The last of the fields is the rest of the statement, or tokens that the server has cut off.
+	if len(fields) > labelFields+1 {
+		l.Tokens, _ = strconv.Atoi(fields[labelFields])
 	}
 	for i, to := range []*string{&l.Owner.Host, &l.Owner.Instance, &l.Owner.Reason} {
 		b, err := labelText.DecodeString(fields[5+i])

@@ -112,6 +112,7 @@ func (l *sqlLink) Close() {
 	}
 }
 
+// begin marks the link busy.
 func (l *sqlLink) begin() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,6 +123,7 @@ func (l *sqlLink) begin() error {
 	return nil
 }
 
+// finish ends the use of the link. If Close was called meanwhile, finish closes the driver's connection.
 func (l *sqlLink) finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,6 +148,7 @@ func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error
 	return a, err
 }
 
+// runAll executes statements, as one script if multi.
 func runAll(ctx context.Context, c driver.Conn, multi bool, statements []string) (all Answers, err error) {
 	if multi {
 		return run(ctx, c, nil, strings.Join(statements, ";"))
@@ -167,11 +170,13 @@ type partlyError struct{ error }
 
 func (e *partlyError) Unwrap() error { return e.error }
 
+// partly reports whether the server has executed a part of a script.
 func partly(err error) bool {
 	_, ok := errors.AsType[*partlyError](err)
 	return ok
 }
 
+// run executes a script and appends its answers to all.
 func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answers, err error) {
 	q, ok := c.(driver.QueryerContext)
 	if !ok {
@@ -190,22 +195,11 @@ func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answ
 		}
 	}()
 	for {
-		columns := rows.Columns()
-		var set Rows
-		for len(columns) > 0 {
-			values := make([]driver.Value, len(columns))
-			if err := rows.Next(values); err == io.EOF {
-				break
-			} else if err != nil {
+		if columns := len(rows.Columns()); columns > 0 {
+			set, err := readSet(rows, columns)
+			if err != nil {
 				return all, err
 			}
-			row := make(Row, len(columns))
-			for i, v := range values {
-				row[i] = text(v)
-			}
-			set = append(set, row)
-		}
-		if len(columns) > 0 {
 			all = append(all, set)
 		}
 		more, ok := rows.(driver.RowsNextResultSet)
@@ -220,6 +214,24 @@ func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answ
 	}
 }
 
+// readSet reads the rows of one statement.
+func readSet(rows driver.Rows, columns int) (set Rows, err error) {
+	for {
+		values := make([]driver.Value, columns)
+		if err := rows.Next(values); err == io.EOF {
+			return set, nil
+		} else if err != nil {
+			return nil, err
+		}
+		row := make(Row, columns)
+		for i, v := range values {
+			row[i] = text(v)
+		}
+		set = append(set, row)
+	}
+}
+
+// text returns a value of a driver as text.
 func text(v driver.Value) sql.NullString {
 	switch v := v.(type) {
 	case nil:

@@ -199,71 +199,95 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	flushed := false
 	unread := slices.ContainsFunc(ops, func(p *op) bool { return p.unread })
 	for tries := 0; ; {
-		var script []string
-		var pending []*op
-		writes := false
-		for _, p := range ops {
-			if p.done {
-				continue
-			}
-			pending = append(pending, p)
-			if p.statement == "" {
-				continue
-			}
-			script, writes = append(script, p.statement), true
-			if wake := o.table.Wake(p.name); wake != "" && p.wake {
-				script = append(script, wake)
-			}
-			p.statement = ""
-		}
+		script, pending, writes := o.script(ops)
 		if len(pending) == 0 {
 			return nil
 		}
-		for _, p := range pending {
-			script = append(script, o.table.Read(p.name, Bucket(p.name)))
-		}
 		sent := driver.Now()
-		answers, err := o.pool.Run(ctx, script...)
-		answered := err == nil
-		if answered && readOnly(answers.Last().Text(5)) {
-			err = ErrReadOnly // the demoted primary may have lost an earlier write of the script
+		answers, mayHaveWritten, err := o.run(ctx, script)
+		if err == nil {
+			unread = false
+			for i, p := range pending {
+				o.decide(p, answers.First(i), sent)
+			}
+			continue
 		}
-		if err != nil {
-			coded, retry := o.faults.Sort(err)
-			// If the first statement was refused, nothing was written.
-			unread = unread || writes && (answered || partly(err) || driver.CodeOf(coded) == driver.CodeUnknown)
-			if errors.Is(coded, ErrReadOnly) && !flushed {
-				// New connections may lead to another server. There, the next round reads back
-				// what was written.
-				o.pool.Flush()
-				flushed = true
+		unread = unread || writes && mayHaveWritten
+		// If the script is sent again, it reads back what was written.
+		coded, retry := o.faults.Sort(err)
+		if errors.Is(coded, ErrReadOnly) && !flushed {
+			o.pool.Flush() // new connections may lead to another server
+			flushed = true
+			continue
+		}
+		if retry && ctx.Err() == nil {
+			tries++
+			stopped := backOff(ctx, tries)
+			if stopped == nil {
 				continue
 			}
-			if retry && ctx.Err() == nil {
-				// The next round reads back what was written.
-				tries++
-				stopped := backOff(ctx, tries)
-				if stopped == nil {
-					continue
-				}
-				err, coded = fmt.Errorf("%w after %w", stopped, coded), driver.Errorf(driver.CodeUnavailable, "%w after %w", stopped, coded)
-			}
-			switch {
-			case unread:
-				return &driver.Error{Code: driver.CodeUnknown, Err: err}
-			case driver.CodeOf(coded) == driver.CodeUnknown:
-				return driver.Errorf(driver.CodeUnavailable, "%w", err) // the script was a read
-			}
-			return coded
+			err = fmt.Errorf("%w after %w", stopped, coded)
+			coded = &driver.Error{Code: driver.CodeUnavailable, Err: err}
 		}
-		unread = false
-		for i, p := range pending {
-			if p.err = o.decide(p, answers.First(i), sent); p.err != nil {
-				p.done = true
-			}
+		switch {
+		case unread:
+			return &driver.Error{Code: driver.CodeUnknown, Err: err}
+		case driver.CodeOf(coded) == driver.CodeUnknown:
+			return &driver.Error{Code: driver.CodeUnavailable, Err: err} // the script was a read
 		}
+		return coded
 	}
 }
+
+// script returns the statements of a round trip: the next write of each op that has one, and then a
+// read for each pending op.
+func (o *Optimistic) script(ops []*op) (script []string, pending []*op, writes bool) {
+	for _, p := range ops {
+		if p.done {
+			continue
+		}
+		pending = append(pending, p)
+		if p.statement == "" {
+			continue
+		}
+		script, writes = append(script, p.statement), true
+		if wake := o.table.Wake(p.name); wake != "" && p.wake {
+			script = append(script, wake)
+		}
+		p.statement = ""
+	}
+	for _, p := range pending {
+		script = append(script, o.table.Read(p.name, Bucket(p.name)))
+	}
+	return script, pending, writes
+}
+
+// run executes a script that ends with a [Table.Read] or a [Table.Find]. mayHaveWritten reports that the
+// writes of a script may have taken effect in spite of an error.
+func (o *Optimistic) run(ctx context.Context, script []string) (answers Answers, mayHaveWritten bool, err error) {
+	answers, err = o.pool.Run(ctx, script...)
+	if err == nil && readOnly(answers.Last().Text(columnReadOnly)) {
+		return nil, true, ErrReadOnly // the demoted primary may have lost a write of the script
+	}
+	if err == nil {
+		return answers, false, nil
+	}
+	coded, _ := o.faults.Sort(err)
+	// If the first statement was refused, nothing was written.
+	return nil, partly(err) || driver.CodeOf(coded) == driver.CodeUnknown, err
+}
+
+// The columns of the answers of [Table.Read] and [Table.Find].
+const (
+	columnNow = iota
+	columnHighWater
+	columnVersion
+	columnToken
+	columnState
+	columnReadOnly
+
+	columnName = columnHighWater // of Find
+)
 
 // readOnly reports whether the last column of [Table.Read] or [Table.Find] shows that the server
 // is read-only.
@@ -285,14 +309,13 @@ func backOff(ctx context.Context, tries int) error {
 var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables lack a row: run holdfast init")
 
 // decide calls the op's step with its row, and prepares the next statement.
-func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
+func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) {
 	if a == nil {
-		return ErrSchema
+		p.done, p.err = true, ErrSchema
+		return
 	}
-	r, w, err := p.next(a, sent)
-	switch {
+	switch r, w := p.next(a, sent); {
 	case w == nil:
-		return err
 	case r.exists:
 		p.statement = o.table.Update(p.name, r.version, *w)
 	default:
@@ -301,27 +324,28 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 		w.Token = max(w.Token, r.highWater)
 		p.statement = o.table.Insert(p.name, Bucket(p.name), *w)
 	}
-	return nil
 }
 
 // next calls the op's step with its row, an answer of [Table.Read], and returns the write that shall
 // replace the row. If there is none, the op is done.
-func (p *op) next(a Row, sent driver.Instant) (*row, *Write, error) {
+func (p *op) next(a Row, sent driver.Instant) (*row, *Write) {
 	p.unread, p.done = false, true
-	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}
-	c, err := decode(a.Text(4))
+	r := &row{sent: sent, now: a.Int(columnNow), highWater: a.Int(columnHighWater),
+		exists: !a.Null(columnVersion), version: a.Int(columnVersion), token: a.Int(columnToken)}
+	c, err := decode(a.Text(columnState))
 	if err != nil {
-		return r, nil, err
+		p.err = err
+		return r, nil
 	}
 	r.content = c.live(r.now)
 	r.ahead = slices.ContainsFunc(c.Holders, func(h holder) bool { return h.ahead(r.now) })
-	next, err := p.step(r)
-	if err != nil || next == nil {
-		return r, nil, err
+	var next *content
+	if next, p.err = p.step(r); p.err != nil || next == nil {
+		return r, nil
 	}
 	p.done = false
-	return r, &Write{Version: r.version + 1, Token: max(r.token, p.token), Expires: next.expires(),
-		Now: r.now, Deadline: r.now + applyTimeout.Microseconds(), State: Encode(next)}, nil
+	return r, &Write{Version: r.version + 1, Token: max(r.token, p.token), Expires: next.lastExpiry(),
+		Now: r.now, Deadline: r.now + applyTimeout.Microseconds(), State: Encode(next)}
 }
 
 // Close ends the connections. The grants of this client expire.

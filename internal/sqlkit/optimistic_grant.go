@@ -20,32 +20,29 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
-	ctx, end := o.bound(ctx)
+	ctx, end := o.bind(ctx)
 	defer end()
 	var changed <-chan struct{}
 	var stop func()
+	defer func() {
+		if stop != nil {
+			stop()
+		}
+	}()
 	for poll := (backoff.Backoff{First: 100 * time.Millisecond, Max: OptimisticFallback}); ; {
-		g, next, err := o.tryWithin(ctx, r)
+		brief, cancel := answerTimeout(ctx, r.Wait)
+		g, next, err := o.try(brief, r)
+		cancel()
 		if err == nil {
-			if stop != nil {
-				stop()
-			}
 			return o.keep(r, g)
 		}
 		if driver.CodeOf(err) != driver.CodeBusy || !r.Wait || o.waker == nil {
-			if stop != nil {
-				stop()
-			}
 			return driver.Grant{}, o.withdrawn(ctx, err)
 		}
 		if stop == nil {
 			// The next try sees any change that precedes Listen.
 			if changed, stop, err = o.waker.Listen(ctx, o.key(r.Name)); err != nil {
-				coded, _ := o.faults.Sort(err)
-				if driver.CodeOf(coded) == driver.CodeUnknown {
-					coded = driver.Errorf(driver.CodeUnavailable, "%w", err) // no request was sent
-				}
-				return driver.Grant{}, o.withdrawn(ctx, coded)
+				return driver.Grant{}, o.withdrawn(ctx, Unreached(o.faults, err))
 			}
 			continue
 		}
@@ -59,7 +56,6 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 		}
 		t.Stop()
 		if err := ctx.Err(); err != nil {
-			stop()
 			return driver.Grant{}, o.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 	}
@@ -82,24 +78,15 @@ func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 	return o.ended(err)
 }
 
-// tryWithin is try with a timeout for a waiter, whose context has no deadline. Without it,
-// a connection that has fallen silent would block the waiter until TCP gives up.
-func (o *Optimistic) tryWithin(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
-	if r.Wait {
-		var cancel func()
-		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
-		defer cancel()
-	}
-	return o.try(ctx, r)
-}
-
-// claim is a request and its attempts to write a grant.
+// claim is a request and the writes of its grant.
 type claim struct {
-	r        driver.Request
-	attempts []attempt
+	r      driver.Request
+	writes []grantWrite
 }
 
-type attempt struct {
+// grantWrite is a write of a grant: the expiry time in it, and when the client sent the read of the row that it
+// replaces.
+type grantWrite struct {
 	expires int64
 	sent    driver.Instant
 }
@@ -111,9 +98,9 @@ func (c *claim) grant(row *row) (g driver.Grant, ok bool, err error) {
 		return g, false, nil
 	}
 	g = driver.Grant{ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: h.Token, Tokens: h.Tokens, TTL: c.r.TTL, Slot: h.Slot}
-	for _, a := range c.attempts {
-		if a.expires == h.Expires {
-			g.SentAt = a.sent
+	for _, w := range c.writes {
+		if w.expires == h.Expires {
+			g.SentAt = w.sent
 			return g, true, nil
 		}
 	}
@@ -133,7 +120,7 @@ func (c *claim) write(p *op, row *row) *content {
 	if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
 		h.Slot = row.freeSlot()
 	}
-	c.attempts = append(c.attempts, attempt{h.Expires, row.sent})
+	c.writes = append(c.writes, grantWrite{h.Expires, row.sent})
 	return &content{Holders: append(slices.Clone(row.Holders), h), Taken: row.Taken}
 }
 
@@ -153,7 +140,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 				corrected = true
 				return &row.content, nil
 			}
-			next = time.Duration(row.next()-row.now) * time.Microsecond
+			next = time.Duration(row.firstExpiry()-row.now) * time.Microsecond
 			return nil, &driver.BusyError{Holders: row.describe(row.now)}
 		}
 		return c.write(p, row), nil
@@ -184,15 +171,15 @@ func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
 		version, exists, first = row.version, row.exists, false
 		return next, nil
 	}
-	err := o.change(ctx, p)
+	err := o.applyOne(ctx, p)
 	if err == nil {
 		o.forget(r.ID)
 	}
 	return err
 }
 
-// change applies one op. The context of the op ends when the engine is closed.
-func (o *Optimistic) change(ctx context.Context, p *op) error {
+// applyOne applies one op. The context of the op ends when the engine is closed.
+func (o *Optimistic) applyOne(ctx context.Context, p *op) error {
 	ctx, end, err := o.call(ctx)
 	if err != nil {
 		return err
@@ -232,7 +219,7 @@ func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Dura
 		}
 		return next, nil
 	}
-	err := o.change(ctx, p)
+	err := o.applyOne(ctx, p)
 	if err == nil {
 		o.sweep()
 	}

@@ -107,8 +107,8 @@ func (r *row) renew(from *row, grants []driver.Grant, waiting []int, answers []d
 }
 
 const (
-	// togetherTries is how many times the client repeats a try without a pause. It pauses
-	// before each later one.
+	// togetherTries is how many tries follow the first one without a pause. The client pauses
+	// before each later try.
 	togetherTries = 4
 	// togetherBytes limits the states in a statement that replaces several rows. A server limits its
 	// packets, MariaDB to 16 MB.
@@ -127,37 +127,43 @@ func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
 	for _, p := range ops {
 		p.change = nil // of an earlier call
 	}
-	var left []*op // apply executes these and returns the error
+	var rest []*op // apply executes these and returns the error
 	for tries := 0; len(ops) > 0; tries++ {
 		if tries > togetherTries && backOff(ctx, tries) != nil {
-			left = append(left, ops...)
+			rest = append(rest, ops...)
 			break
 		}
-		var again []*op
-		for queue := [][]*op{ops}; len(queue) > 0; {
-			part := queue[0]
-			queue = queue[1:]
-			if n := fits(part); n < len(part) {
-				queue = append(queue, part[n:])
-				part = part[:n]
-			}
-			changed, missing, err := o.together(ctx, part)
-			_, retry := o.faults.Sort(err)
-			switch {
-			case err == nil:
-				left, again = append(left, missing...), append(again, changed...)
-			case !retry || ctx.Err() != nil:
-				left = append(left, slices.Concat(append(queue, part, again)...)...)
-				queue, again = nil, nil
-			case len(part) == 1:
-				again = append(again, part...)
-			default: // another transaction may have locked a row; the other half does not wait for it
-				queue = append(queue, part[:len(part)/2], part[len(part)/2:])
-			}
-		}
-		ops = again
+		again, others := o.tryTogether(ctx, ops)
+		ops, rest = again, append(rest, others...)
 	}
-	return o.apply(ctx, left...)
+	return o.apply(ctx, rest...)
+}
+
+// tryTogether replaces and reads the row of each op once. It returns ops to try again, and ops that cannot
+// be executed together: those whose rows are missing, and after an error that a retry does not solve all
+// that are not done.
+func (o *Optimistic) tryTogether(ctx context.Context, ops []*op) (again, others []*op) {
+	for queue := [][]*op{ops}; len(queue) > 0; {
+		part := queue[0]
+		queue = queue[1:]
+		if n := fits(part); n < len(part) {
+			queue = append(queue, part[n:])
+			part = part[:n]
+		}
+		changed, missing, err := o.writeAndRead(ctx, part)
+		_, retry := o.faults.Sort(err)
+		switch {
+		case err == nil:
+			again, others = append(again, changed...), append(others, missing...)
+		case !retry || ctx.Err() != nil:
+			return nil, slices.Concat(append(queue, part, again, others)...)
+		case len(part) == 1:
+			again = append(again, part...)
+		default: // another transaction may have locked a row; the other half does not wait for it
+			queue = append(queue, part[:len(part)/2], part[len(part)/2:])
+		}
+	}
+	return again, others
 }
 
 // fits returns how many of the ops may be sent together, at least one.
@@ -174,10 +180,10 @@ func fits(ops []*op) int {
 	return len(ops)
 }
 
-// together replaces the rows of ops that have a change, and then reads the rows of all ops. It returns ops
-// whose rows shall be replaced next, and ops whose rows were not found. After an error no op is done, and
-// each keeps its change.
-func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing []*op, err error) {
+// writeAndRead replaces the rows of ops that have a change, and then reads the rows of all ops. It returns
+// ops whose rows shall be replaced next, and ops whose rows were not found. After an error no op is done,
+// and each keeps its change.
+func (o *Optimistic) writeAndRead(ctx context.Context, ops []*op) (changed, missing []*op, err error) {
 	var script []string
 	var changes []Change
 	var written []*op
@@ -194,26 +200,20 @@ func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing 
 	}
 	script = append(script, o.table.Find(names))
 	sent := driver.Now()
-	answers, err := o.pool.Run(ctx, script...)
-	answered := err == nil
-	if answered && readOnly(answers.Last().Text(5)) {
-		err = ErrReadOnly // as in apply
-	}
+	answers, mayHaveWritten, err := o.run(ctx, script)
 	if err != nil {
-		coded, _ := o.faults.Sort(err)
 		for i, p := range written {
-			p.change = &changes[i]
-			p.unread = answered || partly(err) || driver.CodeOf(coded) == driver.CodeUnknown
+			p.change, p.unread = &changes[i], mayHaveWritten
 		}
 		return nil, nil, err
 	}
 	found := map[string]Row{}
 	for _, a := range answers[len(answers)-1] {
-		key, err := hex.DecodeString(a.Text(1))
+		key, err := hex.DecodeString(a.Text(columnName))
 		if err != nil {
 			continue
 		}
-		a[1] = sql.NullString{} // no high-water mark
+		a[columnHighWater] = sql.NullString{} // Find returns none
 		found[string(key)] = a
 	}
 	for _, p := range ops {
@@ -222,8 +222,7 @@ func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing 
 			missing = append(missing, p)
 			continue
 		}
-		r, w, err := p.next(a, sent)
-		if p.err = err; w != nil {
+		if r, w := p.next(a, sent); w != nil {
 			p.change = &Change{Name: p.name, Old: r.version, Write: *w}
 			changed = append(changed, p)
 		}

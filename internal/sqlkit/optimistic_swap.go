@@ -91,7 +91,7 @@ func (o *Optimistic) replace(ctx context.Context, old driver.Grant, r driver.Req
 		without.remove(func(h holder) bool { return h.ID == old.ID })
 		return c.write(p, &without), nil
 	}
-	if err = o.change(ctx, p); err != nil {
+	if err = o.applyOne(ctx, p); err != nil {
 		return g, PassRefused, err
 	}
 	return g, outcome, nil

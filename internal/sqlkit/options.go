@@ -65,9 +65,9 @@ func (o *Options[R]) Check(recipes []R, maxIdentifier int) error {
 	}
 	part := fmt.Sprintf("[A-Za-z_][A-Za-z0-9_]{0,%d}", maxIdentifier-1)
 	valid := regexp.MustCompile(`^(` + part + `\.)?` + part + `$`)
-	for _, given := range [][2]string{{"table", o.Table}, {"column", o.Column}} {
-		if !valid.MatchString(given[1]) {
-			return fmt.Errorf("%s %q: want 1 to %d letters, digits and '_', with an optional schema and a dot before a table", given[0], given[1], maxIdentifier)
+	for _, option := range []struct{ name, value string }{{"table", o.Table}, {"column", o.Column}} {
+		if !valid.MatchString(option.value) {
+			return fmt.Errorf("%s %q: want 1 to %d letters, digits and '_', with an optional schema and a dot before a table", option.name, option.value, maxIdentifier)
 		}
 	}
 	return nil

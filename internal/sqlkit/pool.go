@@ -16,9 +16,9 @@ type Pool struct {
 	dial func(context.Context) (Link, error)
 
 	mu      sync.Mutex
-	bounds  Idle
+	limits  Idle
 	idle    []idleLink
-	surplus *time.Timer // ends links that are idle beyond bounds.Min
+	surplus *time.Timer // ends links that are idle beyond limits.Min
 	closed  bool
 }
 
@@ -30,9 +30,9 @@ type idleLink struct {
 // idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
 const idleFor = time.Minute
 
-// NewPool makes a pool that opens links by dial. idle bounds its idle links.
+// NewPool makes a pool that opens links by dial. idle limits its idle links.
 func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
-	return &Pool{dial: dial, bounds: idle}
+	return &Pool{dial: dial, limits: idle}
 }
 
 // ErrClosed is the error of a closed store.
@@ -60,7 +60,7 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	l, err = p.dial(ctx)
 	if err != nil {
 		p.mu.Lock()
-		p.bounds.dialled(err)
+		p.limits.dialled(err)
 		p.mu.Unlock()
 	}
 	return l, false, err
@@ -77,52 +77,51 @@ func ended(l Link) bool {
 
 // Put gives back a link that is in good order.
 func (p *Pool) Put(l Link) {
-	p.mu.Lock()
-	var old Link
-	switch {
-	case p.closed || p.bounds.Max == 0 || ended(l):
-		old = l
-	case len(p.idle) >= p.bounds.limit():
-		old = p.idle[0].link
-		p.idle = append(slices.Delete(p.idle, 0, 1), idleLink{l, time.Now()})
-	default:
-		p.idle = append(p.idle, idleLink{l, time.Now()})
-		if len(p.idle) > p.bounds.Min && p.surplus == nil {
-			p.surplus = time.AfterFunc(surplusFor, p.endSurplus)
+	if p.limits.Max == 0 {
+		if lent, ok := l.(*lentLink); ok {
+			lent.giveBack()
+		} else {
+			l.Close()
 		}
+		return
+	}
+	p.mu.Lock()
+	if p.closed || ended(l) {
+		p.mu.Unlock()
+		l.Close()
+		return
+	}
+	var oldest Link
+	if len(p.idle) >= p.limits.current() {
+		oldest = p.idle[0].link
+		p.idle = slices.Delete(p.idle, 0, 1)
+	}
+	p.idle = append(p.idle, idleLink{l, time.Now()})
+	if oldest == nil && len(p.idle) > p.limits.Min && p.surplus == nil {
+		p.surplus = time.AfterFunc(surplusFor, p.endSurplus)
 	}
 	p.mu.Unlock()
-	if old != l {
-		l.Watch()
+	l.Watch()
+	if oldest != nil {
+		oldest.Close()
 	}
-	if old == nil {
-		return
-	}
-	if lent, ok := old.(*lentLink); ok && p.bounds.Max == 0 {
-		lent.giveBack()
-		return
-	}
-	old.Close()
 }
 
 // endSurplus closes links that were not needed for a while, except the least number that
 // the pool keeps.
 func (p *Pool) endSurplus() {
 	p.mu.Lock()
-	rested := 0
-	for rested < len(p.idle)-p.bounds.Min && time.Since(p.idle[rested].since) >= surplusFor {
-		rested++
+	n := 0
+	for n < len(p.idle)-p.limits.Min && time.Since(p.idle[n].since) >= surplusFor {
+		n++
 	}
-	old := slices.Clone(p.idle[:rested])
-	p.idle = slices.Delete(p.idle, 0, rested)
+	old := p.takeOldest(n)
 	p.surplus = nil
-	if len(p.idle) > p.bounds.Min {
+	if len(p.idle) > p.limits.Min {
 		p.surplus = time.AfterFunc(surplusFor-time.Since(p.idle[0].since), p.endSurplus)
 	}
 	p.mu.Unlock()
-	for _, i := range old {
-		i.link.Close()
-	}
+	closeAll(old)
 }
 
 // Run runs statements on a link of the pool. If an idle link had ended before anything was
@@ -174,10 +173,20 @@ func (p *Pool) flush(since time.Time) {
 	for n < len(p.idle) && !p.idle[n].since.After(since) {
 		n++
 	}
+	old := p.takeOldest(n)
+	p.mu.Unlock()
+	closeAll(old)
+}
+
+// takeOldest removes the n links that were idle for longest. The caller holds mu.
+func (p *Pool) takeOldest(n int) []idleLink {
 	old := slices.Clone(p.idle[:n])
 	p.idle = slices.Delete(p.idle, 0, n)
-	p.mu.Unlock()
-	for _, i := range old {
+	return old
+}
+
+func closeAll(links []idleLink) {
+	for _, i := range links {
 		i.link.Close()
 	}
 }
@@ -191,7 +200,5 @@ func (p *Pool) Close() {
 		p.surplus.Stop()
 	}
 	p.mu.Unlock()
-	for _, i := range idle {
-		i.link.Close()
-	}
+	closeAll(idle)
 }

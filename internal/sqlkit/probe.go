@@ -79,8 +79,8 @@ func (p *Probe[F]) Wait(ctx context.Context) (F, error) {
 	}
 }
 
-// Unreached returns err with a code, for an error before any lock was requested. Nothing can
-// have been granted, so CodeUnknown becomes CodeUnavailable.
+// Unreached returns err with a code, for a call that cannot have changed anything: it has requested no
+// lock yet, or it only reads. So CodeUnknown becomes CodeUnavailable.
 func Unreached(f Faults, err error) error {
 	coded, _ := f.Sort(err)
 	if driver.CodeOf(coded) == driver.CodeUnknown {

@@ -93,8 +93,8 @@ type Session struct {
 	// Turn alternates between 0 and 1 with the grants of the session. The recipe sets it.
 	Turn int
 
-	resting time.Time // when it became idle
-	lease   *lease    // the request that uses the session
+	idleSince time.Time // zero while it is in use
+	lease     *lease    // the request that uses the session
 }
 
 // LockRequest is a request for a lock, as a recipe gets it.

@@ -45,9 +45,12 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest) (Got,
 	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
 	poll := backoff.Backoff{First: 5 * time.Millisecond, Max: 100 * time.Millisecond}
 	for {
-		got, err := tryRow(ctx, r, s, a, a.Wait && queues)
+		got, err := lockExistingRow(ctx, r, s, a, a.Wait && queues)
 		if err == ErrKind {
-			if err = switchKind(ctx, r, s, a); err == nil {
+			brief, cancel := answerTimeout(ctx, a.Wait)
+			err = r.SwitchKind(brief, s, a)
+			cancel()
+			if err == nil {
 				continue
 			}
 		}
@@ -61,10 +64,13 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest) (Got,
 	}
 }
 
-// tryRow calls TryRow until the row exists.
-func tryRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait bool) (got Got, err error) {
+// lockExistingRow calls TryRow until the row exists.
+func lockExistingRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait bool) (got Got, err error) {
 	for range 5 {
-		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
+		brief, cancel := answerTimeout(ctx, a.Wait && !wait)
+		got, err = r.TryRow(brief, s, a, wait)
+		cancel()
+		if err != ErrRow {
 			return got, err
 		}
 	}
@@ -74,26 +80,4 @@ func tryRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait b
 		err = ErrBusy
 	}
 	return got, err
-}
-
-// AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. A
-// waiter's context has no deadline, and a connection may have fallen silent.
-const AnswerWithin = 10 * time.Second
-
-func try(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait bool) (Got, error) {
-	if a.Wait && !wait {
-		var cancel func()
-		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
-		defer cancel()
-	}
-	return r.TryRow(ctx, s, a, wait)
-}
-
-func switchKind(ctx context.Context, r RowLocker, s *Session, a *LockRequest) error {
-	if a.Wait {
-		var cancel func()
-		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
-		defer cancel()
-	}
-	return r.SwitchKind(ctx, s, a)
 }

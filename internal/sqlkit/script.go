@@ -5,12 +5,12 @@ import "strings"
 // Statements returns the statements of a script, without comments. No literal of the script
 // contains -- or ;.
 func Statements(script string) (all []string) {
-	var plain strings.Builder
+	var uncommented strings.Builder
 	for line := range strings.Lines(script) {
 		code, _, _ := strings.Cut(strings.TrimRight(line, "\n"), "--")
-		plain.WriteString(code + "\n")
+		uncommented.WriteString(code + "\n")
 	}
-	for s := range strings.SplitSeq(plain.String(), ";") {
+	for s := range strings.SplitSeq(uncommented.String(), ";") {
 		if s = strings.TrimSpace(s); s != "" {
 			all = append(all, s)
 		}

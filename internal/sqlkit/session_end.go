@@ -2,7 +2,6 @@ package sqlkit
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -24,30 +23,33 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 	if l == nil {
 		return nil // the request has no session
 	}
-	return e.closedOrNil(e.finish(ctx, l))
+	return e.finish(ctx, l, nil)
 }
 
-func (e *Sessions) closedOrNil(err error) error {
-	if err == nil {
-		return nil
-	}
-	return e.closedOr(err)
-}
-
-// finish closes a session and waits until the server has ended it. Its grant is over in any
-// case.
-func (e *Sessions) finish(ctx context.Context, l *lease) error {
-	ctx, end := e.bound(ctx)
+// finish closes a session and waits until the server has ended it. Then it returns outcome. The
+// grant of the session is over in any case.
+func (e *Sessions) finish(ctx context.Context, l *lease, outcome error) error {
+	ctx, end := e.bind(ctx)
 	defer end()
 	e.mu.Lock()
-	l.granted, l.over, l.given = false, true, true
+	l.granted, l.closed, l.ending = false, true, true
 	e.mu.Unlock()
 	l.end()
 	e.drop(l.s)
-	for wait := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); ; {
-		gone := false
-		err := e.aside(ctx, func(side Link) (err error) {
-			gone, err = e.recipe.End(ctx, side, l.s.ID)
+	if err := e.awaitEnd(ctx, l.s.ID); err != nil {
+		return e.closedOr(err)
+	}
+	e.forget(l)
+	return outcome
+}
+
+// awaitEnd waits until the server has ended a session.
+func (e *Sessions) awaitEnd(ctx context.Context, id Identity) error {
+	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
+	for {
+		ended := false
+		err := e.withSideLink(ctx, func(side Link) (err error) {
+			ended, err = e.recipe.End(ctx, side, id)
 			return err
 		})
 		if err != nil {
@@ -57,12 +59,11 @@ func (e *Sessions) finish(ctx context.Context, l *lease) error {
 			}
 			return coded
 		}
-		if gone {
-			e.forget(l)
+		if ended {
 			return nil
 		}
-		if err := wait.Sleep(ctx); err != nil {
-			return driver.Errorf(driver.CodeUnknown, "the server still has session %d: %w", l.s.ID.Conn, err)
+		if err := poll.Sleep(ctx); err != nil {
+			return driver.Errorf(driver.CodeUnknown, "the server still has session %d: %w", id.Conn, err)
 		}
 	}
 }
@@ -74,292 +75,78 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return err
 	}
 	defer e.tasks.Done()
-	return e.release(ctx, g, func(l *lease) (bool, error) { return e.recipe.Unlock(ctx, l.s, &l.request) }, func(l *lease) {
-		e.forget(l)
-		e.put(l.s)
-	})
+	l, err := e.beginRelease(ctx, g)
+	if err != nil {
+		return err
+	}
+	defer l.unlock()
+	mayHaveEnded := e.mayHaveEnded(l)
+	unlocked, err := e.recipe.Unlock(ctx, l.s, &l.request)
+	if err != nil || !unlocked {
+		return e.releaseFailed(ctx, l, mayHaveEnded, err)
+	}
+	e.forget(l)
+	e.put(l.s)
+	return nil
 }
 
-// release ends a grant by unlock, which reports whether the session had the grant, and then calls
-// done. The caller has called enter.
-func (e *Sessions) release(ctx context.Context, g driver.Grant, unlock func(*lease) (bool, error), done func(*lease)) error {
+// beginRelease reserves the session of a grant for its release. If it cannot do so, it makes certain
+// that the grant has ended at the server, and returns the error of the release.
+func (e *Sessions) beginRelease(ctx context.Context, g driver.Grant) (*lease, error) {
 	e.mu.Lock()
 	l := e.leases[g.ID]
 	if l == nil || l.request.Token != g.Token {
 		e.mu.Unlock()
-		return notHeld(g.Name, g.Token)
+		return nil, notHeld(g.Name, g.Token)
 	}
-	over := l.over
+	closed := l.closed
 	e.mu.Unlock()
-	if over {
-		// The grant was lost, or the answer to a release was lost. finish makes certain
-		// that the grant has ended at the server.
-		if err := e.finish(ctx, l); err != nil {
-			return e.closedOr(err)
-		}
-		return notHeld(g.Name, g.Token)
+	if closed { // the grant was lost, or the answer to a release was lost
+		return nil, e.finish(ctx, l, notHeld(g.Name, g.Token))
 	}
-	locked := l.tryLock()
-	if !locked { // a ping uses the session
-		brief, cancel := context.WithTimeout(ctx, busyWithin)
-		locked = l.lock(brief)
+	if !l.tryLock() { // a ping uses the session
+		brief, cancel := context.WithTimeout(ctx, busyTimeout)
+		locked := l.lock(brief)
 		cancel()
-	}
-	if !locked {
-		if err := ctx.Err(); err != nil {
-			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the session is busy: %w", err))
+		if err := ctx.Err(); !locked && err != nil {
+			return nil, e.closedOr(driver.Errorf(driver.CodeUnknown, "the session is busy: %w", err))
 		}
-		// A ping still waits for its answer. The end of the session frees the lock sooner.
-		if err := e.finish(ctx, l); err != nil {
-			return e.closedOr(err)
+		if !locked { // the end of the session frees the lock sooner than the ping ends
+			return nil, e.finish(ctx, l, driver.Errorf(driver.CodeUnknown, "the session did not answer in time, and has been ended"))
 		}
-		return driver.Errorf(driver.CodeUnknown, "the session did not answer in time, and has been ended")
 	}
-	defer l.unlock()
 	e.mu.Lock()
-	was := l.granted
+	granted := l.granted
 	l.granted = false // from here on, its end is not reported as a loss
 	e.mu.Unlock()
-	if !was {
-		if err := e.finish(ctx, l); err != nil {
-			return e.closedOr(err)
-		}
-		return notHeld(g.Name, g.Token)
+	if !granted {
+		defer l.unlock()
+		return nil, e.finish(ctx, l, notHeld(g.Name, g.Token))
 	}
-	before := ended(l.s.Link) || e.expired(l)
-	ok, err := unlock(l)
-	switch {
-	case err != nil:
-		before = before || e.recipe.Ended(err)
-		if err := e.finish(ctx, l); err != nil {
-			return e.closedOr(err)
-		}
-		if before {
-			return notHeld(g.Name, g.Token)
-		}
-		// The lock is free now. Whether this release has freed it is unknown.
-		return driver.Errorf(driver.CodeUnknown, "the release was not confirmed, and its session has been ended: %w", err)
-	case !ok:
-		e.drop(l.s)
-		e.forget(l)
-		return notHeld(g.Name, g.Token)
-	}
-	done(l)
-	return nil
+	return l, nil
 }
 
-// expired reports whether the server's timer may have ended the session of a grant.
-func (e *Sessions) expired(l *lease) bool {
+// mayHaveEnded reports whether the session of a grant has ended, or the server's timer may have
+// ended it.
+func (e *Sessions) mayHaveEnded(l *lease) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	elapsed, _ := l.sent.Elapsed()
-	return elapsed >= l.request.TTL
+	return ended(l.s.Link) || elapsed >= l.request.TTL
 }
 
-// Renew pings the sessions of grants.
-func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
-	if err := e.enter(); err != nil {
-		for i := range answers {
-			answers[i].Err = err
-		}
-		return answers
+// releaseFailed ends the session of a grant, and returns the error of the release. err is the error of
+// Unlock, or nil if the session did not have the grant. mayHaveEnded is from the time before Unlock.
+func (e *Sessions) releaseFailed(ctx context.Context, l *lease, mayHaveEnded bool, err error) error {
+	missing := notHeld(l.request.Name, l.request.Token)
+	switch {
+	case err == nil:
+		e.drop(l.s)
+		e.forget(l)
+		return missing
+	case mayHaveEnded || e.recipe.Ended(err):
+		return e.finish(ctx, l, missing)
 	}
-	defer e.tasks.Done()
-	pings := make([]*ping, len(grants))
-	for i, g := range grants {
-		e.mu.Lock()
-		l := e.leases[g.ID]
-		held := l != nil && l.granted && l.request.Token == g.Token
-		given := l != nil && l.given && l.request.Token == g.Token
-		e.mu.Unlock()
-		if given {
-			answers[i].Err = driver.Errorf(driver.CodeUnknown, "its release is not confirmed yet")
-			continue
-		}
-		if !held {
-			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
-			continue
-		}
-		pings[i] = e.ping(l, false)
-	}
-	for i, p := range pings {
-		if p == nil {
-			continue
-		}
-		select {
-		case <-p.done:
-		case <-ctx.Done():
-			select {
-			case <-p.done:
-			default:
-				answers[i].Err = driver.Errorf(driver.CodeUnknown, "no answer yet: %w", ctx.Err())
-				continue
-			}
-		}
-		switch {
-		case p.err != nil:
-			answers[i] = driver.Renewal{Cause: driver.CauseSessionEnded, Err: p.err}
-		case !p.ok:
-			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(grants[i].Name, grants[i].Token)}
-		default:
-			answers[i] = driver.Renewal{SentAt: p.sent, TTL: grants[i].TTL}
-		}
-	}
-	return answers
-}
-
-// ping begins a renewal, or returns the present one. A ping may take as long as the TTL: a
-// client that gives it up must give up the session. With proveOnly the ping proves the grant and
-// does not renew it.
-func (e *Sessions) ping(l *lease, proveOnly bool) *ping {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.pingLocked(l, proveOnly)
-}
-
-func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
-	at := &l.ping
-	if proveOnly {
-		at = &l.proof
-	}
-	if p := *at; p != nil {
-		return p
-	}
-	p := &ping{done: make(chan struct{})}
-	if e.closed {
-		p.err = ErrClosed
-		close(p.done)
-		return p
-	}
-	*at = p
-	e.tasks.Go(func() {
-		defer close(p.done)
-		ctx, cancel := context.WithTimeout(e.ctx, l.request.TTL)
-		defer cancel()
-		defer context.AfterFunc(ctx, func() { l.s.Close() })()
-		if !l.lock(ctx) {
-			p.err = driver.Errorf(driver.CodeUnknown, "the session is busy")
-			e.pinged(l, p, proveOnly)
-			return
-		}
-		e.mu.Lock()
-		held, confirmed := l.granted, l.sent
-		e.mu.Unlock()
-		l.request.Left = l.request.TTL
-		if proveOnly {
-			elapsed, _ := confirmed.Elapsed()
-			l.request.Left -= elapsed
-		}
-		switch {
-		case held && l.request.Left > 0:
-			p.sent = driver.Now()
-			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.request)
-		case held:
-			p.ok = true // the server's timer is about to end the session
-		}
-		e.pinged(l, p, proveOnly)
-		if _, ok := e.recipe.(Recorder); ok && held && l.request.Record && !l.request.Recorded {
-			e.mu.Lock()
-			l.again = time.Now().Add(recordAgain)
-			e.mu.Unlock()
-		}
-		switch {
-		case p.err != nil:
-			// The session can no longer be used, so that the grant is over.
-			cause, err := driver.CauseSessionEnded, p.err
-			if ended(l.s.Link) {
-				cause, err = e.recipe.Cause(l.s, &l.request, e.side)
-			}
-			l.unlock()
-			e.lose(l, cause, err)
-			if errors.Is(p.err, ErrReadOnly) {
-				e.demoted(l.s.ID.Server)
-			}
-			p.err = &driver.Error{Code: driver.CodeNotHeld, Err: p.err}
-		case held && !p.ok:
-			l.unlock()
-			e.lose(l, driver.CauseGone, nil)
-		default:
-			l.s.Watch() // no statement runs from here on
-			l.unlock()
-		}
-	})
-	return p
-}
-
-func (e *Sessions) pinged(l *lease, p *ping, proveOnly bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if proveOnly {
-		l.proof = nil
-		return
-	}
-	l.ping = nil
-	if p.ok {
-		l.sent = p.sent
-	}
-}
-
-// demoted ends the sessions of this client at a server that has become read-only. It closes
-// idle sessions at once, and pings the sessions with grants: each ping fails like the first
-// one.
-func (e *Sessions) demoted(server string) {
-	e.side.Flush()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for s := range e.all {
-		switch l := s.lease; {
-		case s.ID.Server != server:
-		case l == nil:
-			e.retireLocked(s)
-		case l.granted && !l.over:
-			e.pingLocked(l, true)
-		}
-	}
-}
-
-// proveLocked pings one session of each server that was not pinged for proveAfter, each time
-// another session. The caller holds mu.
-func (e *Sessions) proveLocked(now time.Time) {
-	oldest := map[string]*lease{}
-	for s := range e.all {
-		l := s.lease
-		if l == nil || !l.granted || l.over || s.ID.Server == "" || s.Gone() == nil {
-			continue
-		}
-		if o := oldest[s.ID.Server]; o == nil || l.proved.Before(o.proved) {
-			oldest[s.ID.Server] = l
-		}
-	}
-	for server := range e.proved {
-		if oldest[server] == nil {
-			delete(e.proved, server)
-		}
-	}
-	for server, l := range oldest {
-		switch last := e.proved[server]; {
-		case last.IsZero():
-			e.proved[server] = now // the grants themselves were the proof
-		case now.Sub(last) >= proveAfter:
-			e.proved[server], l.proved = now, now
-			e.pingLocked(l, true)
-		}
-	}
-}
-
-// watchByPing pings a session whose connection does not report its end.
-func (e *Sessions) watchByPing(l *lease) {
-	t := time.NewTicker(proveAfter)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			<-e.ping(l, true).done
-		case <-l.done:
-			return
-		case <-e.ctx.Done():
-			return
-		}
-	}
+	// The lock is free then. Whether this release has freed it is unknown.
+	return e.finish(ctx, l, driver.Errorf(driver.CodeUnknown, "the release was not confirmed, and its session has been ended: %w", err))
 }

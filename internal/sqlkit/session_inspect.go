@@ -38,42 +38,41 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 	return st
 }
 
+// inspect returns the sights of a key. It returns an error if there may be other holders.
 func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []Sight, err error) {
 	ctx, end, err := e.call(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	err = e.aside(ctx, func(side Link) error {
+	err = e.withSideLink(ctx, func(side Link) error {
 		var missing error
-		sights, missing, err = e.survey(ctx, side, key, all)
-		if err == nil && (all || !slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Limit == driver.Exclusive })) {
-			err = missing
+		if sights, missing, err = e.survey(ctx, side, key, all); err != nil {
+			return err
 		}
-		return err
+		if !all && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Limit == driver.Exclusive }) {
+			return nil // an exclusive holder is the only one
+		}
+		return missing
 	})
 	if err != nil {
-		coded, _ := e.recipe.Sort(err)
-		if driver.CodeOf(coded) == driver.CodeUnknown {
-			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
-		}
-		return nil, e.closedOr(coded)
+		return nil, e.closedOr(Unreached(e.recipe, err))
 	}
 	return sights, nil
 }
 
 // survey returns the sights of a key. It first waits until sessions have recorded the grants that
 // are older than the call, which takes a moment. A session may be unable to record its grant, or
-// its process may be stopped for longer than recordWithin. Then missing is the error for holders
+// its process may be stopped for longer than recordTimeout. Then missing is the error for holders
 // that are not found.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) (sights []Sight, missing, err error) {
 	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
 	if err != nil {
 		return nil, nil, err
 	}
-	for start := time.Now(); len(unrecorded) > 0 && time.Since(start) < recordWithin; {
-		if time.Since(start) > recordSoon {
-			if missing, err = e.recorded(ctx, side); missing != nil || err != nil {
+	for start := time.Now(); len(unrecorded) > 0 && time.Since(start) < recordTimeout; {
+		if time.Since(start) > failedRecordTimeout {
+			if missing, err = e.unrecorded(ctx, side); missing != nil || err != nil {
 				return sights, missing, err
 			}
 		}
@@ -86,14 +85,15 @@ func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) 
 		}
 		unrecorded = slices.DeleteFunc(unrecorded, func(id Identity) bool { return !slices.Contains(still, id) })
 	}
-	if missing, err = e.recorded(ctx, side); missing == nil && len(unrecorded) > 0 {
-		missing = driver.Errorf(driver.CodeUnavailable, "%d sessions may hold locks that they have not recorded within %s, so that not all holders can be shown: their processes are slow or stopped", len(unrecorded), recordWithin)
+	if missing, err = e.unrecorded(ctx, side); missing == nil && len(unrecorded) > 0 {
+		missing = driver.Errorf(driver.CodeUnavailable, "%d sessions may hold locks that they have not recorded within %s, so that not all holders can be shown: their processes are slow or stopped", len(unrecorded), recordTimeout)
 	}
 	return sights, missing, err
 }
 
-// recorded returns missing if there may be holders that a survey cannot return.
-func (e *Sessions) recorded(ctx context.Context, side Link) (missing, err error) {
+// unrecorded returns missing if sessions could not record a grant, so that a survey cannot return
+// their holders.
+func (e *Sessions) unrecorded(ctx context.Context, side Link) (missing, err error) {
 	r, ok := e.recipe.(Recorder)
 	if !ok {
 		return nil, nil
@@ -144,35 +144,42 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 		return err
 	}
 	defer end()
-	key := append(bytes.Clone(e.prefix), name...)
-	wait := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
+	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
 	for first := true; ; first = false {
-		found := false
-		err := e.aside(ctx, func(side Link) error {
-			sights, missing, err := e.survey(ctx, side, key, false)
-			if err != nil {
-				return err
-			}
-			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token > 0 && has(s.Token, s.Tokens, token) })
-			if found = i >= 0; !found {
-				if first && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Hidden }) {
-					return driver.Errorf(driver.CodeRefused, "the server does not show this user who holds %q", name)
-				}
-				return missing
-			}
-			return e.recipe.Evict(ctx, side, sights[i])
+		evicted := false
+		err := e.withSideLink(ctx, func(side Link) (err error) {
+			evicted, err = e.evict(ctx, side, name, token, first)
+			return err
 		})
 		switch {
 		case err != nil:
 			coded, _ := e.recipe.Sort(err)
 			return e.closedOr(coded)
-		case !found && first:
+		case !evicted && first:
 			return notHeld(name, token)
-		case !found:
+		case !evicted:
 			return nil
 		}
-		if err := wait.Sleep(ctx); err != nil {
+		if err := poll.Sleep(ctx); err != nil {
 			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the server has not ended the holder's session yet: %w", err))
 		}
 	}
+}
+
+// evict ends the session of the holder that has the token. It returns false if it finds no such holder,
+// and an error if there may be one that it cannot see. After the first call an unseen holder of another
+// program does not count.
+func (e *Sessions) evict(ctx context.Context, side Link, name string, token uint64, first bool) (found bool, err error) {
+	sights, missing, err := e.survey(ctx, side, append(bytes.Clone(e.prefix), name...), false)
+	if err != nil {
+		return false, err
+	}
+	i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token > 0 && has(s.Token, s.Tokens, token) })
+	switch {
+	case i >= 0:
+		return true, e.recipe.Evict(ctx, side, sights[i])
+	case first && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Hidden }):
+		return false, driver.Errorf(driver.CodeRefused, "the server does not show this user who holds %q", name)
+	}
+	return false, missing
 }

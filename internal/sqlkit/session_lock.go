@@ -14,21 +14,17 @@ import (
 
 // Acquire requests a grant on a session of its own.
 func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	ttl, err := e.recipe.Check(&r)
-	if err != nil {
-		if cerr := e.enter(); cerr != nil {
-			return driver.Grant{}, cerr
-		}
-		e.tasks.Done()
-		return driver.Grant{}, err
-	}
+	ttl, invalid := e.recipe.Check(&r)
 	if err := e.enter(); err != nil {
 		return driver.Grant{}, err
 	}
 	defer e.tasks.Done()
+	if invalid != nil {
+		return driver.Grant{}, invalid
+	}
 	if r.Wait { // Close closes the session of a request that does not wait
 		var end func()
-		ctx, end = e.bound(ctx)
+		ctx, end = e.bind(ctx)
 		defer end()
 	}
 	for tries := 1; ; tries++ {
@@ -39,15 +35,13 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		if err == nil {
 			return g, nil
 		}
-		// acquire tries again as the victim of a deadlock, or after the server has ended its wait.
 		if _, again := errors.AsType[*againError](err); again {
-			if backOff(ctx, tries) == nil && (r.Wait || tries < 10) {
+			if backOff(ctx, tries) == nil && (r.Wait || tries < maxTries) {
 				continue
 			}
 			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
-		code := driver.CodeOf(err)
-		if code == driver.CodeUnavailable && ctx.Err() != nil {
+		if driver.CodeOf(err) == driver.CodeUnavailable && ctx.Err() != nil {
 			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
 		// Close has ended the session of a request that can no longer be undone.
@@ -55,11 +49,16 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	}
 }
 
-// againError is an error after which the request is tried again.
+// maxTries limits the tries of a request that does not wait.
+const maxTries = 10
+
+// againError is an error after which the request is tried again, for example that of the victim of a
+// deadlock.
 type againError struct{ error }
 
 func (e *againError) Unwrap() error { return e.error }
 
+// closedOr returns ErrClosed instead of err if the engine was closed.
 func (e *Sessions) closedOr(err error) error {
 	if e.ctx.Err() != nil {
 		return ErrClosed
@@ -67,8 +66,11 @@ func (e *Sessions) closedOr(err error) error {
 	return err
 }
 
+// acquire makes one try to get the grant, on a session of its own.
 func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Duration) (driver.Grant, error) {
-	s, err := e.takeFor(ctx, r.Wait)
+	taking, cancel := answerTimeout(ctx, r.Wait)
+	s, err := e.take(taking)
+	cancel()
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -87,57 +89,61 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	var got Got
 	sent := driver.Now()
 	if r.Wait {
-		got, err = w.lock(ctx)
+		got, err = w.lock()
 	} else {
 		got, err = e.recipe.Lock(ctx, s, &l.request)
 	}
 	switch {
-	case err == nil && ctx.Err() != nil:
-		// The caller has cancelled the request, so the client releases the grant.
-		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
-		ok, uerr := e.recipe.Unlock(brief, s, &l.request)
-		cancel()
-		e.drop(s)
-		if uerr != nil || !ok {
-			return driver.Grant{}, e.unknown(l, uerr)
-		}
-		e.forget(l)
-		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
-	case err == nil:
 	case err == error(ErrBusy):
-		e.forget(l)
-		busy := &driver.BusyError{}
-		if r.First {
-			e.put(s)
-			return driver.Grant{}, busy
-		}
-		if sights, _, err := e.recipe.Survey(ctx, s, l.request.Key, false); err == nil {
-			busy.Holders = e.state(r.Name, sights).Holders
-			e.put(s)
-		} else {
-			e.drop(s) // the session has no lock and no pending statement
-		}
-		return driver.Grant{}, busy
-	default:
+		return driver.Grant{}, e.busy(ctx, l)
+	case err != nil:
 		return driver.Grant{}, e.failed(ctx, l, w, err)
+	case ctx.Err() != nil:
+		return driver.Grant{}, e.withdraw(ctx, l)
 	}
-	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
-	l.request.Label.Tokens = got.Tokens
+	l.set(got)
 	if w.waited {
 		// The owner may have changed since the statement that waited was sent.
 		l.request.Owner = r.From.Owner()
 		l.request.Label.Owner = l.request.Owner
 		// The validity runs from a statement that was sent after the wait.
 		sent = driver.Now()
-		if ok, err := e.confirm(ctx, l); err != nil || !ok {
-			e.drop(s)
-			if errors.Is(err, ErrReadOnly) {
-				e.demoted(s.ID.Server)
-			}
-			return driver.Grant{}, e.unknown(l, err)
+		if err := e.confirm(ctx, l); err != nil {
+			return driver.Grant{}, err
 		}
 	}
 	return e.grant(l, sent)
+}
+
+// busy ends a request for a lock that is held. Its error names the holders, unless the request is
+// only the first try.
+func (e *Sessions) busy(ctx context.Context, l *lease) error {
+	e.forget(l)
+	if l.request.First {
+		e.put(l.s)
+		return &driver.BusyError{}
+	}
+	sights, _, err := e.recipe.Survey(ctx, l.s, l.request.Key, false)
+	if err != nil {
+		e.drop(l.s) // the session has no lock and no pending statement
+		return &driver.BusyError{}
+	}
+	holders := e.state(l.request.Name, sights).Holders
+	e.put(l.s)
+	return &driver.BusyError{Holders: holders}
+}
+
+// withdraw releases the lock of a request that its caller has cancelled.
+func (e *Sessions) withdraw(ctx context.Context, l *lease) error {
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
+	unlocked, err := e.recipe.Unlock(brief, l.s, &l.request)
+	cancel()
+	e.drop(l.s)
+	if err != nil || !unlocked {
+		return e.unknown(l, err)
+	}
+	e.forget(l)
+	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 }
 
 // newLease returns a locked lease for a request.
@@ -150,24 +156,30 @@ func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *le
 	return l
 }
 
-// takeFor calls take. It adds a timeout for a waiter, because the waiter's context has no deadline.
-func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
-	if wait {
-		var cancel func()
-		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
-		defer cancel()
-	}
-	return e.take(ctx)
+// set sets what a recipe has granted.
+func (l *lease) set(got Got) {
+	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
+	l.request.Label.Tokens = got.Tokens
 }
 
-// confirm reports whether a session has the lock that it waited for. Its timeout is at
-// most the TTL, since a later grant would be useless.
-func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
+// confirm returns an error unless a ping proves that the session has the lock that it waited for.
+// The timeout is at most the TTL, since a later grant would be useless.
+func (e *Sessions) confirm(ctx context.Context, l *lease) error {
 	ctx, cancel := context.WithTimeout(ctx, min(l.request.TTL, AnswerWithin))
 	defer cancel()
-	return e.recipe.Ping(ctx, l.s, &l.request)
+	held, err := e.recipe.Ping(ctx, l.s, &l.request)
+	if err == nil && held {
+		return nil
+	}
+	e.drop(l.s)
+	if errors.Is(err, ErrReadOnly) {
+		e.demoted(l.s.ID.Server)
+	}
+	return e.unknown(l, err)
 }
 
+// grant returns the grant of a lease whose session has the lock. sent is the time at which the client
+// sent the statement that proves it. grant unlocks the lease.
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
 	if e.closed {
@@ -182,12 +194,12 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	}
 	e.mu.Unlock()
 	l.unlock()
-	if gone := l.s.Gone(); gone == nil {
+	if l.s.Gone() == nil {
 		e.tasks.Go(func() { e.watchByPing(l) })
 	} else if ended(l.s.Link) {
 		// The session ended before the grant, when the goroutine that watches it found no
 		// grant to report.
-		e.tasks.Go(func() { e.gone(l.s) })
+		e.tasks.Go(func() { e.connectionEnded(l.s) })
 	}
 	r := &l.request.Request
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, Tokens: l.request.Reserved, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
@@ -195,28 +207,28 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 
 // failed returns the error of a Lock. Its code depends on what may be left at the server.
 func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
-	coded, again := e.recipe.Sort(err)
-	cleared := false
 	if w.cancelled {
-		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
-		cleared = e.recipe.Clear(brief, l.s) == nil
+		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
+		cleared := e.recipe.Clear(brief, l.s) == nil
 		cancel()
-	}
-	e.drop(l.s) // a cancellation may still reach the session
-	switch {
-	case cleared:
+		e.drop(l.s) // a cancellation may still reach the session
+		if !cleared {
+			return e.unknown(l, err)
+		}
 		e.forget(l)
 		return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
-	case unsent(err) && !w.cancelled:
+	}
+	e.drop(l.s)
+	coded, retry := e.recipe.Sort(err)
+	switch {
+	case unsent(err):
 		e.forget(l)
 		return &againError{err} // the idle session had ended
-	case w.cancelled:
-		return e.unknown(l, err)
 	case errors.Is(coded, ErrReadOnly):
 		e.forget(l)
 		e.demoted(l.s.ID.Server)
 		return &againError{err} // on a new connection, which may lead to another server
-	case again:
+	case retry:
 		e.forget(l)
 		return &againError{err}
 	case driver.CodeOf(coded) == driver.CodeUnknown:
@@ -230,7 +242,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 // request.
 func (e *Sessions) unknown(l *lease, err error) error {
 	e.mu.Lock()
-	l.over = true
+	l.closed = true
 	e.mu.Unlock()
 	if err == nil {
 		err = errors.New("the session has ended")
@@ -260,28 +272,24 @@ type wait struct {
 	ctx context.Context
 
 	mu        sync.Mutex
-	over      bool
+	over      bool // Lock has returned
 	waited    bool // the server has confirmed that the request is in its queue
 	cancelled bool
 	beside    sync.WaitGroup
 }
 
-// lock calls the recipe's Lock, which may block in the server. After a while another
-// goroutine searches the server's queue for the request. When ctx ends, a goroutine cancels
-// the statement.
-func (w *wait) lock(ctx context.Context) (Got, error) {
-	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
+// lock calls the recipe's Lock, which may block in the server. After recordAfter another
+// goroutine searches the server's queue for the request. When the context of the request ends, a
+// goroutine cancels the statement.
+func (w *wait) lock() (Got, error) {
+	statement, cut := context.WithCancel(context.WithoutCancel(w.ctx))
 	defer cut()
 	w.l.request.Waiting = func() {
-		w.mu.Lock()
-		first := !w.waited
-		w.waited = true
-		w.mu.Unlock()
-		if first {
-			w.notify(ctx)
+		if w.setWaited() {
+			w.notify()
 		}
 	}
-	stop := context.AfterFunc(ctx, func() { w.begin(func() { w.cancel(cut) }) })
+	stop := context.AfterFunc(w.ctx, func() { w.begin(func() { w.cancel(cut) }) })
 	got, err := w.e.recipe.Lock(statement, w.l.s, &w.l.request)
 	w.mu.Lock()
 	w.over = true
@@ -310,43 +318,43 @@ func (w *wait) isOver() bool {
 	return w.over
 }
 
-// findInQueue searches the server's queue until it finds the request.
-func (w *wait) findInQueue(ctx context.Context) {
-	for poll := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); !w.isOver(); {
-		bounded, cancel := context.WithTimeout(ctx, cancelWithin)
-		sights, refused, err := w.survey(bounded)
+// setWaited sets waited. It reports whether waited was not set before.
+func (w *wait) setWaited() (first bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	first = !w.waited
+	w.waited = true
+	return first
+}
+
+// findInQueue searches the server's queue until it finds the request. If the user has no right to see
+// the queue, the server is alive and has not answered the request yet, so the request waits.
+func (w *wait) findInQueue() {
+	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
+	for !w.isOver() {
+		ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
+		sights, refused, err := w.survey(ctx)
 		cancel()
-		if err == nil {
-			for _, s := range sights {
-				if s.Conn == w.l.s.ID.Conn && !s.Granted && !w.isOver() {
-					w.mu.Lock()
-					w.waited = true
-					w.mu.Unlock()
-					w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
-					return
-				}
-			}
+		if err != nil {
+			sights = nil
 		}
-		if refused && !w.isOver() {
-			// The user has no right to see the queue. The server is alive, and has not
-			// answered the request yet, so the request waits.
-			w.mu.Lock()
-			w.waited = true
-			w.mu.Unlock()
-			w.l.from.Queued(nil)
+		queued := slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted })
+		if (queued || refused) && !w.isOver() {
+			w.setWaited()
+			w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 			return
 		}
-		if poll.Sleep(ctx) != nil {
+		if poll.Sleep(w.ctx) != nil {
 			return
 		}
 	}
 }
 
 // notify reports to the requester that it is queued, and the holders.
-func (w *wait) notify(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(ctx, cancelWithin)
+func (w *wait) notify() {
+	ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
 	defer cancel()
-	sights, _, _ := w.survey(bounded)
+	sights, _, _ := w.survey(ctx)
 	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 }
 
@@ -354,7 +362,7 @@ func (w *wait) notify(ctx context.Context) {
 // a read-only server does not count, and that of a new connection does not either. They may come from
 // another server, while the session's server is silent.
 func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err error) {
-	err = w.e.aside(ctx, func(side Link) error {
+	err = w.e.withSideLink(ctx, func(side Link) error {
 		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
 		coded, _ := w.e.recipe.Sort(err)
 		refused = driver.CodeOf(coded) == driver.CodeRefused && !errors.Is(coded, ErrReadOnly)
@@ -369,30 +377,21 @@ func (w *wait) cancel(cut func()) {
 	w.mu.Lock()
 	w.cancelled = true
 	w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), cancelWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
 	defer cancel()
-	for d := time.Millisecond; ; d *= 2 {
-		if w.isOver() {
+	// A cancellation may arrive before the statement, so it is repeated.
+	for pause := time.Millisecond; !w.isOver(); pause *= 2 {
+		err := w.e.withSideLink(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
+		if err != nil || backoff.Sleep(ctx, pause) != nil {
+			cut()
+			w.l.s.Close()
 			return
 		}
-		// A cancellation may arrive before the statement, so it is repeated.
-		err := w.e.aside(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
-		if err != nil {
-			break
-		}
-		select {
-		case <-time.After(d):
-			continue
-		case <-ctx.Done():
-		}
-		break
 	}
-	cut()
-	w.l.s.Close()
 }
 
-// aside calls f with a link that no session uses.
-func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
+// withSideLink calls f with a link that no session uses.
+func (e *Sessions) withSideLink(ctx context.Context, f func(Link) error) error {
 	for {
 		l, reused, err := e.side.Get(ctx)
 		if err != nil {

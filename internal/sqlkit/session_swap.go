@@ -54,44 +54,52 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	}
 	brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), AnswerWithin))
 	defer cancel()
-	ttl, invalid := e.recipe.Check(&r)
-	var next *lease
-	var sent driver.Instant
-	err := e.release(brief, old, func(l *lease) (bool, error) {
-		if p, ok := e.recipe.(Passer); ok && invalid == nil && e.canPass(l, &r, ttl) {
-			n := e.newLease(l.s, r, ttl)
-			sent = driver.Now()
-			got, outcome, err := p.Pass(brief, l.s, &l.request, &n.request)
-			switch {
-			case err != nil || outcome == PassNotHeld:
-				return false, err
-			case outcome == PassReleased:
-				return true, nil
-			case outcome == PassGranted:
-				n.request.Token, n.request.Reserved, n.request.Slot = got.Token, got.Tokens, got.Slot
-				n.request.Label.Tokens = got.Tokens
-				next = n
-				return true, nil
-			}
-		}
-		return e.recipe.Unlock(brief, l.s, &l.request)
-	}, func(l *lease) {
-		if next == nil {
-			e.forget(l)
-			e.put(l.s)
-			return
-		}
-		next.heldSince = l.heldSince
-		e.mu.Lock()
-		e.leases[r.ID], l.s.lease = next, next
-		e.mu.Unlock()
-		e.forget(l)
-	})
+	next, err := e.releaseTo(brief, old, r)
 	released(err)
 	if next == nil {
 		return e.Acquire(ctx, r)
 	}
-	return e.grant(next, sent)
+	return e.grant(next, next.sent)
+}
+
+// releaseTo releases old. If the session has handed its lock off to r, releaseTo returns the lease of r.
+func (e *Sessions) releaseTo(ctx context.Context, old driver.Grant, r driver.Request) (*lease, error) {
+	ttl, invalid := e.recipe.Check(&r)
+	l, err := e.beginRelease(ctx, old)
+	if err != nil {
+		return nil, err
+	}
+	defer l.unlock()
+	mayHaveEnded := e.mayHaveEnded(l)
+	var next *lease
+	outcome := PassRefused
+	if p, ok := e.recipe.(Passer); ok && invalid == nil && e.canPass(l, &r, ttl) {
+		next = e.newLease(l.s, r, ttl)
+		next.sent, next.heldSince = driver.Now(), l.heldSince
+		var got Got
+		got, outcome, err = p.Pass(ctx, l.s, &l.request, &next.request)
+		next.set(got)
+	}
+	if err == nil && outcome == PassRefused {
+		var unlocked bool
+		outcome = PassNotHeld
+		if unlocked, err = e.recipe.Unlock(ctx, l.s, &l.request); unlocked {
+			outcome = PassReleased
+		}
+	}
+	switch {
+	case err != nil || outcome == PassNotHeld:
+		return nil, e.releaseFailed(ctx, l, mayHaveEnded, err)
+	case outcome == PassReleased:
+		e.forget(l)
+		e.put(l.s)
+		return nil, nil
+	}
+	e.mu.Lock()
+	e.leases[r.ID], l.s.lease = next, next
+	e.mu.Unlock()
+	e.forget(l)
+	return next, nil
 }
 
 // canPass reports whether the session of a lease can hand its lock off to a request. The caller has

@@ -82,9 +82,9 @@ type Sessions struct {
 
 	calls
 	// Guarded by the mutex of calls.
-	bounds Idle         // of idle
-	ticker *time.Ticker // of the goroutine that tends the sessions
-	slow   bool
+	limits Idle                 // of idle
+	ticker *time.Ticker         // of the goroutine that tends the sessions
+	slow   bool                 // the ticker has the longer interval
 	proved map[string]time.Time // by server: the last ping for all its sessions
 	idle   []*Session
 	leases map[string]*lease // by request: granted, or with an unknown outcome
@@ -98,28 +98,20 @@ type lease struct {
 	from      driver.Requester
 	wait      *wait          // while it waits
 	searched  bool           // the server's queue is searched for it
-	pinged    bool           // soon after the grant
+	pinged    bool           // at the age of recordAfter, to record the holder
 	sent      driver.Instant // of the last statement that confirmed the grant
 	since     time.Time      // of the request, then of the grant
 	heldSince time.Time      // of the first of the grants that the session has handed off
 	proved    time.Time      // of the last ping for all sessions of the server
-	again     time.Time      // of the next ping, after its holder could not be recorded
+	recordAt  time.Time      // of the next ping, after its holder could not be recorded
 	granted   bool           // and neither lost nor being released
-	over      bool           // the session has been closed
-	given     bool           // released, and its session has not ended yet
-	ping      *ping          // the present renewal
-	proof     *ping          // the present ping that proves the grant
+	closed    bool           // the client has closed the session
+	ending    bool           // finish has closed the session, and waits until the server has ended it
+	renewal   *ping          // the present ping that renews the grant
+	proof     *ping          // the present ping that proves the grant and does not renew it
 	busy      chan struct{}  // a lock: holds one value while the session is in use
 	done      chan struct{}  // closed at the end of the lease
-	doneOne   sync.Once
-}
-
-// ping is a running renewal. It outlives the call that began it.
-type ping struct {
-	sent driver.Instant
-	done chan struct{}
-	ok   bool
-	err  error
+	doneOnce  sync.Once
 }
 
 const (
@@ -128,16 +120,16 @@ const (
 	// recordAfter is the age at which a grant is recorded, and at which the server's queue is
 	// searched for a waiter. Most requests end before.
 	recordAfter = 20 * time.Millisecond
-	// recordWithin limits how long an inspection waits for sessions that have not recorded a
-	// grant. recordSoon limits that if a session has reported that it cannot record its
-	// grant.
-	recordWithin, recordSoon = 4 * time.Second, time.Second
+	// recordTimeout limits how long an inspection waits for sessions that have not recorded a
+	// grant. failedRecordTimeout limits that if a session has reported that it cannot record
+	// its grant.
+	recordTimeout, failedRecordTimeout = 4 * time.Second, time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
-	// busyWithin limits how long a release waits for a running ping.
-	busyWithin = 3 * time.Second
-	// cancelWithin limits how long the orderly end of a wait may take.
-	cancelWithin = time.Second
+	// busyTimeout limits how long a release waits for a running ping.
+	busyTimeout = 3 * time.Second
+	// cancelTimeout limits how long the orderly end of a wait may take.
+	cancelTimeout = time.Second
 	// pingEvery limits how late a loss is noticed that the connection does not report.
 	// Sessions without such a report, and one of each server that may be demoted, are
 	// pinged at half of it.
@@ -151,7 +143,7 @@ const (
 // pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Max, 2)
-	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Min: few, Max: few}, dial),
+	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), limits: idle, side: NewPool(Idle{Min: few, Max: few}, dial),
 		proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
@@ -159,36 +151,22 @@ func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle I
 
 // take returns an idle session or begins one.
 func (e *Sessions) take(ctx context.Context) (*Session, error) {
-	e.mu.Lock()
-	for len(e.idle) > 0 {
-		s := e.idle[len(e.idle)-1]
-		e.idle = e.idle[:len(e.idle)-1]
-		if !ended(s.Link) {
-			s.resting = time.Time{}
-			e.mu.Unlock()
-			return s, nil
-		}
-		delete(e.all, s)
-		s.Close()
+	if s := e.takeIdle(); s != nil {
+		return s, nil
 	}
-	e.mu.Unlock()
-	ctx, end := e.bound(ctx)
+	ctx, end := e.bind(ctx)
 	defer end()
 	l, err := e.dial(ctx)
 	if err != nil {
 		e.mu.Lock()
-		e.bounds.dialled(err)
+		e.limits.dialled(err)
 		e.mu.Unlock()
 		return nil, err
 	}
 	id, err := e.recipe.Begin(ctx, l)
 	if err != nil {
 		l.Close()
-		coded, _ := e.recipe.Sort(err)
-		if driver.CodeOf(coded) == driver.CodeUnknown { // no lock was requested yet
-			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
-		}
-		return nil, coded
+		return nil, Unreached(e.recipe, err)
 	}
 	s := &Session{Link: l, ID: id}
 	e.mu.Lock()
@@ -198,28 +176,48 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 		return nil, ErrClosed
 	}
 	e.all[s] = struct{}{}
-	if gone := l.Gone(); gone != nil {
-		e.tasks.Go(func() {
-			select {
-			case <-gone:
-				e.gone(s)
-			case <-e.ctx.Done():
-			}
-		})
+	if s.Gone() != nil {
+		e.tasks.Go(func() { e.watch(s) })
 	}
 	return s, nil
+}
+
+// takeIdle returns the session that became idle last, nil if there is none.
+func (e *Sessions) takeIdle() *Session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.idle) > 0 {
+		s := e.idle[len(e.idle)-1]
+		e.idle = e.idle[:len(e.idle)-1]
+		if !ended(s.Link) {
+			s.idleSince = time.Time{}
+			return s
+		}
+		delete(e.all, s)
+		s.Close()
+	}
+	return nil
+}
+
+// watch waits until the connection of a session ends.
+func (e *Sessions) watch(s *Session) {
+	select {
+	case <-s.Gone():
+		e.connectionEnded(s)
+	case <-e.ctx.Done():
+	}
 }
 
 // put keeps a session without a grant for the next lock.
 func (e *Sessions) put(s *Session) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed || len(e.idle) >= e.bounds.limit() || ended(s.Link) {
+	if e.closed || len(e.idle) >= e.limits.current() || ended(s.Link) {
 		delete(e.all, s)
 		s.Close()
 		return
 	}
-	s.resting = time.Now()
+	s.idleSince = time.Now()
 	e.idle = append(e.idle, s)
 	e.tend()
 }
@@ -279,63 +277,76 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		e.ticker = nil
 		return false
 	}
-	young := false // a session needs the next tick
+	soon := false // a session needs the next tick
 	for s := range e.all {
-		l := s.lease
-		switch {
-		case !s.resting.IsZero():
-			rested := now.Sub(s.resting)
-			most := spareFor
-			if len(e.idle) > e.bounds.Min {
-				most = surplusFor
-			}
-			if s.TTL > 0 {
-				most = min(most, s.TTL/2) // before the server's timer ends it
-			}
-			switch {
-			case rested > most:
-				e.retireLocked(s)
-			case rested > recordAfter && s.Unrecorded:
-				e.restLocked(s)
-			case rested > recordAfter:
-				s.Watch()
-			default:
-				young = true
-			}
-		case l == nil || l.over:
-		case now.Sub(l.since) < recordAfter:
-			young = true
-		case l.granted && !l.pinged:
-			if !l.tryLock() {
-				young = true // the session is in use, and may be recording just now
-				continue
-			}
-			recorded := l.request.Recorded
-			l.request.Record = true
-			l.unlock()
-			l.pinged = true
-			if recorded {
-				s.Watch()
-			} else {
-				e.pingLocked(l, false) // which calls Watch as well
-			}
-		case l.granted && !l.again.IsZero():
-			if now.After(l.again) {
-				l.again = time.Time{}
-				e.pingLocked(l, true)
-			}
-		case l.wait != nil && !l.searched:
-			l.searched = true
-			w := l.wait // a grant sets it to nil
-			e.tasks.Go(func() { w.begin(func() { w.findInQueue(w.ctx) }) })
+		if !s.idleSince.IsZero() {
+			soon = e.tendIdleLocked(s, now) || soon
+		} else if l := s.lease; l != nil && !l.closed {
+			soon = e.tendLeaseLocked(l, now) || soon
 		}
 	}
 	e.proveLocked(now)
-	if !young && !e.slow {
+	if !soon && !e.slow {
 		e.slow = true
 		e.ticker.Reset(10 * tick)
 	}
 	return true
+}
+
+// tendIdleLocked ends an idle session that was not needed, or watches its connection. It reports
+// whether the session needs the next tick. The caller holds mu.
+func (e *Sessions) tendIdleLocked(s *Session, now time.Time) bool {
+	limit := spareFor
+	if len(e.idle) > e.limits.Min {
+		limit = surplusFor
+	}
+	if s.TTL > 0 {
+		limit = min(limit, s.TTL/2) // before the server's timer ends it
+	}
+	switch idle := now.Sub(s.idleSince); {
+	case idle > limit:
+		e.retireLocked(s)
+	case idle <= recordAfter:
+		return true
+	case s.Unrecorded:
+		e.restLocked(s)
+	default:
+		s.Watch()
+	}
+	return false
+}
+
+// tendLeaseLocked records the holder of a grant that has stood for recordAfter, and searches the
+// server's queue for a request that has waited as long. It reports whether the lease needs the next
+// tick. The caller holds mu.
+func (e *Sessions) tendLeaseLocked(l *lease, now time.Time) bool {
+	switch {
+	case now.Sub(l.since) < recordAfter:
+		return true
+	case l.granted && !l.pinged:
+		if !l.tryLock() {
+			return true // the session is in use, and may be recording just now
+		}
+		recorded := l.request.Recorded
+		l.request.Record = true
+		l.unlock()
+		l.pinged = true
+		if recorded {
+			l.s.Watch()
+		} else {
+			e.pingLocked(l, false) // which calls Watch as well
+		}
+	case l.granted && !l.recordAt.IsZero():
+		if now.After(l.recordAt) {
+			l.recordAt = time.Time{}
+			e.pingLocked(l, true)
+		}
+	case l.wait != nil && !l.searched:
+		l.searched = true
+		w := l.wait // a grant sets it to nil
+		e.tasks.Go(func() { w.begin(w.findInQueue) })
+	}
+	return false
 }
 
 // restLocked calls [Rester.Rest] for an idle session, which no request can take meanwhile.
@@ -346,20 +357,20 @@ func (e *Sessions) restLocked(s *Session) {
 		return
 	}
 	e.idle = slices.Delete(e.idle, i, i+1)
-	since := s.resting
-	s.resting = time.Time{}
+	since := s.idleSince
+	s.idleSince = time.Time{}
 	e.tasks.Go(func() {
-		ctx, cancel := context.WithTimeout(e.ctx, cancelWithin)
+		ctx, cancel := context.WithTimeout(e.ctx, cancelTimeout)
 		defer cancel()
 		err := r.Rest(ctx, s)
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if err != nil || e.closed || len(e.idle) >= e.bounds.limit() || ended(s.Link) {
+		if err != nil || e.closed || len(e.idle) >= e.limits.current() || ended(s.Link) {
 			delete(e.all, s)
 			s.Close()
 			return
 		}
-		s.resting = since
+		s.idleSince = since
 		e.idle = slices.Insert(e.idle, 0, s)
 	})
 }
@@ -372,8 +383,8 @@ func (e *Sessions) drop(s *Session) {
 	s.Close()
 }
 
-// gone handles the end of a session's connection.
-func (e *Sessions) gone(s *Session) {
+// connectionEnded retires a session whose connection has ended, or reports the loss of its grant.
+func (e *Sessions) connectionEnded(s *Session) {
 	e.mu.Lock()
 	l := s.lease
 	lost := l != nil && l.granted
@@ -396,21 +407,17 @@ func (e *Sessions) gone(s *Session) {
 // lose reports to the holder that its session has ended. Only the first call has an effect.
 func (e *Sessions) lose(l *lease, cause driver.Cause, err error) {
 	e.mu.Lock()
-	was := l.granted
-	l.granted, l.over = false, true
+	granted := l.granted
+	l.granted, l.closed = false, true
 	e.mu.Unlock()
 	e.drop(l.s)
-	if was {
+	if granted {
 		l.end()
 		l.from.Lost(cause, err)
 	}
 }
 
-func (l *lease) end() {
-	l.doneOne.Do(func() {
-		close(l.done)
-	})
-}
+func (l *lease) end() { l.doneOnce.Do(func() { close(l.done) }) }
 
 // lock reserves the session for the caller. It returns false if ctx ends first.
 func (l *lease) lock(ctx context.Context) bool {
@@ -449,11 +456,11 @@ func (e *Sessions) Close(context.Context) error {
 	var held []*Session
 	for s := range e.all {
 		l := s.lease
-		if l != nil && l.wait != nil && !l.over {
+		if l != nil && l.wait != nil && !l.closed {
 			continue // its call ends the session when the engine's context ends
 		}
 		if l != nil {
-			l.granted, l.over = false, true
+			l.granted, l.closed = false, true
 			l.end()
 		}
 		held = append(held, s)

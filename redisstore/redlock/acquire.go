@@ -56,7 +56,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		}
 		g = res.grant
 	}
-	if err != nil && !c.settle(ctx) {
+	if err != nil && !c.awaitEnd(ctx) {
 		err = driver.Errorf(driver.CodeUnknown, "%w; votes for the request may stand", err)
 	}
 	return g, err
@@ -91,18 +91,18 @@ type candidate struct {
 	since   int64 // when its first ballot began, by the fleet's time
 }
 
-// settle waits until no ballot of a failed request can be granted, for at most
+// awaitEnd waits until no ballot of a failed request can be granted, for at most
 // withdrawTimeout. It reports whether that is certain.
-func (c *candidate) settle(ctx context.Context) bool {
+func (c *candidate) awaitEnd(ctx context.Context) bool {
 	c.s.mu.Lock()
 	all := slices.Clone(c.s.ballots[c.r.ID])
 	c.s.mu.Unlock()
-	settled := true
-	end := time.Now().Add(withdrawTimeout)
+	ended := true
+	deadline := time.Now().Add(withdrawTimeout)
 	for _, b := range all {
-		settled = b.settle(ctx, time.Until(end)) && settled
+		ended = b.awaitEnd(ctx, time.Until(deadline)) && ended
 	}
-	return settled
+	return ended
 }
 
 // result is the outcome of a try without an error: a grant, or the holders of a busy name.
@@ -163,9 +163,10 @@ type tally struct {
 	refused int // another request has the vote
 	late    int // the server found the request late
 	pending int // the ballot waits for the answer
-	slow    int // there is no answer yet, and the ballot does not wait for it
-	// rivals counts the refused votes by the ballot that has them.
-	rivals map[string]int
+	// rival is the other ballot with the most votes, and rivalVotes their number. Of two ballots
+	// with as many votes, it is the one with the smaller identifier.
+	rival      string
+	rivalVotes int
 	// errs are the errors of the servers that cannot vote, the late ones included.
 	errs []error
 	// highest is the largest counter of the servers that have given their votes.
@@ -175,10 +176,12 @@ type tally struct {
 // count counts the votes. Once a quorum of servers has answered, the ballot does not wait for the
 // servers that are slow, or were silent before. The caller holds the mutex.
 func (b *ballot) count() (t tally) {
+	slow := 0
+	var rivals map[string]int
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
 		case v.state == voteRequested && v.slow:
-			t.slow++
+			slow++
 		case v.state == voteRequested:
 			t.pending++
 		case v.state == voteGiven:
@@ -187,87 +190,101 @@ func (b *ballot) count() (t tally) {
 			if v.counter < b.token {
 				t.fresh++
 			}
-		case v.last == 'B':
+		case v.last == answerBusy:
 			t.refused++
 			id, _, _ := strings.Cut(v.rival, " ")
-			if t.rivals == nil {
-				t.rivals = map[string]int{}
+			if rivals == nil {
+				rivals = map[string]int{}
 			}
-			t.rivals[id]++
+			rivals[id]++
 		default:
-			if v.last == 'C' {
+			if v.last == answerClock {
 				t.late++
 			}
 			t.errs = append(t.errs, v.err)
 		}
 	}
 	if t.given+t.refused < b.s.quorum {
-		t.pending, t.slow = t.pending+t.slow, 0
+		t.pending += slow
+	}
+	for id, n := range rivals {
+		if n > t.rivalVotes || n == t.rivalVotes && id < t.rival {
+			t.rival, t.rivalVotes = id, n
+		}
 	}
 	return t
 }
 
-// topRival returns the other ballot with the most votes, and their number. Of two ballots with as
-// many votes, it returns the one with the smaller identifier.
-func (t *tally) topRival() (id string, votes int) {
-	for other, n := range t.rivals {
-		if n > votes || n == votes && other < id {
-			id, votes = other, n
-		}
-	}
-	return id, votes
-}
-
-// ballot requests the votes of all servers, in rounds: it repeats the request to the servers whose
-// refusal may be temporary. If several ballots have a part of the votes, the one with the most
-// continues. split reports that no request has a quorum, and that this ballot does not continue.
+// ballot makes one ballot. split reports that no request has a quorum, and that this ballot does not
+// continue.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
-	s := c.s
-	now := s.now()
-	if now == 0 {
-		_, err := s.offset()
+	b, err := c.requestVotes(entry)
+	if err != nil {
 		return res, false, err
 	}
+	res, split, err = c.awaitVotes(ctx, b)
+	if err != nil {
+		b.mu.Lock()
+		b.end(true, 0)
+		b.mu.Unlock()
+	}
+	return res, split, err
+}
+
+// requestVotes begins a ballot, and requests the votes of all servers.
+func (c *candidate) requestVotes(entry string) (*ballot, error) {
+	s := c.s
+	offset, err := s.offset()
+	if err != nil {
+		return nil, err
+	}
+	now := micros() + offset
 	if c.since == 0 {
 		c.since = now
 	}
 	c.ballots++
 	b := s.newBallot(c.r, c.ballots, entry, c.since)
-	owner := ownerText(c.r.From.Owner())
+	b.owner = ownerText(c.r.From.Owner())
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.token = b.propose(now)
 	b.sent = driver.Now()
 	for _, n := range s.nodes {
-		b.requestVote(n, owner)
+		b.requestVote(n)
 	}
-	b.mu.Unlock()
-	began := time.Now()
+	return b, nil
+}
+
+// awaitVotes waits until the votes of a ballot decide the request, in rounds: it repeats the request to
+// the servers whose refusal may be temporary. If several ballots have a part of the votes, the one with
+// the most continues.
+func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, split bool, err error) {
+	s := c.s
 	var nextRound, grace <-chan time.Time
+	began := time.Now()
 	for rounds := 0; ; {
 		b.mu.Lock()
 		t := b.count()
-		token := b.token
 		b.mu.Unlock()
-		rival, rivalVotes := t.topRival()
 		roundOver := t.pending == 0 && nextRound == nil
 		canVote := t.given + t.refused + t.pending
 		switch {
 		case t.fresh >= s.quorum:
-			return c.grant(ctx, b, token)
+			res, err = c.grant(b)
+			return res, false, err
 		case t.given >= s.quorum:
 			// A counter is not below the proposed token, so the client writes a larger
 			// token to the servers.
-			token = max(t.highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
-			if err := b.raise(ctx, token, owner); err != nil {
-				return res, false, c.fail(ctx, b, err)
+			if err = b.raise(ctx, t.highest); err == nil {
+				res, err = c.grant(b)
 			}
-			return c.grant(ctx, b, token)
-		case rivalVotes >= s.quorum:
-			return c.concede(ctx, b, rival, true)
-		case roundOver && canVote >= s.quorum && (rounds >= maxRounds || !b.leads(t.given, rival, rivalVotes)):
-			return c.concede(ctx, b, rival, false)
+			return res, false, err
+		case t.rivalVotes >= s.quorum:
+			return c.concede(ctx, b, t.rival, true)
+		case roundOver && canVote >= s.quorum && (rounds >= maxRounds || !b.leads(t)):
+			return c.concede(ctx, b, t.rival, false)
 		case t.pending == 0 && canVote < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
-			return res, false, c.fail(ctx, b, c.noQuorum(t))
+			return res, false, c.noQuorum(t)
 		case roundOver:
 			rounds++
 			delay := rand.N(splitWait) + splitWait/4
@@ -278,7 +295,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		case t.pending > 0 && t.given+t.refused >= s.quorum && grace == nil:
 			// Wait for the others as long again as the quorum took, since they may be
 			// as fast.
-			grace = time.After(max(settleGrace, time.Since(began)))
+			grace = time.After(max(quorumGrace, time.Since(began)))
 		}
 		select {
 		case <-b.changed:
@@ -287,17 +304,17 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			b.leaveOutPending()
 		case <-nextRound:
 			nextRound = nil
-			b.repeatRequests(owner)
+			b.repeatRequests()
 		case <-ctx.Done():
-			return res, false, c.fail(ctx, b, nil)
+			return res, false, withdrawn(ctx)
 		}
 	}
 }
 
 // leads reports whether this ballot has votes, and more of them than its top rival. Of two ballots
 // with as many votes, the one with the smaller identifier leads.
-func (b *ballot) leads(given int, rival string, rivalVotes int) bool {
-	return given > rivalVotes || given == rivalVotes && given > 0 && b.id < rival
+func (b *ballot) leads(t tally) bool {
+	return t.given > t.rivalVotes || t.given == t.rivalVotes && t.given > 0 && b.id < t.rival
 }
 
 // leaveOutPending marks the servers without an answer as slow.
@@ -310,12 +327,12 @@ func (b *ballot) leaveOutPending() {
 }
 
 // repeatRequests requests the votes of the servers that refused the last request, or found it late.
-func (b *ballot) repeatRequests(owner string) {
+func (b *ballot) repeatRequests() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, n := range b.s.nodes {
-		if v := &b.votes[n.i]; v.state == voteNone && (v.last == 'B' || v.last == 'C') {
-			b.requestVote(n, owner)
+		if v := &b.votes[n.i]; v.state == voteNone && (v.last == answerBusy || v.last == answerClock) {
+			b.requestVote(n)
 		}
 	}
 }
@@ -327,7 +344,7 @@ func (c *candidate) concede(ctx context.Context, b *ballot, rival string, quorum
 	b.mu.Lock()
 	b.end(!quorum, 0)
 	b.mu.Unlock()
-	b.settle(ctx, settleGrace)
+	b.awaitEnd(ctx, quorumGrace)
 	if ctx.Err() != nil && !quorum {
 		return res, false, withdrawn(ctx)
 	}
@@ -337,42 +354,27 @@ func (c *candidate) concede(ctx context.Context, b *ballot, rival string, quorum
 // noQuorum returns the error of a ballot for which fewer servers than a quorum can vote.
 func (c *candidate) noQuorum(t tally) error {
 	code := driver.CodeUnavailable
-	for _, err := range t.errs {
-		if driver.CodeOf(err) == driver.CodeRefused {
-			code = driver.CodeRefused
-		}
-	}
-	if code == driver.CodeRefused && len(t.errs) < c.s.quorum {
-		code = driver.CodeUnavailable
+	refused := func(err error) bool { return driver.CodeOf(err) == driver.CodeRefused }
+	if len(t.errs) >= c.s.quorum && slices.ContainsFunc(t.errs, refused) {
+		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
 }
 
-// fail withdraws a ballot, and returns the error of the request. why is nil if the
-// context has ended.
-func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
-	if why == nil {
-		why = withdrawn(ctx)
-	}
-	b.mu.Lock()
-	b.end(true, 0)
-	b.mu.Unlock()
-	return why
-}
-
-// raise writes a token to the servers that voted, and returns when a quorum has
+// raise writes a token above highest to the servers that voted, and returns when a quorum has
 // acknowledged it.
-func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
+func (b *ballot) raise(ctx context.Context, highest uint64) error {
 	s := b.s
+	token := max(highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
 	if token >= maxToken {
 		return driver.Errorf(driver.CodeRefused, "tokens are used up")
 	}
 	b.mu.Lock()
 	b.token = token
-	value := b.value(token, owner)
+	args := []string{b.id + " ", b.value(token, b.owner), field(b.bucket), text(token)}
 	for _, n := range s.nodes {
 		if b.votes[n.i].state == voteGiven {
-			b.requestRaise(n, token, value)
+			b.requestRaise(n, args)
 		}
 	}
 	b.mu.Unlock()
@@ -405,25 +407,25 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	}
 }
 
-// requestRaise writes a token, and the value of the lock with it, to a server in the background. The
-// caller holds the mutex.
-func (b *ballot) requestRaise(n *node, token uint64, value string) {
+// requestRaise writes the ballot's token to a server that voted, in the background. The caller holds
+// the mutex.
+func (b *ballot) requestRaise(n *node, args []string) {
 	v := &b.votes[n.i]
 	v.state = voteRequested
 	if !b.s.task(func() {
-		r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, []string{b.id + " ", value, field(b.bucket), text(token)})
+		r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, args)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		v.state, v.err, v.last = voteGiven, err, r.kind
-		v.raised = err == nil && r.kind == 'A'
+		v.raised = err == nil && r.kind == answerDone
 		switch {
 		case err != nil:
 			v.state = voteUnsure
-		case r.kind == 'N':
+		case r.kind == answerNoVote:
 			v.state, v.err = voteNone, b.s.unavailable("%s: the vote has ended", n.store)
 		}
 		if b.ended {
-			b.endVote(n, true)
+			b.endVote(n)
 		}
 		wakeup.Send(b.changed)
 	}) {
@@ -431,27 +433,25 @@ func (b *ballot) requestRaise(n *node, token uint64, value string) {
 	}
 }
 
-// grant returns the grant of a ballot with a quorum. It withdraws the ballot if the TTL
-// has passed.
-func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res result, split bool, err error) {
+// grant returns the grant of a ballot with a quorum, or an error if the TTL has passed.
+func (c *candidate) grant(b *ballot) (result, error) {
 	s := c.s
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if total, _ := b.sent.Elapsed(); total >= b.ttl {
-		b.end(true, 0)
-		return res, false, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
+		return result{}, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
 	}
-	b.granted, b.token, b.expires = true, token, b.sent
-	s.tokens.see(b.bucket, token)
+	b.granted, b.validFrom = true, b.sent
+	s.tokens.see(b.bucket, b.token)
 	s.checkInBackground()
 	return result{grant: driver.Grant{
-		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
-		Handle: &handle{b: b, token: token},
-	}}, false, nil
+		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: b.token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
+		Handle: &handle{b: b, token: b.token},
+	}}, nil
 }
 
-// busy returns the holder of the name, and when the name may be free. Without a quorum no request
-// holds the name.
+// busy returns when the name may be free, and with quorum the holder of the name: the ballot that
+// has a quorum of votes.
 func (b *ballot) busy(holder string, quorum bool) (res result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -466,12 +466,12 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 		switch {
 		case v.state == voteGiven:
 			ends = append(ends, now)
-		case v.last == 'B':
+		case v.last == answerBusy:
 			ends = append(ends, v.until)
 			if id, _, _ := strings.Cut(v.rival, " "); id != holder || !quorum {
 				continue
 			}
-			h, ours := b.s.readHolder(v.rival, time.Until(v.until))
+			h, _, ours := b.s.readHolder(v.rival, time.Until(v.until))
 			res.foreign = res.foreign || !ours
 			if len(res.holders) == 0 {
 				res.holders = append(res.holders, h)
@@ -486,35 +486,36 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 	return res
 }
 
-// readHolder parses the value of a lock. It returns false for a value of another client
-// library.
-func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, bool) {
-	h := driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
+// readHolder parses the value of a lock that expires after left; see ballot.value. It returns the
+// holder and the TTL that the holder requested. ours is false for a value of another client library.
+func (s *Store) readHolder(value string, left time.Duration) (h driver.Holder, ttl time.Duration, ours bool) {
+	h = driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
+	foreign := h
+	foreign.Note = "of another client library"
 	part := strings.SplitN(value, " ", 5)
 	if len(part) != 5 {
-		h.Note = "of another client library"
-		return h, false
+		return foreign, 0, false
 	}
-	id, _, ok := strings.Cut(part[0], ".")
+	id, _, isBallot := strings.Cut(part[0], ".")
 	token, err1 := strconv.ParseUint(part[1], 10, 64)
 	since, err2 := strconv.ParseInt(part[2], 10, 64)
-	ttl, err3 := strconv.ParseInt(part[3], 10, 64)
+	ms, err3 := strconv.ParseInt(part[3], 10, 64)
 	owner, err4 := url.ParseQuery(part[4])
-	if !ok && part[0] != "*" || errors.Join(err1, err2, err3, err4) != nil {
-		h.Note = "of another client library"
-		return h, false
+	released := part[0] == "*" // written by end.lua
+	if !isBallot && !released || errors.Join(err1, err2, err3, err4) != nil {
+		return foreign, 0, false
 	}
-	requested := time.Duration(ttl) * time.Millisecond
-	// The vote stands longer than the TTL that its holder requested.
-	h.TTL = max(min(left-(s.standing(requested)-requested), requested), time.Millisecond)
 	h.Token = token
 	h.Owner = driver.Owner{ID: id, Host: owner.Get("h"), Instance: owner.Get("i"), Reason: owner.Get("r"), Since: time.UnixMicro(since)}
 	h.PID, _ = strconv.Atoi(owner.Get("p"))
-	if part[0] == "*" {
+	ttl = time.Duration(ms) * time.Millisecond
+	if released {
 		h.ID, h.Note = "", "released, kept for a while"
-		h.TTL = max(left, time.Millisecond)
+	} else {
+		// A vote stands longer than the TTL. The difference is no time of the lease.
+		h.TTL = max(min(left-(s.standing(ttl)-ttl), ttl), time.Millisecond)
 	}
-	return h, true
+	return h, ttl, true
 }
 
 // ownerText returns an owner as one word.

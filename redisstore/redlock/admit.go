@@ -38,8 +38,30 @@ func (f *state) overdue(now int64) bool {
 	return f.err == nil && err1 == nil && err2 == nil && f.fields["withheld"] == f.run && now >= since+wait*1000
 }
 
+// longest returns the longest TTL with which the server was admitted.
+func (f *state) longest() time.Duration {
+	ms, _ := strconv.ParseInt(f.fields["max"], 10, 64)
+	return time.Duration(ms) * time.Millisecond
+}
+
+// addCounters raises counters to those of the server.
+func (f *state) addCounters(counters map[string]uint64) {
+	for k, v := range f.fields {
+		if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "least" || strings.HasPrefix(k, "c")) {
+			counters[k] = max(counters[k], x)
+		}
+	}
+}
+
 // stateTimeout is the timeout of one request for the state of a server.
 const stateTimeout = 5 * time.Second
+
+// stateGrace is how long the client waits for the states of the other servers after a quorum has
+// answered.
+const stateGrace = 200 * time.Millisecond
+
+// maxAdmissionFailures is how often an admission may fail before the client gives it up.
+const maxAdmissionFailures = 20
 
 // states requests the states of several servers in parallel. With check it also checks their settings.
 func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
@@ -48,28 +70,8 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 	all := make([]state, len(nodes))
 	for i, n := range nodes {
 		if !s.task(func() {
-			defer func() { done <- i }()
-			if check {
-				ctx, cancel := context.WithTimeout(s.ctx, stateTimeout)
-				defer cancel()
-				if _, err := n.store.Guarantees(ctx); err != nil {
-					if code := driver.CodeOf(err); code != driver.CodeRefused {
-						err = driver.Errorf(driver.CodeUnavailable, "%s: %w", n.store, err)
-					}
-					all[i].err = err
-					return
-				}
-			}
-			at := s.now()
-			r, err := n.eval(stateTimeout, stateScript, []string{stateKey}, nil)
-			f := state{err: err, at: at}
-			if err == nil && len(r.values) > 0 {
-				f.run, f.fields = r.values[0], map[string]string{}
-				for j := 1; j+1 < len(r.values); j += 2 {
-					f.fields[r.values[j]] = r.values[j+1]
-				}
-			}
-			all[i] = f
+			all[i] = n.readState(check)
+			done <- i
 		}) {
 			all[i].err = errClosed
 			done <- i
@@ -95,10 +97,34 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 			return found
 		}
 		if answered >= s.quorum && grace == nil && !(check && s.cfg.fresh) {
-			grace = time.After(200 * time.Millisecond)
+			grace = time.After(stateGrace)
 		}
 	}
 	return found
+}
+
+// readState requests the state of a server. With check it first checks the server's settings.
+func (n *node) readState(check bool) state {
+	if check {
+		ctx, cancel := context.WithTimeout(n.s.ctx, stateTimeout)
+		defer cancel()
+		if _, err := n.store.Guarantees(ctx); err != nil {
+			if code := driver.CodeOf(err); code != driver.CodeRefused {
+				err = driver.Errorf(driver.CodeUnavailable, "%s: %w", n.store, err)
+			}
+			return state{err: err}
+		}
+	}
+	at := n.s.now()
+	r, err := n.eval(stateTimeout, stateScript, []string{stateKey}, nil)
+	f := state{err: err, at: at}
+	if err == nil && len(r.values) > 0 {
+		f.run, f.fields = r.values[0], map[string]string{}
+		for j := 1; j+1 < len(r.values); j += 2 {
+			f.fields[r.values[j]] = r.values[j+1]
+		}
+	}
+	return f
 }
 
 // admitNew admits all servers at once if none has a state of a fleet.
@@ -114,7 +140,7 @@ func (s *Store) admitNew(ctx context.Context, found []state) {
 		all.Go(func() {
 			f := &found[i]
 			run := f.run // a server that has restarted since may have voted for another client
-			for tries := 0; tries < 20 && f.empty() && f.run == run && ctx.Err() == nil; tries++ {
+			for tries := 0; tries < maxAdmissionFailures && f.empty() && f.run == run && ctx.Err() == nil; tries++ {
 				if n.admit(f, s.now(), true, []string{"least", text(now)}) == nil {
 					f.fields["run"] = f.run
 					return
@@ -144,22 +170,19 @@ func (n *node) admitSoon() {
 // which the wait began.
 func (n *node) awaitAdmission() {
 	s := n.s
-	for failures := 0; failures < 20; {
+	for failures := 0; failures < maxAdmissionFailures; {
 		delay := time.Duration(0)
-		out := "0"
-		if n.outOfLine() && s.measure() && n.outOfLine() {
-			out = "1"
-		}
+		out := n.outOfLine() && s.measure() && n.outOfLine()
 		r, err := n.eval(stateTimeout, withholdScript, []string{stateKey},
-			[]string{text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.standing(n.longest())), out})
+			[]string{text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.standing(n.longest())), digit(out)})
 		switch {
 		case err != nil:
 			failures++
 			delay = 50 * time.Millisecond << min(failures, 5)
-		case r.kind == 'A':
+		case r.kind == answerDone:
 			n.withheld("", 0)
 			return
-		case r.kind == 'C':
+		case r.kind == answerClock:
 			if n.outOfLine() {
 				n.withheld("its clock disagrees with the majority's", s.standing(n.longest()))
 			}
@@ -211,47 +234,37 @@ func (n *node) longest() time.Duration { return max(n.s.cfg.maxTTL, time.Duratio
 func (n *node) restore() {
 	s := n.s
 	found := s.states(s.ctx, s.nodes, false)
-	whole, all, over := 0, true, true
-	at := s.now()
-	for i := range found {
-		f := &found[i]
-		if f.err == nil {
-			at = min(at, f.at)
-		}
-		if i != n.i && f.whole() {
-			whole++
-		}
-		all = all && f.err == nil
-		over = over && (f.votes() || f.overdue(s.now()))
-	}
-	if found[n.i].err != nil || at == 0 {
+	if found[n.i].err != nil {
 		return
 	}
+	at := s.now() // when the states were read, by the fleet's time
+	others, all, waited := 0, true, true
 	longest := n.longest()
+	counters := map[string]uint64{}
 	for i := range found {
-		ms, _ := strconv.ParseInt(found[i].fields["max"], 10, 64)
-		longest = max(longest, time.Duration(ms)*time.Millisecond)
+		f := &found[i]
+		if f.err != nil {
+			all = false
+			continue
+		}
+		at = min(at, f.at)
+		if i != n.i && f.whole() {
+			others++
+		}
+		waited = waited && (f.votes() || f.overdue(s.now()))
+		longest = max(longest, f.longest())
+		f.addCounters(counters)
+	}
+	if at == 0 {
+		return
 	}
 	if longest > n.longest() {
 		n.longer.Store(int64(longest)) // the wait becomes longer
 		return
 	}
-	counters := map[string]uint64{}
-	take := func(f *state) {
-		for k, v := range f.fields {
-			if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "least" || strings.HasPrefix(k, "c")) {
-				counters[k] = max(counters[k], x)
-			}
-		}
-	}
-	for i := range found {
-		if f := &found[i]; f.err == nil {
-			take(f)
-		}
-	}
 	switch {
-	case whole >= s.quorum || s.cfg.unprotected:
-	case all && over:
+	case others >= s.quorum || s.cfg.unprotected:
+	case all && waited:
 		least := uint64(at + 2*s.cfg.skew.Microseconds())
 		counters["least"] = max(counters["least"], least)
 	default:
@@ -265,15 +278,12 @@ func (n *node) restore() {
 	_ = n.admit(&found[n.i], at, s.cfg.unprotected, args)
 }
 
-// admit allows the server to vote, and raises its counters to the given ones.
+// admit allows the server to vote, and raises its counters to the given ones: fields and their values.
+// at is when the client read the states of the servers. With unwaited the server need not have waited.
 func (n *node) admit(f *state, at int64, unwaited bool, counters []string) error {
-	now := "0"
-	if unwaited {
-		now = "1"
-	}
-	args := append([]string{text(at), text(n.s.cfg.skew.Microseconds()), f.run, now, millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
+	args := append([]string{text(at), text(n.s.cfg.skew.Microseconds()), f.run, digit(unwaited), millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
 	r, err := n.eval(stateTimeout, admitScript, []string{stateKey}, args)
-	if err == nil && r.kind != 'A' {
+	if err == nil && r.kind != answerDone {
 		err = n.s.unavailable("%s: it cannot be admitted yet", n.store)
 	}
 	if err == nil {

@@ -32,13 +32,14 @@ type vote struct {
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
 	slow    bool   // after a quorum of other answers the ballot continues without this one
-	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
+	// last is the answer of the last request: a letter of vote.lua or raise.lua, or 0 for an error.
 	last byte
 	err  error
 	// rival is the value of the lock at the server, and until is when that value expires.
 	rival     string
 	until     time.Time
 	ended     byte // the answer of end.lua
+	unclear   bool // a request that ends the vote had no answer, and may have ended it
 	requested time.Time
 }
 
@@ -50,6 +51,7 @@ type ballot struct {
 	id       string // the request's ID, a dot, and a number
 	key      string
 	bucket   int
+	owner    string // see ownerText
 	entry    string // the queue entry, "" if none
 	since    int64  // when the request began to wait, by the fleet's time
 	ttl      time.Duration
@@ -60,16 +62,17 @@ type ballot struct {
 	votes   []vote
 	changed chan struct{} // its buffer holds one value
 	token   uint64
-	sent    driver.Instant
+	sent    driver.Instant // just before the first request
 	granted bool
-	expires driver.Instant // the time from which the TTL counts
-	ended   bool
-	settled bool // a Release has been confirmed or denied
-	undone  bool // Undo has ended the ballot
-	wake    bool // ending a vote notifies a waiter
-	keep    time.Duration
-	lost    bool
-	grace   time.Time // until when settle waits for the servers beyond a quorum
+	// validFrom is when the last confirmed request was sent. The TTL counts from there.
+	validFrom driver.Instant
+	ended     bool          // end was called
+	undone    bool          // Undo has ended the ballot
+	answered  bool          // a Release has decided about the grant; each later one is denied
+	broken    bool          // the servers have a tombstone of Break or Undo, so that no renewal counts
+	wake      bool          // ending a vote notifies a waiter
+	keep      time.Duration // for how long an ended vote keeps the name taken
+	graceEnd  time.Time     // until when awaitEnd waits for the servers beyond a quorum
 }
 
 // standing returns how long a vote for a TTL stands: the TTL, plus the possible drift of the clocks in that
@@ -101,17 +104,11 @@ func (s *Store) newBallot(r driver.Request, n int, entry string, since int64) *b
 func (b *ballot) forget() {
 	b.s.mu.Lock()
 	defer b.s.mu.Unlock()
-	all := b.s.ballots[b.r.ID]
-	for i := range all {
-		if all[i] == b {
-			all = append(all[:i:i], all[i+1:]...)
-			break
-		}
-	}
-	if len(all) == 0 {
+	others := slices.DeleteFunc(b.s.ballots[b.r.ID], func(o *ballot) bool { return o == b })
+	if len(others) == 0 {
 		delete(b.s.ballots, b.r.ID)
 	} else {
-		b.s.ballots[b.r.ID] = all
+		b.s.ballots[b.r.ID] = others
 	}
 }
 
@@ -127,7 +124,7 @@ func (b *ballot) propose(now int64) uint64 {
 }
 
 // requestVote requests the vote of a server, in the background. The caller holds the mutex.
-func (b *ballot) requestVote(n *node, owner string) {
+func (b *ballot) requestVote(n *node) {
 	v := &b.votes[n.i]
 	v.state, v.last, v.err, v.rival, v.slow = voteRequested, 0, nil, "", n.silent.Load()
 	b.voteSent = time.Now()
@@ -135,11 +132,11 @@ func (b *ballot) requestVote(n *node, owner string) {
 	token := b.token
 	if !b.s.task(func() {
 		b.mu.Lock()
-		args := b.voteArgs(token, owner)
+		args := b.voteArgs(token, b.owner)
 		b.mu.Unlock()
 		r, err := n.eval(timeout(b.ttl), voteScript, b.voteKeys(), args)
 		b.mu.Lock()
-		b.answered(n, r, err)
+		b.recordAnswer(n, r, err)
 		b.mu.Unlock()
 	}) {
 		v.state, v.err = voteNone, errClosed
@@ -162,56 +159,66 @@ func (b *ballot) voteArgs(token uint64, owner string) []string {
 	return args
 }
 
-// answered records the answer to a request for a vote. The caller holds the mutex.
-func (b *ballot) answered(n *node, r reply, err error) {
+// recordAnswer records the answer to a request for a vote. The caller holds the mutex.
+func (b *ballot) recordAnswer(n *node, r reply, err error) {
 	v := &b.votes[n.i]
 	v.state, v.err, v.last, v.slow = voteNone, err, r.kind, false
-	if err != nil {
-		if driver.CodeOf(err) == driver.CodeUnknown {
-			v.state = voteUnsure
-		}
-	} else {
-		switch {
-		case r.kind == 'G' && len(r.values) == 1:
-			v.state = voteGiven
-			v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
-		case r.kind == 'B' && len(r.values) == 4:
-			v.queued = b.entry != ""
-			v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
-			v.until = time.Now().Add(never)
-			if ms, _ := strconv.ParseInt(r.values[2], 10, 64); ms >= 0 {
-				v.until = time.Now().Add(time.Duration(ms) * time.Millisecond)
-			}
-			v.rival = r.values[1]
-		case r.kind == 'U':
-			n.admitSoon()
-			if v.err = n.whyWithheld(); v.err == nil {
-				v.err = driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld: it was restarted, is new, or has lost its data", n.store)
-			}
-		case r.kind == 'C':
-			if n.outOfLine() {
-				n.admitSoon()
-				v.err = driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld: its clock disagrees with the majority's", n.store)
-			} else {
-				v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request arrived too late", n.store)
-			}
-		case r.kind == 'V':
-			v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request was withdrawn", n.store)
-		case r.kind == 'M' && len(r.values) == 1:
-			v.err = driver.Errorf(driver.CodeRefused, "%s: the fleet was set up with max_ttl=%sms: use the same, or delete %s on its servers", n.store, r.values[0], stateKey)
-		case r.kind == 'S' && len(r.values) == 1:
-			v.err = driver.Errorf(driver.CodeRefused, "%s: the fleet has %s servers, not %d", n.store, r.values[0], len(b.votes))
-		default:
-			v.state, v.err = voteUnsure, driver.Errorf(driver.CodeUnknown, "%s: the script vote answered %c %q", n.store, r.kind, r.values)
-		}
+	switch {
+	case err == nil:
+		b.recordReply(n, v, r)
 		b.s.tokens.see(b.bucket, v.counter)
+	case driver.CodeOf(err) == driver.CodeUnknown:
+		v.state = voteUnsure
 	}
 	if b.ended {
-		b.endVote(n, true)
+		b.endVote(n)
 	}
 	wakeup.Send(b.changed)
 }
 
+// recordReply records the reply of vote.lua. It sets the state of a vote that may stand, and the
+// error of a server that gives no vote to any ballot.
+func (b *ballot) recordReply(n *node, v *vote, r reply) {
+	unavailable := func(reason string) error {
+		return driver.Errorf(driver.CodeUnavailable, "%s: %s", n.store, reason)
+	}
+	switch {
+	case r.kind == answerVoted && len(r.values) == 1:
+		v.state = voteGiven
+		v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
+	case r.kind == answerBusy && len(r.values) == 4:
+		v.queued = b.entry != ""
+		v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
+		v.until = time.Now().Add(never)
+		if ms, _ := strconv.ParseInt(r.values[2], 10, 64); ms >= 0 {
+			v.until = time.Now().Add(time.Duration(ms) * time.Millisecond)
+		}
+		v.rival = r.values[1]
+	case r.kind == answerWithheld:
+		n.admitSoon()
+		if v.err = n.whyWithheld(); v.err == nil {
+			v.err = unavailable("its vote is withheld: it was restarted, is new, or has lost its data")
+		}
+	case r.kind == answerClock:
+		if n.outOfLine() {
+			n.admitSoon()
+			v.err = unavailable("its vote is withheld: its clock disagrees with the majority's")
+		} else {
+			v.err = unavailable("the request arrived too late")
+		}
+	case r.kind == answerWithdrawn:
+		v.err = unavailable("the request was withdrawn")
+	case r.kind == answerMaxTTL && len(r.values) == 1:
+		v.err = driver.Errorf(driver.CodeRefused, "%s: the fleet was set up with max_ttl=%sms: use the same, or delete %s on its servers", n.store, r.values[0], stateKey)
+	case r.kind == answerSize && len(r.values) == 1:
+		v.err = driver.Errorf(driver.CodeRefused, "%s: the fleet has %s servers, not %d", n.store, r.values[0], len(b.votes))
+	default:
+		v.state, v.err = voteUnsure, driver.Errorf(driver.CodeUnknown, "%s: the script vote answered %c %q", n.store, r.kind, r.values)
+	}
+}
+
+// never is the time after which a lock without an expiry is free. A client of another library may
+// have written it.
 const never = 10 * 365 * 24 * time.Hour
 
 // end withdraws the ballot, or releases the grant. It ends every vote that stands or may still appear, in
@@ -220,15 +227,15 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	if b.ended {
 		return
 	}
-	b.ended, b.wake, b.keep, b.grace = true, wake, keep, time.Now().Add(settleGrace)
+	b.ended, b.wake, b.keep, b.graceEnd = true, wake, keep, time.Now().Add(quorumGrace)
 	for _, n := range b.s.nodes {
-		b.endVote(n, false)
+		b.endVote(n)
 	}
 }
 
 // endVote begins to end a vote. If a request for the vote is in flight, its answer comes first. The
 // caller holds the mutex.
-func (b *ballot) endVote(n *node, late bool) {
+func (b *ballot) endVote(n *node) {
 	v := &b.votes[n.i]
 	if v.state != voteGiven && v.state != voteUnsure {
 		return
@@ -237,15 +244,8 @@ func (b *ballot) endVote(n *node, late bool) {
 	if v.state == voteUnsure {
 		keepOut = b.s.keepOutMillis()
 	}
-	keep := "0"
-	if b.keep > 0 {
-		keep = millis(b.keep)
-	}
 	v.state = voteEnding
-	args := b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake)
-	if !b.s.task(func() {
-		b.ending(n, args)
-	}) {
+	if !b.s.task(func() { b.endAt(n, keepOut) }) {
 		v.state, v.err = voteUnsure, errClosed
 		wakeup.Send(b.changed)
 	}
@@ -269,32 +269,37 @@ func (s *Store) late() time.Duration { return 4*s.cfg.skew + time.Second }
 
 func (s *Store) keepOutMillis() string { return millis(s.late()) }
 
-// ending ends one vote.
-func (b *ballot) ending(n *node, args []string) {
+// endAt ends the vote at one server. It repeats the request until the server has answered or the vote
+// must have expired. A tombstone stands for keepOut milliseconds.
+func (b *ballot) endAt(n *node, keepOut string) {
 	expiry := b.expiry()
+	keep := "0"
+	if b.keep > 0 {
+		keep = millis(b.keep)
+	}
 	for failures := 0; ; failures++ {
-		args[5] = text(b.s.now())
-		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key}, args)
+		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key},
+			b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake))
 		if err == nil || time.Now().After(expiry) {
 			b.mu.Lock()
 			v := &b.votes[n.i]
 			v.state = voteNone
-			if v.ended != 'R' { // the answer of a renewal may arrive later, so that the vote ends twice
+			if v.ended != answerVoteEnded { // the answer of a renewal may arrive later, so that the vote ends twice
 				v.ended = r.kind
 			}
-			settled := true
-			for i := range b.votes {
-				settled = settled && b.votes[i].state == voteNone
-			}
+			last := b.clean() == len(b.votes)
 			wakeup.Send(b.changed)
 			b.mu.Unlock()
-			if settled {
+			if last {
 				b.forget()
 			}
 			return
 		}
 		if driver.CodeOf(err) == driver.CodeUnknown {
-			args[1] = b.s.keepOutMillis() // also refuses a late request for the vote
+			keepOut = b.s.keepOutMillis() // also refuses a late request for the vote
+			b.mu.Lock()
+			b.votes[n.i].unclear = true
+			b.mu.Unlock()
 		}
 		if backoff.Sleep(b.s.life, rand.N(20*time.Millisecond<<min(failures, 5))+5*time.Millisecond) != nil {
 			b.mu.Lock()
@@ -331,18 +336,18 @@ func (b *ballot) awaits() bool {
 	})
 }
 
-// settle waits until a withdrawn ballot can no longer be granted, and then a little longer for the
+// awaitEnd waits until a withdrawn ballot can no longer be granted, and then a little longer for the
 // other servers. It reports whether the ballot can no longer be granted.
-func (b *ballot) settle(ctx context.Context, timeout time.Duration) bool {
+func (b *ballot) awaitEnd(ctx context.Context, timeout time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	quorum := b.s.quorum
 	var grace <-chan time.Time
 	for {
 		b.mu.Lock()
-		clean, end := b.clean(), b.grace
+		clean, graceEnd := b.clean(), b.graceEnd
 		if !b.awaits() {
-			end = time.Time{}
+			graceEnd = time.Time{}
 		}
 		b.mu.Unlock()
 		if clean == len(b.votes) {
@@ -350,7 +355,7 @@ func (b *ballot) settle(ctx context.Context, timeout time.Duration) bool {
 			return true
 		}
 		if clean >= quorum && grace == nil {
-			grace = time.After(time.Until(end))
+			grace = time.After(time.Until(graceEnd))
 		}
 		select {
 		case <-b.changed:
@@ -365,8 +370,9 @@ func (b *ballot) settle(ctx context.Context, timeout time.Duration) bool {
 }
 
 const (
-	// withdrawTimeout limits the withdrawal of the votes of a failed request. settleGrace is how
-	// long a withdrawn ballot, or one without a decision, waits for the servers beyond a quorum.
+	// withdrawTimeout limits the withdrawal of the votes of a failed request.
 	withdrawTimeout = time.Second
-	settleGrace     = 20 * time.Millisecond
+	// quorumGrace is how long the client waits for the other servers after a quorum of them has
+	// answered.
+	quorumGrace = 20 * time.Millisecond
 )

@@ -27,46 +27,25 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 		calls[i].Keys = []string{s.prefix() + name}
 	}
 	reports := make(chan []answer, len(s.nodes))
-	err := s.await(ctx, func(n *node) (reply, error) {
+	err := s.await(ctx, func(n *node) error {
 		all := n.evalAll(2*time.Second, readScript, calls)
 		if err := all[0].err; err != nil {
-			return reply{}, err
+			return err
 		}
 		reports <- all
-		return reply{}, nil
+		return nil
 	})
 	if err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	type rival struct {
-		left  []time.Duration
-		value string
-		token uint64
-	}
 	rivals := make([]map[string]*rival, len(names))
+	for i := range rivals {
+		rivals[i] = map[string]*rival{}
+	}
 	for len(reports) > 0 {
 		for i, a := range <-reports {
-			if a.err != nil || len(a.values) != 2 || a.values[0] == "" {
-				continue
-			}
-			id, rest, _ := strings.Cut(a.values[0], " ")
-			if rivals[i] == nil {
-				rivals[i] = map[string]*rival{}
-			}
-			r := rivals[i][id]
-			if r == nil {
-				r = &rival{value: a.values[0]}
-				rivals[i][id] = r
-			}
-			left := never
-			if ms, err := strconv.ParseInt(a.values[1], 10, 64); err == nil && ms >= 0 {
-				left = time.Duration(ms) * time.Millisecond
-			}
-			r.left = append(r.left, left)
-			// The servers may report different tokens of one ballot: use the largest.
-			number, _, _ := strings.Cut(rest, " ")
-			if token, err := strconv.ParseUint(number, 10, 64); err == nil && token > r.token {
-				r.token, r.value = token, a.values[0]
+			if a.err == nil && len(a.values) == 2 && a.values[0] != "" {
+				addVote(rivals[i], a.values[0], a.values[1])
 			}
 		}
 	}
@@ -78,15 +57,39 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 			}
 			// A quorum of servers keeps the vote for the quorum-th longest of these times.
 			slices.Sort(r.left)
-			h, _ := s.readHolder(r.value, r.left[len(r.left)-s.quorum])
-			found[i] = seen{id: id, holder: h}
-			if part := strings.SplitN(r.value, " ", 5); len(part) == 5 {
-				ms, _ := strconv.ParseInt(part[3], 10, 64)
-				found[i].ttl = time.Duration(ms) * time.Millisecond
-			}
+			h, ttl, _ := s.readHolder(r.value, r.left[len(r.left)-s.quorum])
+			found[i] = seen{id: id, holder: h, ttl: ttl}
 		}
 	}
 	return found, nil
+}
+
+// rival is one ballot for a name, with the votes of all servers that have been read.
+type rival struct {
+	left  []time.Duration // for each vote, the time until it expires
+	value string
+	token uint64
+}
+
+// addVote adds the vote of one server: the value of the lock, and the milliseconds until it expires, -1
+// if it does not.
+func addVote(rivals map[string]*rival, value, expires string) {
+	id, rest, _ := strings.Cut(value, " ")
+	r := rivals[id]
+	if r == nil {
+		r = &rival{value: value}
+		rivals[id] = r
+	}
+	left := never
+	if ms, err := strconv.ParseInt(expires, 10, 64); err == nil && ms >= 0 {
+		left = time.Duration(ms) * time.Millisecond
+	}
+	r.left = append(r.left, left)
+	// The servers may report different tokens of one ballot: use the largest.
+	number, _, _ := strings.Cut(rest, " ")
+	if token, err := strconv.ParseUint(number, 10, 64); err == nil && token > r.token {
+		r.token, r.value = token, value
+	}
 }
 
 // Inspect returns the holder of a name: the request that has the votes of a quorum. It shows
@@ -146,7 +149,7 @@ var globber = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	reports := make(chan []string, len(s.nodes))
 	before := s.prefix()
-	err := s.await(ctx, func(n *node) (reply, error) {
+	err := s.await(ctx, func(n *node) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		var names []string
@@ -170,10 +173,10 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 			}
 		})
 		if err != nil {
-			return reply{}, n.fail(err)
+			return n.fail(err)
 		}
 		reports <- names
-		return reply{}, nil
+		return nil
 	})
 	if err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)

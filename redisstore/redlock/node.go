@@ -144,6 +144,23 @@ func newNode(s *Store, i int, store *redisstore.Store) *node {
 	return &node{s: s, i: i, store: store, client: store.Client()}
 }
 
+// The letters with which the scripts answer.
+const (
+	answerVoted     = 'G' // vote: the server votes for the ballot
+	answerBusy      = 'B' // vote: another ballot has the server's vote
+	answerWithheld  = 'U' // vote, end: the server is withheld
+	answerClock     = 'C' // vote, renew, withhold: the clocks differ, or the request came late
+	answerWithdrawn = 'V' // vote: the ballot was withdrawn
+	answerMaxTTL    = 'M' // vote: the fleet's longest TTL is smaller
+	answerSize      = 'S' // vote: the fleet has another number of servers
+	answerDone      = 'A' // raise: the token is written; withhold, admit: the server votes
+	answerVoteEnded = 'R' // end: the vote existed
+	answerRenewed   = 'R' // renew
+	answerNoVote    = 'N' // raise, end: the ballot has no vote; renew: the lock is free
+	answerOther     = 'O' // renew: another ballot has the vote
+	answerTombstone = 'T' // renew: the grant was broken or withdrawn
+)
+
 // reply is the answer of a script: a letter, the server's time, and further values.
 type reply struct {
 	kind   byte

@@ -46,7 +46,7 @@ type Store struct {
 	mu           sync.Mutex
 	closing      bool
 	checking     bool                 // a background task checks the held grants
-	ballots      map[string][]*ballot // unsettled and held, by request
+	ballots      map[string][]*ballot // requested, held, or not yet ended at every server; by request
 	waiters      map[string]*waiter   // by request
 	subscription chan struct{}        // replaced and closed when a subscription begins
 }
@@ -164,8 +164,8 @@ func (s *Store) serve(f func()) {
 	}
 }
 
-// settleBound limits how long Close waits for servers that do not answer.
-const settleBound = 2 * time.Second
+// closeTimeout limits how long Close waits for servers that do not answer.
+const closeTimeout = 2 * time.Second
 
 // Close ends the waiting calls. It then waits, for at most two seconds or until ctx
 // ends, until the servers have confirmed the releases and withdrawals under way. Grants
@@ -180,7 +180,7 @@ func (s *Store) Close(ctx context.Context) error {
 		s.cancel()
 		go func() {
 			defer close(s.finished)
-			timer := time.AfterFunc(settleBound, s.giveUp)
+			timer := time.AfterFunc(closeTimeout, s.giveUp)
 			s.ops.Wait()
 			s.tasks.Wait()
 			timer.Stop()

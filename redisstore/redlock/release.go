@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -35,7 +35,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		return notHeld(&g)
 	}
 	b.mu.Lock()
-	if b.settled {
+	if b.answered {
 		b.mu.Unlock()
 		return notHeld(&g)
 	}
@@ -43,31 +43,21 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	b.mu.Unlock()
 	for {
 		b.mu.Lock()
-		ended, pending := 0, 0
-		for i := range b.votes {
-			switch v := &b.votes[i]; {
-			case v.state != voteNone:
-				pending++
-			case b.undone:
-			case v.ended == 'R', v.ended == 'U': // a withheld server has given no vote to another client
-				ended++
-			}
-		}
-		switch {
-		case b.settled:
-			b.mu.Unlock()
-			return notHeld(&g)
-		case ended >= s.quorum:
-			b.settled = true
-			b.mu.Unlock()
-			b.settle(ctx, 0)
-			return nil
-		case ended+pending < s.quorum:
-			b.settled = true // the votes ended before: the request was undone, or the grant was lost
-			b.mu.Unlock()
-			return notHeld(&g)
-		}
+		ended, unclear, pending := b.countEnded()
+		denied := b.answered || ended+unclear+pending < s.quorum // undone, lost, or released by another call
+		confirmed := ended >= s.quorum
+		impossible := ended+pending < s.quorum
+		b.answered = denied || confirmed || impossible
 		b.mu.Unlock()
+		switch {
+		case denied:
+			return notHeld(&g)
+		case confirmed:
+			b.awaitEnd(ctx, 0)
+			return nil
+		case impossible:
+			return driver.Errorf(driver.CodeUnknown, "redlock: %q: answers to the release were lost, and the votes have ended", g.Name)
+		}
 		select {
 		case <-b.changed:
 		case <-ctx.Done():
@@ -76,6 +66,23 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			return errClosed
 		}
 	}
+}
+
+// countEnded returns on how many servers the release has ended a vote, on how many it may have, because an
+// answer was lost, and on how many the outcome is pending. The caller holds the mutex.
+func (b *ballot) countEnded() (ended, unclear, pending int) {
+	for i := range b.votes {
+		switch v := &b.votes[i]; {
+		case v.state != voteNone:
+			pending++
+		case b.undone:
+		case v.ended == answerVoteEnded, v.ended == answerWithheld: // a withheld server has given no vote to another client
+			ended++
+		case v.unclear:
+			unclear++
+		}
+	}
+	return ended, unclear, pending
 }
 
 // Undo withdraws a request. See [driver.Store].
@@ -96,19 +103,20 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	key := s.prefix() + r.Name
-	return s.await(ctx, func(n *node) (reply, error) {
-		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.keepOutMillis(), "0", r.ID+" "+s.channel, true))
+	return s.await(ctx, func(n *node) error {
+		_, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.keepOutMillis(), "0", r.ID+" "+s.channel, true))
+		return err
 	})
 }
 
 // await calls onAll, and returns soon after the context ends.
-func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) error {
+func (s *Store) await(ctx context.Context, call func(*node) error) error {
 	timeout := 2 * time.Second
 	if end, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, time.Until(end))
 	}
 	done := make(chan error, 1)
-	if !s.task(func() { done <- s.onAll(ctx, timeout, call) }) {
+	if !s.task(func() { done <- s.onAll(timeout, call) }) {
 		return errClosed
 	}
 	select {
@@ -119,10 +127,17 @@ func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) erro
 	}
 }
 
-// renewal is the progress of the renewal of one grant.
+// renewal is the progress of the renewal of one grant, or of a check of it.
 type renewal struct {
-	kept, gone, taken, pending int
-	errs                       []error
+	b     *ballot
+	grant *driver.Grant
+	// out is set when decided is true.
+	out     *driver.Renewal
+	decided bool
+	// kept is the number of servers that have the vote, and gone of those that have not. taken of
+	// the latter have a tombstone.
+	kept, gone, taken int
+	errs              []error
 }
 
 // Renew extends the votes of grants. It also requests votes from servers that have no vote for the grant,
@@ -130,179 +145,190 @@ type renewal struct {
 // renewal before the grant ends. See [driver.Store].
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
-	if len(grants) == 0 {
+	if err := s.enter(); err != nil {
+		for i := range out {
+			out[i].Err = err
+		}
 		return out
 	}
-	err := s.enter()
-	if err == nil {
-		defer s.ops.Done()
-	}
-	var live []int // indices of the grants that may be valid
+	defer s.ops.Done()
 	sent := driver.Now()
-	var ttl time.Duration
+	live := make([]renewal, 0, len(grants))
 	for i := range grants {
-		b := own(&grants[i])
-		switch {
-		case err != nil:
-			out[i].Err = err
-		case b == nil:
-			out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.CauseGone}
-		default:
-			b.mu.Lock()
-			if b.ended && b.clean() < s.quorum {
-				out[i].Err = driver.Errorf(driver.CodeUnknown, "redlock: %q: its release is not confirmed", grants[i].Name)
-			} else if !b.stillHeld() {
-				out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.CauseExpired}
-			} else {
-				live = append(live, i)
-				b.voteSent = time.Now()
-				ttl = max(ttl, b.ttl)
-			}
-			b.mu.Unlock()
+		g := &grants[i]
+		b := own(g)
+		if b == nil {
+			out[i] = driver.Renewal{Err: notHeld(g), Cause: driver.CauseGone}
+		} else if out[i] = b.beginRenewal(g); out[i].Err == nil {
+			live = append(live, renewal{b: b, grant: g, out: &out[i]})
 		}
 	}
 	if len(live) == 0 {
 		return out
 	}
-	type report struct {
-		answers []answer
-	}
-	reports := make(chan report, len(s.nodes))
+	reports := make(chan []answer, len(s.nodes))
 	outstanding := 0
 	for _, n := range s.nodes {
-		if s.task(func() { reports <- report{s.renewAt(n, grants, live)} }) {
+		if s.task(func() { reports <- n.renew(live) }) {
 			outstanding++
 		}
 	}
-	tallies := make([]renewal, len(live))
-	for i := range tallies {
-		tallies[i].pending = outstanding
-	}
-	open := len(live)
-	for outstanding > 0 && open > 0 {
+	for undecided := len(live); outstanding > 0 && undecided > 0; {
 		select {
-		case rep := <-reports:
+		case answers := <-reports:
 			outstanding--
-			open = 0
-			for j, i := range live {
-				t := &tallies[j]
-				t.add(rep.answers[j])
-				if out[i].Err == nil && out[i].TTL == 0 && !s.decide(&out[i], &grants[i], t, sent) {
-					open++
+			for j := range live {
+				r := &live[j]
+				r.add(answers[j])
+				if !r.decided && r.decide(sent) {
+					undecided--
 				}
 			}
 		case <-ctx.Done():
 			outstanding = 0
 		}
 	}
-	for j, i := range live {
-		if out[i].Err == nil && out[i].TTL == 0 {
-			t := &tallies[j]
-			out[i].Err = driver.Errorf(driver.CodeUnknown, "redlock: %q: %d of %d servers have renewed it, and a quorum is %d: %w",
-				grants[i].Name, t.kept, len(s.nodes), s.quorum, errors.Join(append(t.errs, context.Cause(ctx))...))
+	for j := range live {
+		if r := &live[j]; !r.decided {
+			r.out.Err = driver.Errorf(driver.CodeUnknown, "redlock: %q: %d of %d servers have renewed it, and a quorum is %d: %w",
+				r.grant.Name, r.kept, len(s.nodes), s.quorum, errors.Join(append(r.errs, context.Cause(ctx))...))
 		}
 	}
 	return out
 }
 
-// stillHeld reports whether a grant has not ended and its TTL has not passed. The caller
-// holds the mutex.
-func (b *ballot) stillHeld() bool {
-	passed, _ := b.expires.Elapsed()
-	return b.granted && !b.ended && !b.lost && passed < b.ttl
-}
-
-func (t *renewal) add(a answer) {
-	t.pending--
-	switch {
-	case a.err != nil:
-		t.errs = append(t.errs, a.err)
-	case a.kind == 'R', a.kind == 'G':
-		t.kept++
-	case a.kind == 'T', a.kind == 'V':
-		t.taken++
-		t.gone++
-	case a.kind == 'O', a.kind == 'N', a.kind == 'B':
-		t.gone++
-	}
-}
-
-// decide sets the outcome of the renewal of one grant if enough servers have answered,
-// and reports whether it did.
-func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent driver.Instant) bool {
-	b := own(g)
+// beginRenewal returns an error for a grant that cannot be renewed.
+func (b *ballot) beginRenewal(g *driver.Grant) driver.Renewal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case t.kept >= s.quorum && b.stillHeld():
-		b.expires = sent
-		*out = driver.Renewal{SentAt: sent, TTL: b.ttl}
-	case t.kept >= s.quorum:
-		*out = driver.Renewal{Err: notHeld(g), Cause: driver.CauseExpired}
-	case t.gone > len(s.nodes)-s.quorum:
-		*out = driver.Renewal{Err: notHeld(g), Cause: driver.CauseGone}
-		if t.taken > 0 {
-			out.Cause = driver.CauseTaken
-		}
+	case b.ended && b.clean() < b.s.quorum:
+		return driver.Renewal{Err: driver.Errorf(driver.CodeUnknown, "redlock: %q: its release is not confirmed", g.Name)}
+	case !b.stillHeld():
+		return driver.Renewal{Err: notHeld(g), Cause: driver.CauseExpired}
+	}
+	b.voteSent = time.Now()
+	return driver.Renewal{}
+}
+
+// stillHeld reports whether a grant has not ended and its TTL has not passed. The caller
+// holds the mutex.
+func (b *ballot) stillHeld() bool {
+	passed, _ := b.validFrom.Elapsed()
+	return b.granted && !b.ended && !b.broken && passed < b.ttl
+}
+
+// add counts the answer of one server.
+func (r *renewal) add(a answer) {
+	if a.err != nil {
+		r.errs = append(r.errs, a.err)
+		return
+	}
+	switch a.kind {
+	case answerRenewed, answerVoted:
+		r.kept++
+	case answerTombstone, answerWithdrawn:
+		r.taken++
+		r.gone++
+	case answerOther, answerNoVote, answerBusy:
+		r.gone++
+	}
+}
+
+// lost reports whether too many servers have no vote for a quorum to be left, and the cause.
+func (r *renewal) lost() (bool, driver.Cause) {
+	cause := driver.CauseGone
+	if r.taken > 0 {
+		cause = driver.CauseTaken
+	}
+	return r.gone > len(r.b.s.nodes)-r.b.s.quorum, cause
+}
+
+// decide sets the outcome of the renewal if enough servers have answered, and reports whether it did.
+func (r *renewal) decide(sent driver.Instant) bool {
+	b := r.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	lost, cause := r.lost()
+	switch {
+	case r.kept >= b.s.quorum && b.stillHeld():
+		b.validFrom = sent
+		*r.out = driver.Renewal{SentAt: sent, TTL: b.ttl}
+	case r.kept >= b.s.quorum:
+		*r.out = driver.Renewal{Err: notHeld(r.grant), Cause: driver.CauseExpired}
+	case lost:
+		*r.out = driver.Renewal{Err: notHeld(r.grant), Cause: cause}
 	default:
 		return false
 	}
+	r.decided = true
 	return true
 }
 
-// renewAt renews grants at one server. It requests a vote for each grant that has no vote
-// there.
-func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
-	now, skew := text(s.now()), text(s.cfg.skew.Microseconds())
+// renew renews grants at one server. It then requests a vote for each grant that has no vote there.
+func (n *node) renew(live []renewal) []answer {
+	now, skew := text(n.s.now()), text(n.s.cfg.skew.Microseconds())
 	calls := make([]redisstore.Call, len(live))
 	var longest time.Duration
-	for j, i := range live {
-		b := own(&grants[i])
+	for j := range live {
+		b := live[j].b
 		longest = max(longest, b.ttl)
 		calls[j] = redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", millis(b.stands), now, skew}}
 	}
 	answers := n.evalAll(timeout(longest), renewScript, calls)
-	var heal []int
-	var votes []redisstore.Call
-	for j, i := range live {
-		b := own(&grants[i])
-		a := answers[j]
+	var missing []int // the grants without a vote
+	var requests []redisstore.Call
+	for j := range live {
+		b := live[j].b
 		b.mu.Lock()
-		v := &b.votes[n.i]
-		switch {
-		case v.state == voteRequested || v.state == voteEnding: // another request decides
-		case a.err != nil:
-		case a.kind == 'R' || a.kind == 'C':
-			v.state = voteGiven
-			if b.ended {
-				b.endVote(n, true)
-			}
-		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.requested) > s.late()) && b.stillHeld():
-			v.state = voteRequested
-			b.voteSent = time.Now()
-			v.requested = b.voteSent
-			heal = append(heal, j)
-			votes = append(votes, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
-		case a.kind != 'N':
-			v.state = voteNone
+		if b.recordRenewal(n, answers[j]) {
+			missing = append(missing, j)
+			requests = append(requests, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
 		}
 		b.mu.Unlock()
 	}
-	if len(heal) == 0 {
+	if len(missing) == 0 {
 		return answers
 	}
-	for k, a := range n.evalAll(timeout(longest), voteScript, votes) {
-		j := heal[k]
-		b := own(&grants[live[j]])
+	for k, a := range n.evalAll(timeout(longest), voteScript, requests) {
+		b := live[missing[k]].b
 		b.mu.Lock()
-		b.answered(n, a.reply, a.err)
-		if a.err == nil && a.kind != 'G' && a.kind != 'V' && a.kind != 'B' {
+		b.recordAnswer(n, a.reply, a.err)
+		if a.err == nil && a.kind != answerVoted && a.kind != answerWithdrawn && a.kind != answerBusy {
 			a.err = b.votes[n.i].err // such a server has voted for no other holder, so this is no loss
 		}
 		b.mu.Unlock()
-		answers[j] = a
+		answers[missing[k]] = a
 	}
 	return answers
+}
+
+// recordRenewal records a server's answer to a renewal. It returns true if the client has to request
+// the vote again. The caller holds the mutex.
+func (b *ballot) recordRenewal(n *node, a answer) (request bool) {
+	v := &b.votes[n.i]
+	if a.err != nil || v.state == voteRequested || v.state == voteEnding {
+		return false // a request that is in flight sets the state
+	}
+	switch a.kind {
+	case answerRenewed, answerClock:
+		v.state = voteGiven
+		if b.ended {
+			b.endVote(n)
+		}
+	case answerNoVote:
+		// An earlier request for the vote may still arrive, until the server refuses it as late.
+		if v.state == voteUnsure && time.Since(v.requested) <= b.s.late() || !b.stillHeld() {
+			return false
+		}
+		v.state = voteRequested
+		b.voteSent = time.Now()
+		v.requested = b.voteSent
+		return true
+	default:
+		v.state = voteNone
+	}
+	return false
 }
 
 // checkInterval is the interval at which a client checks that its grants still stand.
@@ -336,31 +362,29 @@ func (s *Store) checkInBackground() {
 // checkGrants reads the votes of the held grants from every server. It reports a grant as lost if fewer
 // servers than a quorum may still have its vote. It returns false if there are no ballots.
 func (s *Store) checkGrants() bool {
-	var all, held []*ballot
+	var all []*ballot
 	s.mu.Lock()
 	for _, some := range s.ballots {
 		all = append(all, some...)
 	}
 	if len(all) == 0 {
 		s.checking = false
-	}
-	s.mu.Unlock()
-	if len(all) == 0 {
+		s.mu.Unlock()
 		return false
 	}
+	s.mu.Unlock()
+	var held []renewal
+	var calls []redisstore.Call
 	for _, b := range all { // without the store's mutex, which is locked after a ballot's
 		b.mu.Lock()
 		if b.stillHeld() {
-			held = append(held, b)
+			held = append(held, renewal{b: b})
+			calls = append(calls, redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", "0", "0", "0"}})
 		}
 		b.mu.Unlock()
 	}
 	if len(held) == 0 {
 		return true
-	}
-	calls := make([]redisstore.Call, len(held))
-	for j, b := range held {
-		calls[j] = redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", "0", "0", "0"}}
 	}
 	reports := make(chan []answer, len(s.nodes))
 	for _, n := range s.nodes {
@@ -368,31 +392,36 @@ func (s *Store) checkGrants() bool {
 			reports <- nil
 		}
 	}
-	tallies := make([]renewal, len(held))
 	for range s.nodes {
 		for j, a := range <-reports {
-			if a.err == nil && a.kind == 'C' {
-				a.kind = 'R'
+			if a.err == nil && a.kind == answerClock {
+				a.kind = answerRenewed // the vote exists: such a request is always late, so the server changes nothing
 			}
-			tallies[j].add(a)
+			held[j].add(a)
 		}
 	}
-	for j, b := range held {
-		if t := tallies[j]; t.gone > len(s.nodes)-s.quorum {
-			b.mu.Lock()
-			lost := b.stillHeld() // and not released since
-			b.lost = b.lost || lost && t.taken > 0
-			b.mu.Unlock()
-			cause := driver.CauseGone
-			if t.taken > 0 {
-				cause = driver.CauseTaken
-			}
-			if lost {
-				b.r.From.Lost(cause, nil)
-			}
-		}
+	for j := range held {
+		held[j].reportLoss()
 	}
 	return true
+}
+
+// reportLoss notifies the holder if the grant is lost.
+func (r *renewal) reportLoss() {
+	lost, cause := r.lost()
+	if !lost {
+		return
+	}
+	b := r.b
+	b.mu.Lock()
+	held := b.stillHeld() // and not released since
+	if held && cause == driver.CauseTaken {
+		b.broken = true
+	}
+	b.mu.Unlock()
+	if held {
+		b.r.From.Lost(cause, nil)
+	}
 }
 
 // Break ends the grant of a token. It returns when a quorum of servers has confirmed
@@ -413,24 +442,16 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	key := s.prefix() + name
 	// The holder may have renewed the votes since then. It sends no renewal after its TTL.
 	keepOut := millis(max(h.holder.TTL, h.ttl) + s.late())
-	ended := make(chan byte, len(s.nodes))
-	err = s.await(ctx, func(n *node) (reply, error) {
+	var ended atomic.Bool // at any server
+	err = s.await(ctx, func(n *node) error {
 		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", keepOut, "0", "", true))
-		if err == nil {
-			ended <- r.kind
+		if err == nil && r.kind == answerVoteEnded {
+			ended.Store(true)
 		}
-		return r, err
+		return err
 	})
-	if err == nil && strings.Count(drain(ended), "R") == 0 {
+	if err == nil && !ended.Load() {
 		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: the grant of token %d has ended", name, token)
 	}
 	return err
-}
-
-func drain(c chan byte) string {
-	var b []byte
-	for len(c) > 0 {
-		b = append(b, <-c)
-	}
-	return string(b)
 }

@@ -48,73 +48,29 @@ func Open(ctx context.Context, rawURL string, options ...Option) (*Store, error)
 	return openParsed(ctx, u, options)
 }
 
+func invalidURL(format string, args ...any) error {
+	return driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
+}
+
 func openParsed(ctx context.Context, u *url.URL, given []Option) (*Store, error) {
-	bad := func(format string, args ...any) (*Store, error) {
-		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
-	}
 	scheme, ok := map[string]string{"redlock": "redis", "redlocks": "rediss"}[u.Scheme]
 	switch {
 	case !ok:
-		return bad("scheme %q: use redlock, or redlocks for TLS", u.Scheme)
+		return nil, invalidURL("scheme %q: use redlock, or redlocks for TLS", u.Scheme)
 	case u.Opaque != "":
-		return bad("write two slashes, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
+		return nil, invalidURL("write two slashes, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
 	case u.Fragment != "":
-		return bad("a fragment has no meaning here: write # in a password as %%23")
+		return nil, invalidURL("a fragment has no meaning here: write # in a password as %%23")
 	}
-	query, err := url.ParseQuery(u.RawQuery)
+	options, hosts, passed, err := parseQuery(u.RawQuery)
 	if err != nil {
-		return bad("the parameters of the URL cannot be read")
+		return nil, err
 	}
-	var options []Option
-	var hosts []string
 	if u.Host != "" {
-		hosts = append(hosts, u.Host)
-	}
-	passed := url.Values{}
-	for name, values := range query {
-		if name != "node" && len(values) > 1 {
-			return bad("parameter %s is given more than once", name)
-		}
-		v := values[0]
-		switch name {
-		case "node":
-			for _, host := range values {
-				if host == "" || strings.ContainsAny(host, "/@?#") {
-					return bad("a node is HOST or HOST:PORT: user, password and database come before the parameters")
-				}
-				hosts = append(hosts, host)
-			}
-		case "max_ttl", "skew":
-			d, err := time.ParseDuration(v)
-			if err != nil || d <= 0 {
-				return bad("%s %q: give a duration such as 500ms", name, v)
-			}
-			if name == "skew" {
-				options = append(options, Skew(d))
-			} else {
-				options = append(options, MaxTTL(d))
-			}
-		case "layout":
-			if v != "redsync" {
-				return bad("layout %q: there is redsync, and without the parameter holdfast's own", v)
-			}
-			options = append(options, Redsync())
-		case "fresh":
-			fresh, err := strconv.ParseBool(v)
-			if err != nil {
-				return bad("fresh %q: give true or false", v)
-			}
-			if fresh {
-				options = append(options, Fresh())
-			}
-		case "insist", "ca", "cert", "key", "server_name":
-			passed.Set(name, v)
-		default:
-			return bad("unknown parameter %q: there are node, max_ttl, skew, layout, fresh, insist, ca, cert, key, server_name", name)
-		}
+		hosts = append([]string{u.Host}, hosts...)
 	}
 	if len(hosts) == 0 {
-		return bad("no servers are given, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
+		return nil, invalidURL("no servers are given, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
 	}
 	var stores []*redisstore.Store
 	closeAll := func() {
@@ -141,4 +97,59 @@ func openParsed(ctx context.Context, u *url.URL, given []Option) (*Store, error)
 	}
 	s.owned = true
 	return s, nil
+}
+
+// parseQuery returns the options, the nodes, and the parameters that belong to the URL of each server.
+func parseQuery(raw string) (options []Option, nodes []string, passed url.Values, err error) {
+	fail := func(format string, args ...any) ([]Option, []string, url.Values, error) {
+		return nil, nil, nil, invalidURL(format, args...)
+	}
+	query, err := url.ParseQuery(raw)
+	if err != nil {
+		return fail("the parameters of the URL cannot be read")
+	}
+	passed = url.Values{}
+	for name, values := range query {
+		if name != "node" && len(values) > 1 {
+			return fail("parameter %s is given more than once", name)
+		}
+		v := values[0]
+		switch name {
+		case "node":
+			for _, host := range values {
+				if host == "" || strings.ContainsAny(host, "/@?#") {
+					return fail("a node is HOST or HOST:PORT: user, password and database come before the parameters")
+				}
+				nodes = append(nodes, host)
+			}
+		case "max_ttl", "skew":
+			d, err := time.ParseDuration(v)
+			if err != nil || d <= 0 {
+				return fail("%s %q: give a duration such as 500ms", name, v)
+			}
+			if name == "skew" {
+				options = append(options, Skew(d))
+			} else {
+				options = append(options, MaxTTL(d))
+			}
+		case "layout":
+			if v != "redsync" {
+				return fail("layout %q: there is redsync, and without the parameter holdfast's own", v)
+			}
+			options = append(options, Redsync())
+		case "fresh":
+			fresh, err := strconv.ParseBool(v)
+			if err != nil {
+				return fail("fresh %q: give true or false", v)
+			}
+			if fresh {
+				options = append(options, Fresh())
+			}
+		case "insist", "ca", "cert", "key", "server_name":
+			passed.Set(name, v)
+		default:
+			return fail("unknown parameter %q: there are node, max_ttl, skew, layout, fresh, insist, ca, cert, key, server_name", name)
+		}
+	}
+	return options, nodes, passed, nil
 }

@@ -30,8 +30,8 @@ const (
 // waiter receives the messages of the servers for one request.
 type waiter struct{ woken chan struct{} }
 
-// wait sends the request, and repeats it until the request is granted, fails or is withdrawn. It
-// repeats the request after a message of the servers or a delay.
+// wait sends the request. If the name is held, it makes a queue entry, and waits until the request is
+// granted, fails or is withdrawn.
 func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	s := c.s
 	res, err := c.try(ctx, "")
@@ -53,6 +53,16 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		return driver.Grant{}, err
 	}
 	entry := c.r.ID + " " + s.channel
+	g, err := c.waitInQueue(ctx, w, entry)
+	if err != nil && !c.leave(entry) {
+		err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", err)
+	}
+	return g, err
+}
+
+// waitInQueue sends the request with its queue entry, and repeats it after a message of the servers or a
+// delay.
+func (c *candidate) waitInQueue(ctx context.Context, w *waiter, entry string) (driver.Grant, error) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	failures := 0
@@ -60,47 +70,48 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		for len(w.woken) > 0 {
 			<-w.woken
 		}
-		res, err = c.try(ctx, entry)
+		res, err := c.try(ctx, entry)
 		code := driver.CodeOf(err)
 		switch {
 		case err == nil && res.holders == nil:
 			return res.grant, nil
 		case err == nil:
 			failures = 0
+			if res.queued >= c.s.quorum || polls > 0 {
+				c.r.From.Queued(res.holders)
+			}
 		case ctx.Err() == nil && (code == driver.CodeUnavailable || code == driver.CodeUnknown):
 			failures++
 		default:
-			if !c.leave(ctx, entry) {
-				err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", err)
-			}
 			return driver.Grant{}, err
 		}
-		if err == nil && (res.queued >= s.quorum || polls > 0) {
-			c.r.From.Queued(res.holders)
-		}
-		// A lost message delays the waiter by at most this time.
-		delay := fallback.After(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
-		if failures > 0 {
-			delay = rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
-		} else if left := time.Until(res.free); left < delay {
-			delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
-		}
-		if res.foreign {
-			delay = min(delay, pollFirst+rand.N(pollMax-pollFirst))
-		}
-		timer.Reset(delay)
+		timer.Reset(pollDelay(ctx, res, failures))
 		select {
 		case <-timer.C:
 		case <-w.woken:
 			c.gather(ctx, w)
 		case <-ctx.Done():
-			err := withdrawn(ctx)
-			if !c.leave(ctx, entry) {
-				err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", context.Cause(ctx))
-			}
-			return driver.Grant{}, err
+			return driver.Grant{}, withdrawn(ctx)
 		}
 	}
+}
+
+// pollDelay returns the time after which a waiter repeats its request without a message. res is the
+// result of the last request, and failures is the number of requests that have failed since the last
+// result.
+func pollDelay(ctx context.Context, res result, failures int) time.Duration {
+	if failures > 0 {
+		return rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
+	}
+	// A lost message delays the waiter by at most this time.
+	delay := fallback.After(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
+	if left := time.Until(res.free); left < delay {
+		delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
+	}
+	if res.foreign {
+		delay = min(delay, pollFirst+rand.N(pollMax-pollFirst))
+	}
+	return delay
 }
 
 // gather waits until a quorum of servers has notified the waiter, or for gatherTimeout.
@@ -122,27 +133,21 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 // free, the servers notify the next waiter: their last message may have gone to this
 // waiter, which no longer uses it. leave reports whether a quorum of servers has
 // confirmed the removal.
-func (c *candidate) leave(ctx context.Context, entry string) bool {
-	return c.s.onAll(ctx, withdrawTimeout, func(n *node) (reply, error) {
+func (c *candidate) leave(entry string) bool {
+	return c.s.onAll(withdrawTimeout, func(n *node) error {
 		key := c.s.prefix() + c.r.Name
-		return n.eval(withdrawTimeout, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
+		_, err := n.eval(withdrawTimeout, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
+		return err
 	}) == nil
 }
 
 // onAll makes a call at every server. It returns nil when a quorum has confirmed the
 // call and the others have had a little more time. It returns an error if that takes
 // longer than timeout, or if all have answered and fewer than a quorum confirmed the call.
-func (s *Store) onAll(ctx context.Context, timeout time.Duration, call func(*node) (reply, error)) error {
-	type answer struct {
-		i   int
-		err error
-	}
-	done := make(chan answer, len(s.nodes))
-	for i, n := range s.nodes {
-		if !s.task(func() {
-			_, err := call(n)
-			done <- answer{i, err}
-		}) {
+func (s *Store) onAll(timeout time.Duration, call func(*node) error) error {
+	done := make(chan error, len(s.nodes))
+	for _, n := range s.nodes {
+		if !s.task(func() { done <- call(n) }) {
 			return errClosed
 		}
 	}
@@ -153,11 +158,11 @@ func (s *Store) onAll(ctx context.Context, timeout time.Duration, call func(*nod
 	good := 0
 	for range s.nodes {
 		select {
-		case a := <-done:
-			if a.err != nil {
-				errs = append(errs, a.err)
+		case err := <-done:
+			if err != nil {
+				errs = append(errs, err)
 			} else if good++; good == s.quorum {
-				grace = time.After(settleGrace)
+				grace = time.After(quorumGrace)
 			}
 		case <-grace:
 			return nil

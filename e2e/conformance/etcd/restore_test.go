@@ -1,11 +1,18 @@
 package etcd
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
@@ -127,4 +134,90 @@ func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 		t.Error("a grant that stands in the copy was lost")
 	default:
 	}
+}
+
+// TestRestoreEndsLocksOfTheCopy: a client is led to a server with a copy of all its keys and leases, which has
+// an older revision, or which belongs to another cluster. The client ends its locks, although they
+// stand there.
+func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
+	for what, restore := range map[string]func(t *testing.T, c *cluster, client *clientv3.Client, compared func()){
+		"an older revision": func(t *testing.T, c *cluster, client *clientv3.Client, compared func()) {
+			copied := filepath.Join(t.TempDir(), "copy")
+			if err := c.members[0].Backup(copied); err != nil {
+				t.Fatal(err)
+			}
+			for range 100 {
+				if _, err := client.Put(t.Context(), "later", ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			compared()
+			if err := c.members[0].Restore(t.Context(), copied); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"another cluster": func(t *testing.T, c *cluster, client *clientv3.Client, compared func()) {
+			compared()
+			if err := c.proxies[0].Redirect(copyOf(t, client).members[0].Client); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			c := start(t, servers.EtcdConfig{})
+			client := c.direct(t)
+			var read atomic.Int32 // the reads of the sentinel
+			s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} },
+				unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+					err := invoke(ctx, method, req, reply, cc, opts...)
+					if r, is := req.(*etcdserverpb.RangeRequest); is && err == nil && strings.HasPrefix(string(r.Key), sentinels) {
+						read.Add(1)
+					}
+					return err
+				})))
+			held := request("held", "n", 1, time.Hour)
+			must(t, s, held)
+			c.watched(t, 2)
+			restore(t, c, client, func() {
+				seen := read.Load()
+				eventually(t, "the client compares the server with what it has seen", func() bool { return read.Load() >= seen+2 })
+			})
+			receive(t, "the loss", held.From.(*requester).lost)
+		})
+	}
+}
+
+// copyOf starts another cluster with the same keys and their lease, at the same revisions. It is ahead of
+// the first cluster.
+func copyOf(t *testing.T, client *clientv3.Client) *cluster {
+	t.Helper()
+	all, err := client.Get(t.Context(), "", clientv3.WithPrefix())
+	if err != nil || len(all.Kvs) < 2 {
+		t.Fatal(all, err)
+	}
+	made := map[int64][]clientv3.Op{}
+	for _, kv := range all.Kvs {
+		if kv.CreateRevision != kv.ModRevision || kv.Lease != all.Kvs[0].Lease {
+			t.Fatalf("want keys of one write and one lease: %+v", kv)
+		}
+		made[kv.CreateRevision] = append(made[kv.CreateRevision], clientv3.OpPut(string(kv.Key), string(kv.Value), clientv3.WithLease(clientv3.LeaseID(kv.Lease))))
+	}
+	other := start(t, servers.EtcdConfig{})
+	to := other.direct(t)
+	lease := &etcdserverpb.LeaseGrantRequest{ID: all.Kvs[0].Lease, TTL: 3600}
+	if _, err := etcdserverpb.NewLeaseClient(to.ActiveConnection()).LeaseGrant(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	for rev := int64(2); rev <= all.Header.Revision+100; rev++ { // an empty server has revision 1
+		ops := made[rev]
+		if ops == nil {
+			ops = []clientv3.Op{clientv3.OpPut("fill", "")}
+		}
+		put, err := to.Txn(t.Context()).Then(ops...).Commit()
+		if err != nil || put.Header.Revision != rev {
+			t.Fatal(put, err)
+		}
+	}
+	return other
 }

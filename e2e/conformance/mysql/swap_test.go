@@ -1,12 +1,15 @@
 package mysql
 
 import (
+	"context"
+	"database/sql"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/mysqlstore"
@@ -181,6 +184,15 @@ func TestSwapServesGetLock(t *testing.T) {
 	sqltest.SwapServesOthers(t, s, name, served)
 }
 
+// gateOfWaiter returns the name of the gate that the only waiter has.
+func gateOfWaiter(t *testing.T, db *sql.DB) (gate string) {
+	t.Helper()
+	if err := db.QueryRowContext(t.Context(), "SELECT REGEXP_SUBSTR(info, 'hfw[^'']*') FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&gate); err != nil {
+		t.Fatal(err)
+	}
+	return gate
+}
+
 // TestTryDoesNotOvertakeTheGate: the first waiter has the gate, and its server thread has not requested the
 // lock yet. A request that does not wait must not take the lock meanwhile.
 func TestTryDoesNotOvertakeTheGate(t *testing.T) {
@@ -191,10 +203,7 @@ func TestTryDoesNotOvertakeTheGate(t *testing.T) {
 	g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 	w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
 	db := mariadb.Pool(t, schema)
-	var gate string
-	if err := db.QueryRowContext(t.Context(), "SELECT REGEXP_SUBSTR(info, 'hfw[^'']*') FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&gate); err != nil {
-		t.Fatal(err)
-	}
+	gate := gateOfWaiter(t, db)
 	sqltest.Release(t, s, g)
 	sqltest.Release(t, s, w.Granted())
 	c, err := db.Conn(t.Context())
@@ -215,6 +224,86 @@ func TestTryDoesNotOvertakeTheGate(t *testing.T) {
 	}
 	g, _ = sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 	sqltest.Release(t, s, g)
+}
+
+// TestDeadClientLeavesTheGate: the client of a waiter dies. A client behind it in the queue gets the lock
+// when the server has ended the dead client's session. While that session has the gate, a request that does
+// not wait ends busy, although the lock is free.
+func TestDeadClientLeavesTheGate(t *testing.T) {
+	schema := mariadb.Create(t)
+	const name = "dead"
+	s := mariadb.Store(t, schema, "recipe=named")
+	defer sqltest.Close(t, s)
+	proxy, err := servers.NewProxy(mariadb.Server(t).Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close()
+	dead := mariadb.StoreAt(t, proxy.Address(), schema, "recipe=named")
+	defer sqltest.Close(t, dead)
+	db := mariadb.Pool(t, schema)
+
+	g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	first := sqltest.Wait(t, ctx, dead, name, driver.Exclusive)
+	gate := gateOfWaiter(t, db)
+	second := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
+	proxy.Cut()
+	cancel()
+	sqltest.Release(t, s, g)
+	g = second.Granted()
+	if r, err := first.Failed(); dead.Classify(err) == driver.CodeUnknown {
+		if err := proxy.Heal(); err != nil {
+			t.Fatal(err)
+		}
+		sqltest.Undo(t, dead, r)
+	}
+	sqltest.Release(t, s, g)
+
+	// A session that has the gate requests the lock at once. The test stops a session in between by
+	// requesting only the gate. The client is silent, so the server ends the session by its timer.
+	if err := proxy.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := mariadb.PoolAt(t, proxy.Address(), schema).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var session int64
+	if _, err := c.ExecContext(t.Context(), "SET SESSION wait_timeout = 2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.QueryRowContext(t.Context(), "SELECT CONNECTION_ID() * GET_LOCK(?, 60)", gate).Scan(&session); err != nil || session == 0 {
+		t.Fatal(session, err)
+	}
+	if err := proxy.Silence(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = proxy.Heal() }()
+	tries := 0
+	if !sqltest.Soon(func() bool {
+		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
+		g, err := s.Acquire(t.Context(), r)
+		var owner sql.NullInt64
+		if err := db.QueryRowContext(t.Context(), "SELECT IS_USED_LOCK(?)", gate).Scan(&owner); err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case err == nil && owner.Int64 == session:
+			t.Fatalf("granted %+v while a session has the gate %q", g, gate)
+		case err == nil:
+			sqltest.Release(t, s, g)
+			return true
+		case s.Classify(err) != driver.CodeBusy:
+			t.Fatalf("a request that does not wait: %v, want busy", err)
+		}
+		tries++
+		return false
+	}) {
+		t.Fatalf("%d requests ended busy, although the server has ended the session that has the gate", tries)
+	}
 }
 
 func TestSwapWithLostAnswers(t *testing.T) { sqltest.SwapWithLostAnswers(t, mariadb, mariadb.Sessions) }

@@ -254,6 +254,47 @@ func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
 	}
 }
 
+// longReason is a requester whose label is longer than the text that a server with a small
+// track_activity_query_size shows.
+type longReason struct{ *sqltest.Requester }
+
+func (a longReason) Owner() driver.Owner {
+	o := a.Requester.Owner()
+	o.Reason = strings.Repeat("reason ", 60)
+	return o
+}
+
+// TestLabelFitsShownStatement: a server that shows the first 500 bytes of a statement shows the holder,
+// with a shorter reason.
+func TestLabelFitsShownStatement(t *testing.T) {
+	postgres.Server(t) // skips, or fails
+	server, err := postgres.Start(t.Context(), postgres.Fast, "track_activity_query_size=500")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	for _, recipe := range postgres.Sessions {
+		t.Run(recipe, func(t *testing.T) {
+			s := postgres.StoreAt(t, server.Address, postgres.Home, "recipe="+recipe)
+			defer sqltest.Close(t, s)
+			if err := s.Init(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			r, a := sqltest.Request("long", driver.Exclusive, time.Minute)
+			r.From = longReason{a}
+			g, err := s.Acquire(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			st, err := s.Inspect(t.Context(), "long")
+			if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != r.ID || !strings.HasPrefix(st.Holders[0].Reason, "reason ") {
+				t.Errorf("%+v, %v; want the holder %s", st, err, r.ID)
+			}
+			sqltest.Release(t, s, g)
+		})
+	}
+}
+
 // TestBreakOfHiddenHolderIsRefused: a user without pg_read_all_stats sees that another user's session holds a
 // lock, and not which grant it is. So a break does not report that the grant is not held.
 func TestBreakOfHiddenHolderIsRefused(t *testing.T) {

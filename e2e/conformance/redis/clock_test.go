@@ -34,6 +34,33 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 	}
 }
 
+// TestLayoutTokensExceedTokensSeen: the server loses its data and its clock is set back. The next token of a
+// client is above those that it has seen.
+func TestLayoutTokensExceedTokensSeen(t *testing.T) {
+	r := start(t)
+	fakeClock(t, r)
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		if l == redisstore.RedissonFenced {
+			t.Skip("tokens are those of Redisson's counter")
+		}
+		s := open(t, "redis://"+r.Address(), withLayout(l)...)
+		g := must(t, s, request(string(l), many(l), long))
+		release(t, s, g)
+		do(t, r, "FLUSHALL")
+		if err := r.SetClock(-time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		next := must(t, s, request(string(l), many(l), long))
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d", next.Token, g.Token)
+		}
+		release(t, s, next)
+		if err := r.SetClock(0); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestTokenRisesAfterGrantWithoutCounter: while a hash slot moves, the script grants a request without
 // the counter, and the answer is lost. The client repeats the request after the move. The next token is
 // larger, even if the server's clock was set back.
@@ -71,5 +98,96 @@ func fakeClock(t *testing.T, r *servers.Redis) {
 	t.Helper()
 	if err := r.FakeClock(t.Context()); err != nil {
 		servertest.Started(t, err)
+	}
+}
+
+// TestEveryGrantExceedsTokensSeen: a client has seen a token of the bucket that is ahead of the server's
+// clock, and the server has lost its counter. Each way to a grant gives a larger token.
+func TestEveryGrantExceedsTokensSeen(t *testing.T) {
+	r := start(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	reserving := func(name string) driver.Request {
+		q := request(name, driver.Exclusive, long)
+		q.Tokens = 100
+		return q
+	}
+	for way, prepare := range map[string]func(t *testing.T, name string) (grant func() driver.Grant){
+		"free": func(t *testing.T, name string) func() driver.Grant {
+			return func() driver.Grant { return must(t, a, request(name, driver.Exclusive, long)) }
+		},
+		"free, with a range": func(t *testing.T, name string) func() driver.Grant {
+			return func() driver.Grant { return must(t, a, reserving(name)) }
+		},
+		"beside a reader": func(t *testing.T, name string) func() driver.Grant {
+			must(t, b, request(name, driver.Unlimited, long))
+			return func() driver.Grant { return must(t, a, request(name, driver.Unlimited, long)) }
+		},
+		"beside a permit": func(t *testing.T, name string) func() driver.Grant {
+			must(t, b, request(name, 2, long))
+			return func() driver.Grant { return must(t, a, request(name, 2, long)) }
+		},
+		"after another client": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, b, request(name, driver.Exclusive, long))
+			w := queue(t, a, request(name, driver.Exclusive, long))
+			return func() driver.Grant {
+				release(t, b, held)
+				return w.granted()
+			}
+		},
+		"after another client, with a range": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, b, request(name, driver.Exclusive, long))
+			w := queue(t, a, reserving(name))
+			return func() driver.Grant {
+				release(t, b, held)
+				return w.granted()
+			}
+		},
+		"before the confirmation": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, b, request(name, driver.Exclusive, long))
+			w := queue(t, a, provisional(name))
+			return func() driver.Grant {
+				release(t, b, held)
+				return w.granted()
+			}
+		},
+		"after the same client": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, a, request(name, driver.Exclusive, long))
+			w := queue(t, a, request(name, driver.Exclusive, long))
+			return func() driver.Grant {
+				release(t, a, held)
+				return w.granted()
+			}
+		},
+		"by a swap": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, a, request(name, driver.Exclusive, long))
+			return func() driver.Grant { return swapped(t, a, held, request(name, driver.Exclusive, long)).granted() }
+		},
+		"by a swap, after another client": func(t *testing.T, name string) func() driver.Grant {
+			held := must(t, a, request(name, driver.Exclusive, long))
+			w := queue(t, b, request(name, driver.Exclusive, long))
+			return func() driver.Grant {
+				last := swapped(t, a, held, request(name, driver.Exclusive, long))
+				release(t, b, w.granted())
+				return last.granted()
+			}
+		},
+	} {
+		t.Run(way, func(t *testing.T) {
+			name := t.Name()
+			counter, other := counterOf(name), ""
+			for i := 0; counterOf(other) != counter; i++ { // another name of the bucket
+				other = name + strconv.Itoa(i)
+			}
+			grant := prepare(t, name)
+			do(t, r, "SET", counter, "8000000000000000")
+			seen := must(t, a, request(other, driver.Exclusive, long))
+			release(t, a, seen)
+			do(t, r, "DEL", counter)
+			g := grant()
+			if g.Token <= seen.Token {
+				t.Errorf("token %d after %d", g.Token, seen.Token)
+			}
+			release(t, a, g)
+		})
 	}
 }

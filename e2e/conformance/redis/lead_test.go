@@ -1,15 +1,20 @@
 package redis
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
 // leaseOf returns the TTL of the only lease of a name, and the moment from which the server counts it,
@@ -142,4 +147,94 @@ func TestFailoverBeforeLengtheningIsAcknowledged(t *testing.T) {
 		from, ttl := leaseOf(t, g.Replicas[0], "x")
 		return !from.Add(ttl - ahead).Before(until)
 	})
+}
+
+// TestSilentNodeKeepsTheLead: the clock of a replica in a Cluster is ahead, and its primary stops
+// answering. While the store probes the other nodes, new leases are as long as before.
+func TestSilentNodeKeepsTheLead(t *testing.T) {
+	const ahead = 5 * time.Second
+	installed(t)
+	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Kill)
+	if err := c.SetNodeTimeout(t.Context(), time.Hour); err != nil { // no node is replaced
+		t.Fatal(err)
+	}
+	node, silent := c.Nodes[0], c.Nodes[2]
+	replica, behind := c.Nodes[3], c.Nodes[5] // of these nodes
+	fakeClock(t, behind)
+	if err := errors.Join(c.SetNodeTimeout(t.Context(), time.Hour), c.Whole(t.Context()), behind.SetClock(ahead)); err != nil {
+		t.Fatal(err)
+	}
+	url := "redis+cluster://" + node.Address() + "?replicas=1"
+	for library, client := range map[string]func(*testing.T) driver.Store{
+		"rueidis": func(t *testing.T) driver.Store { return open(t, url) },
+		"goredis": func(t *testing.T) driver.Store {
+			over := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{node.Address()}})
+			s, err := adapter.New(over, redisstore.WaitReplicas(1, time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = s.Close(context.Background())
+				_ = over.Close()
+			})
+			return s
+		},
+	} {
+		t.Run(library, func(t *testing.T) {
+			if testing.Short() && library == "goredis" {
+				t.Skip("the other library takes as long")
+			}
+			s := client(t)
+			var name string
+			for i := 0; ; i++ {
+				name = fmt.Sprintf("%s-%d", library, i)
+				slot, err := c.Slot(t.Context(), redisstore.Key("", name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if owner, err := c.Owner(t.Context(), slot); err != nil {
+					t.Fatal(err)
+				} else if owner == node {
+					break
+				}
+			}
+			long := func() bool {
+				held := acknowledged(t, s, name)
+				_, ttl := leaseOf(t, node, name)
+				release(t, s, held)
+				return ttl >= held.TTL+ahead-time.Second
+			}
+			// A probe reads the time of this replica. No script runs there.
+			probes := func() (n int) {
+				stats, err := replica.Info(t.Context(), "commandstats")
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _ = fmt.Sscanf(stats["cmdstat_time"], "calls=%d,", &n)
+				return n
+			}
+			eventually(t, "the leases have no time for the clock that is ahead", long)
+			if err := silent.Pause(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := silent.Cont(); err != nil {
+					t.Error(err)
+				}
+			}()
+			// The first of these probes may have begun before the pause. The third one begins
+			// after the store has the findings of the second one.
+			before := probes()
+			eventually(t, "the store does not probe", func() bool {
+				if !long() {
+					t.Fatal("the lease has no time for a replica's clock, because its primary is silent")
+				}
+				return probes() >= before+3
+			})
+		})
+	}
 }

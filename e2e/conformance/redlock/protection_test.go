@@ -369,6 +369,41 @@ func TestRenewalBesideARelease(t *testing.T) {
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
+// TestReleaseWithLostAnswersIsNoLoss: the answers to a release are lost, after the servers have ended their
+// votes. The repeated requests find no votes. The client must not report that the grant was lost before.
+func TestReleaseWithLostAnswersIsNoLoss(t *testing.T) {
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour)})
+	s := f.open(t)
+	release(t, s, must(t, s, "warm", time.Hour)) // so that the servers have the scripts
+	g := must(t, s, "released", time.Hour)
+	for _, p := range f.proxies {
+		if err := p.DropAnswers(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	released := make(chan error, 1)
+	go func() { released <- s.Release(t.Context(), g, 0) }()
+	until(t, "the votes have ended", func() bool {
+		for i := range f.all {
+			if f.do(i, "EXISTS", "holdfast:redlock:l::released") != int64(0) {
+				return false
+			}
+		}
+		return true
+	})
+	for _, p := range f.proxies {
+		if err := p.Heal(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-released; driver.CodeOf(err) != driver.CodeUnknown {
+		t.Errorf("the release: %v, want an error of code Unknown", err)
+	}
+	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+		t.Errorf("the repeated release: %v, want an error of code NotHeld", err)
+	}
+}
+
 // TestBrokenLockIsNotHealed: a lock's holder reaches no server, and its votes expire soon.
 // An operator breaks the lock. When the holder reaches the servers again, its renewal is
 // refused.

@@ -87,6 +87,9 @@ func (c *lateConn) forward() {
 // Hold holds what clients send over the present connections. New connections pass.
 func (p *lateProxy) Hold() { p.each(func(c *lateConn) { c.held = true }) }
 
+// Refuse refuses new connections.
+func (p *lateProxy) Refuse() { p.l.Close() }
+
 // Deliver delivers what was held.
 func (p *lateProxy) Deliver() {
 	p.each(func(c *lateConn) {

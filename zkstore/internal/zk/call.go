@@ -8,6 +8,7 @@ type Call struct {
 	op   int32
 	body []byte
 	kind kind
+	xid  int32 // its number on the connection
 
 	done chan struct{}
 
@@ -144,19 +145,20 @@ func Check(path string, version int32) *Call {
 // return no Stat: servers do that only after 3.9.
 func Multi(ops ...*Call) *Call {
 	var e encoder
+	header := func(op int32, end bool) {
+		e.int32(op)
+		e.bool(end)
+		e.int32(-1) // an error code, which only answers have
+	}
 	for _, o := range ops {
 		if o.op == opCreate {
-			e.int32(opCreatePlain)
+			header(opCreatePlain, false)
 		} else {
-			e.int32(o.op)
+			header(o.op, false)
 		}
-		e.bool(false)
-		e.int32(-1)
 		e.b = append(e.b, o.body...)
 	}
-	e.int32(-1)
-	e.bool(true)
-	e.int32(-1)
+	header(-1, true)
 	return &Call{op: opMulti, body: e.b, kind: kindMulti, Results: ops, Failed: -1}
 }
 
@@ -192,20 +194,20 @@ func RemoveWatches(path string, k WatchKind) *Call {
 	return &Call{op: opRemoveWatches, body: e.b}
 }
 
-// read decodes the body of the answer.
-func (c *Call) read(code Error, d *decoder) {
+// decode sets the results from the answer.
+func (c *Call) decode(code Error, d *decoder) {
 	if code != 0 {
 		c.Err = code
 		return
 	}
-	c.result(c.kind, d)
+	c.decodeResult(d)
 	if err := d.err(); err != nil {
 		c.Err = err
 	}
 }
 
-func (c *Call) result(k kind, d *decoder) {
-	switch k {
+func (c *Call) decodeResult(d *decoder) {
+	switch c.kind {
 	case kindCreated:
 		c.Path, c.Stat = d.string(), d.stat()
 	case kindStat:
@@ -219,13 +221,13 @@ func (c *Call) result(k kind, d *decoder) {
 	case kindNames:
 		c.Names = d.strings()
 	case kindMulti:
-		c.multi(d)
+		c.decodeMulti(d)
 	}
 }
 
-// multi decodes the results of the operations. If one failed, every result is an error code: 0
+// decodeMulti sets the results of the operations. If one failed, every result is an error code: 0
 // for the operations before it, its own code, and "inconsistency" for those after it.
-func (c *Call) multi(d *decoder) {
+func (c *Call) decodeMulti(d *decoder) {
 	failed := false
 	for i := 0; ; i++ {
 		op, end := d.int32(), d.bool()
@@ -246,7 +248,7 @@ func (c *Call) multi(d *decoder) {
 			continue
 		}
 		if op != opError {
-			r.result(r.kind, d)
+			r.decodeResult(d)
 			continue
 		}
 		failed = true

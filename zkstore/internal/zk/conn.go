@@ -38,21 +38,21 @@ func (e *NotSentError) Unwrap() error { return e.Err }
 // conn is one connection of a session. The server answers requests in the order in which
 // they were sent.
 type conn struct {
-	s  *Session
-	n  int
-	nc net.Conn
-	// over is closed when the connection is closed.
-	over chan struct{}
+	s      *Session
+	number int // 1 for the session's first connection
+	nc     net.Conn
+	over   chan struct{} // closed when the connection is closed
 
-	mu      sync.Mutex
-	err     error
-	xid     int32
+	mu  sync.Mutex
+	err error // why the connection is closed, nil while it is open
+	xid int32 // of the last request
+	// pending are the calls without an answer, from the index head on.
 	pending []*Call
 	head    int
-	xids    []int32
-	out     []byte
-	spare   []byte
-	writing bool
+	// out are the requests that are not written yet. While a goroutine writes, writing is set.
+	// spare is the buffer of the last write, for reuse.
+	out, spare []byte
+	writing    bool
 }
 
 // send writes calls in one piece. If a write is under way, its goroutine writes these calls
@@ -60,28 +60,30 @@ type conn struct {
 func (c *conn) send(calls ...*Call) error {
 	sent := driver.Now()
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.err != nil {
-		err := c.err
-		c.mu.Unlock()
-		return &NotSentError{err}
+		return &NotSentError{c.err}
 	}
 	for _, k := range calls {
-		k.done, k.Sent, k.Conn = make(chan struct{}), sent, c.n
 		c.xid++
-		if c.xid < 0 {
+		if c.xid < 0 { // negative numbers do not belong to a request
 			c.xid = 1
 		}
+		k.done, k.Sent, k.Conn, k.xid = make(chan struct{}), sent, c.number, c.xid
 		c.out = binary.BigEndian.AppendUint32(c.out, uint32(8+len(k.body)))
 		c.out = binary.BigEndian.AppendUint32(c.out, uint32(c.xid))
 		c.out = binary.BigEndian.AppendUint32(c.out, uint32(k.op))
 		c.out = append(c.out, k.body...)
 		c.pending = append(c.pending, k)
-		c.xids = append(c.xids, c.xid)
 	}
-	if c.writing {
-		c.mu.Unlock()
-		return nil
+	if !c.writing {
+		c.writeLocked()
 	}
+	return nil
+}
+
+// writeLocked writes all requests in out. It unlocks the mutex during each write.
+func (c *conn) writeLocked() {
 	c.writing = true
 	for c.err == nil && len(c.out) > 0 {
 		out := c.out
@@ -98,11 +100,9 @@ func (c *conn) send(calls ...*Call) error {
 		}
 	}
 	c.writing = false
-	c.mu.Unlock()
-	return nil
 }
 
-// close ends the connection. Its reader then fails the pending calls.
+// close ends the connection. Then the method read returns, and its caller fails the pending calls.
 func (c *conn) close(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,32 +117,32 @@ func (c *conn) closeLocked(err error) {
 	}
 }
 
-// next returns the call of an answer.
-func (c *conn) next(xid int32) (*Call, error) {
+// takePending removes the call with the number xid, which must be the first pending one.
+func (c *conn) takePending(xid int32) (*Call, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.head == len(c.pending) {
 		return nil, fmt.Errorf("zk: an answer to no request (xid %d)", xid)
 	}
-	if c.xids[c.head] != xid {
-		return nil, fmt.Errorf("zk: the answer to request %d came where %d was due", xid, c.xids[c.head])
-	}
 	k := c.pending[c.head]
+	if k.xid != xid {
+		return nil, fmt.Errorf("zk: the answer to request %d came where %d was due", xid, k.xid)
+	}
 	c.pending[c.head] = nil
 	c.head++
 	if c.head == len(c.pending) {
-		c.pending, c.xids, c.head = c.pending[:0], c.xids[:0], 0
+		c.pending, c.head = c.pending[:0], 0
 	}
 	return k, nil
 }
 
-// abandon fails all calls without an answer.
-func (c *conn) abandon() {
+// failPending ends all calls without an answer. The connection is closed.
+func (c *conn) failPending() {
 	c.mu.Lock()
-	left, err := c.pending[c.head:], c.err
-	c.pending, c.xids, c.head = nil, nil, 0
+	unanswered, err := c.pending[c.head:], c.err
+	c.pending, c.head = nil, 0
 	c.mu.Unlock()
-	for _, k := range left {
+	for _, k := range unanswered {
 		k.Err = &LostError{err}
 		close(k.done)
 	}
@@ -159,42 +159,53 @@ func (c *conn) read(r *bufio.Reader) error {
 		d := decoder{b: frame}
 		xid, zxid, code := d.int32(), d.int64(), Error(d.int32())
 		if d.bad {
-			return errShort
+			return errMalformed
 		}
-		switch xid {
-		case xidEvent:
-			e := Event{Type: EventType(d.int32())}
-			d.int32() // the session's state, which the client derives itself
-			e.Path = d.string()
-			if d.bad {
-				return errShort
-			}
-			if e.Type > 0 {
-				c.s.cfg.OnEvent(e)
-			}
-			continue
-		case xidAuth:
-			if code != 0 {
-				c.s.end(ErrAuthFailed)
-				return ErrAuthFailed
-			}
-			continue
+		switch {
+		case xid == xidEvent:
+			err = c.handleEvent(&d)
+		case xid != xidAuth:
+			err = c.handleAnswer(xid, zxid, code, &d)
+		case code != 0:
+			c.s.end(ErrAuthFailed)
+			err = ErrAuthFailed
 		}
-		k, err := c.next(xid)
 		if err != nil {
 			return err
 		}
-		k.Zxid = zxid
-		k.read(code, &d)
-		c.s.answered(k, zxid, code)
-		close(k.done)
-		if code == ErrExpired || code == ErrMoved {
-			return code // the next handshake shows whether the session is over
-		}
-		if errors.Is(k.Err, errShort) {
-			return errShort
-		}
 	}
+}
+
+func (c *conn) handleEvent(d *decoder) error {
+	e := Event{Type: EventType(d.int32())}
+	d.int32() // the session's state, which the client derives itself
+	e.Path = d.string()
+	if d.bad {
+		return errMalformed
+	}
+	if e.Type > 0 { // other events report the session's state
+		c.s.cfg.OnEvent(e)
+	}
+	return nil
+}
+
+// handleAnswer ends the call of an answer. Its error ends the connection.
+func (c *conn) handleAnswer(xid int32, zxid int64, code Error, d *decoder) error {
+	k, err := c.takePending(xid)
+	if err != nil {
+		return err
+	}
+	k.Zxid = zxid
+	k.decode(code, d)
+	c.s.answered(k, zxid, code)
+	close(k.done)
+	switch {
+	case code == ErrExpired || code == ErrMoved:
+		return code // the next handshake shows whether the session is over
+	case errors.Is(k.Err, errMalformed):
+		return errMalformed
+	}
+	return nil
 }
 
 func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
@@ -215,27 +226,37 @@ func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
 	return frame, err
 }
 
-// errNoWelcome is the error of a handshake without an answer. The server may have no
+// errUnanswered is the error of a handshake without an answer. The server may have no
 // majority, or be behind the session's last transaction, or its port may require TLS.
-var errNoWelcome = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or requires TLS")
+var errUnanswered = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or requires TLS")
 
-// noWelcome returns errNoWelcome for the end of a connection without an answer.
-func noWelcome(err error) error {
+// handshakeError returns errUnanswered if the server has ended the connection.
+func handshakeError(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return errNoWelcome
+		return errUnanswered
 	}
 	return err
 }
 
-// greeting returns the first request on a connection, of at least size bytes.
-func greeting(id int64, passwd []byte, zxid int64, timeout time.Duration, size int) []byte {
+// identity is what a client needs to continue its session on another connection.
+type identity struct {
+	id     int64
+	passwd []byte
+}
+
+// newSession is the identity in the request for a new session.
+var newSession = identity{passwd: make([]byte, 16)}
+
+// connectRequest returns the first request on a connection, of at least size bytes. The server has
+// to know the transaction zxid.
+func connectRequest(of identity, zxid int64, timeout time.Duration, size int) []byte {
 	var e encoder
 	e.int32(0) // its length, set below
 	e.int32(0) // protocol version
 	e.int64(zxid)
-	e.int32(int32(min(timeout.Milliseconds(), 1<<30)))
-	e.int64(id)
-	e.bytes(passwd)
+	e.int32(int32(min(timeout, maxTimeout).Milliseconds()))
+	e.int64(of.id)
+	e.bytes(of.passwd)
 	e.bool(false) // no read-only server
 	if fill := size + 4 - len(e.b); fill > 0 {
 		e.b = append(e.b, make([]byte, fill)...)
@@ -244,20 +265,28 @@ func greeting(id int64, passwd []byte, zxid int64, timeout time.Duration, size i
 	return e.b
 }
 
-// handshake begins or continues the session on a new connection. sent is the instant before
-// the request.
-func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, timeout time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
-	sent = driver.Now()
-	if _, err = nc.Write(greeting(id, passwd, zxid, timeout, 0)); err != nil {
-		return sent, 0, nil, 0, err
+// maxTimeout is a session timeout that is longer than every server allows.
+const maxTimeout = 1 << 30 * time.Millisecond
+
+// handshake begins or continues a session on a new connection. It returns the session's identity
+// and its timeout, and ErrExpired if the server does not have the session.
+func handshake(nc net.Conn, r *bufio.Reader, of identity, zxid int64, timeout time.Duration) (identity, time.Duration, error) {
+	if _, err := nc.Write(connectRequest(of, zxid, timeout, 0)); err != nil {
+		return identity{}, 0, err
 	}
 	frame, err := readFrame(r, nil)
-	if err = noWelcome(err); err != nil {
-		return sent, 0, nil, 0, err
+	if err != nil {
+		return identity{}, 0, handshakeError(err)
 	}
 	d := decoder{b: frame}
-	d.int32()
-	got = time.Duration(d.int32()) * time.Millisecond
-	newID, newPasswd = d.int64(), d.bytes()
-	return sent, newID, newPasswd, got, d.err()
+	d.int32() // protocol version
+	granted := time.Duration(d.int32()) * time.Millisecond
+	session := identity{d.int64(), d.bytes()}
+	switch {
+	case d.bad:
+		return identity{}, 0, errMalformed
+	case session.id == 0 || granted <= 0:
+		return identity{}, 0, ErrExpired
+	}
+	return session, granted, nil
 }

@@ -39,7 +39,7 @@ func (e *encoder) acl(l []ACL) {
 	}
 }
 
-var errShort = errors.New("zk: the server's answer is malformed")
+var errMalformed = errors.New("zk: the server's answer is malformed")
 
 // decoder reads jute. After an error it returns zeros.
 type decoder struct {
@@ -49,7 +49,7 @@ type decoder struct {
 
 func (d *decoder) err() error {
 	if d.bad {
-		return errShort
+		return errMalformed
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func FuzzAnswers(f *testing.F) {
 			Sync("/a"), Delete("/a", -1), Multi(Check("/a", 1), CreateSequential("/a", nil, Everyone)),
 		}
 		for _, c := range calls {
-			c.read(0, &decoder{b: b})
+			c.decode(0, &decoder{b: b})
 			if len(c.Names) > len(b) || len(c.Data) > len(b) || len(c.Path) > len(b) {
 				t.Errorf("%+v of %d bytes", c, len(b))
 			}
@@ -47,7 +47,7 @@ func TestFailedMultiReturnsError(t *testing.T) {
 	e.bool(true)
 	e.int32(-1)
 	m := Multi(Check("/a", 1), Delete("/b", 1), Delete("/c", 1))
-	m.read(0, &decoder{b: e.b})
+	m.decode(0, &decoder{b: e.b})
 	if m.Err != ErrNoNode || m.Failed != 1 || m.Results[0].Err != nil || m.Results[2].Err != ErrRuntimeInconsistency {
 		t.Errorf("%+v", m)
 	}

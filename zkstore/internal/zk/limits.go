@@ -24,7 +24,7 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 		if least, most, failed = limits(ctx, cfg, server); failed == nil {
 			return least, most, nil
 		}
-		err = why.of(err, server, failed)
+		err = why.choose(err, server, failed)
 		if ctx.Err() != nil {
 			return 0, 0, err
 		}
@@ -36,37 +36,39 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 
 // limits is Limits for one server, without a retry.
 func limits(ctx context.Context, cfg Config, server string) (least, most time.Duration, err error) {
-	var id int64
-	passwd := make([]byte, 16)
-	// All connections belong to one session: a later connection takes the session over from the
-	// earlier one.
-	try := func(timeout time.Duration, closing bool) (got time.Duration, err error) {
-		trying, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		nc, err := cfg.Dial(trying, "tcp", server)
-		if err != nil {
-			return 0, err
-		}
-		defer nc.Close()
-		stop := context.AfterFunc(trying, func() { nc.Close() })
-		defer stop()
-		r := bufio.NewReader(nc)
-		if _, id, passwd, got, err = handshake(nc, r, id, passwd, 0, timeout); err != nil {
-			return 0, explain(trying, err)
-		}
-		if id == 0 || got <= 0 {
-			return 0, ErrExpired
-		}
-		if closing {
-			_, err = closeSession(nc, r)
-		}
-		return got, explain(trying, err)
+	session, most, err := requestTimeout(ctx, cfg, server, newSession, maxTimeout, false)
+	if err == nil {
+		// The new connection takes the session over from the earlier one.
+		_, least, err = requestTimeout(ctx, cfg, server, session, time.Millisecond, true)
 	}
-	if most, err = try(1<<30*time.Millisecond, false); err != nil {
-		return 0, 0, err
-	}
-	least, err = try(time.Millisecond, true)
 	return least, most, err
+}
+
+// requestTimeout begins or continues a session, and returns the timeout that the server grants. If
+// closing is set, it closes the session.
+func requestTimeout(ctx context.Context, cfg Config, server string, of identity, timeout time.Duration, closing bool) (session identity, granted time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	nc, hangUp, err := dial(ctx, cfg, server)
+	if err != nil {
+		return identity{}, 0, err
+	}
+	defer hangUp()
+	r := bufio.NewReader(nc)
+	session, granted, err = handshake(nc, r, of, 0, timeout)
+	if err == nil && closing {
+		_, err = closeSession(nc, r)
+	}
+	return session, granted, explain(ctx, err)
+}
+
+// dial connects to a server. The connection ends with ctx, or when the caller calls hangUp.
+func dial(ctx context.Context, cfg Config, server string) (nc net.Conn, hangUp func(), err error) {
+	if nc, err = cfg.Dial(ctx, "tcp", server); err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	return nc, func() { stop(); nc.Close() }, nil
 }
 
 // explain returns the context's error instead of its effect on the connection.
@@ -87,7 +89,7 @@ func closeSession(nc net.Conn, r *bufio.Reader) (zxid int64, err error) {
 func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, err error) {
 	var e encoder
 	e.int32(0) // the length of the request, set below
-	e.int32(1)
+	e.int32(1) // its number on the connection
 	e.int32(op)
 	if path != "" {
 		e.string(path)
@@ -101,10 +103,13 @@ func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, 
 		return 0, err
 	}
 	d := decoder{b: frame}
-	d.int32()
+	d.int32() // the number of the request
 	zxid = d.int64()
-	if code := Error(d.int32()); d.bad || code != 0 {
-		return 0, errors.Join(d.err(), code)
+	switch code := Error(d.int32()); {
+	case d.bad:
+		return 0, errMalformed
+	case code != 0:
+		return 0, code
 	}
 	return zxid, nil
 }
@@ -123,7 +128,7 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 			return true, nil
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case errors.Is(err, errNoWelcome) && requestUnknownSession(ctx, cfg, server, 0) == nil:
+		case errors.Is(err, errUnanswered) && requestUnknownSession(ctx, cfg, server, 0) == nil:
 			return false, nil
 		case (tries+1)%len(cfg.Servers) == 0:
 			_ = backoff.Sleep(ctx, retryInterval)
@@ -134,45 +139,36 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 // retryInterval is the delay after all servers have failed.
 const retryInterval = 50 * time.Millisecond
 
-// noSession is a session number that no server assigns. The high bits of an assigned number are the
+// unknownSession has a number that no server assigns. The high bits of an assigned number are the
 // server's number and a time, and are never all 0.
-const noSession = 1
+var unknownSession = identity{1, make([]byte, 16)}
 
 // requestUnknownSession requests a session that never existed, in a request of at least size bytes.
 func requestUnknownSession(ctx context.Context, cfg Config, server string, size int) error {
-	trying, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	nc, err := cfg.Dial(trying, "tcp", server)
+	nc, hangUp, err := dial(ctx, cfg, server)
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
-	stop := context.AfterFunc(trying, func() { nc.Close() })
-	defer stop()
-	b := greeting(noSession, make([]byte, 16), 0, time.Second, size)
-	if _, err = nc.Write(b); err == nil {
+	defer hangUp()
+	if _, err = nc.Write(connectRequest(unknownSession, 0, time.Second, size)); err == nil {
 		_, err = readFrame(bufio.NewReader(nc), nil)
 	}
-	return noWelcome(err)
+	return handshakeError(err)
 }
 
 // latest begins a session and ends it. It returns the number of the transaction that ended the
 // session, which a majority has just committed.
 func latest(ctx context.Context, cfg Config, server string) (int64, error) {
-	nc, err := cfg.Dial(ctx, "tcp", server)
+	nc, hangUp, err := dial(ctx, cfg, server)
 	if err != nil {
 		return 0, err
 	}
-	defer nc.Close()
-	stop := context.AfterFunc(ctx, func() { nc.Close() })
-	defer stop()
+	defer hangUp()
 	r := bufio.NewReader(nc)
-	_, id, _, _, err := handshake(nc, r, 0, make([]byte, 16), 0, cfg.Timeout)
-	if err != nil {
+	if _, _, err := handshake(nc, r, newSession, 0, cfg.Timeout); err != nil {
 		return 0, err
-	}
-	if id == 0 {
-		return 0, ErrExpired
 	}
 	// The end of a local session is not a transaction. So the sync first brings a server that is
 	// behind up to the leader's state.

@@ -19,8 +19,8 @@ import (
 // and forwarded requests travel in order on one connection between follower and leader. So the
 // leader has received the report about the earlier request before it answers the later one.
 // Both requests use the same connection of the client. The client sends the later one at least
-// Beat, which is more than a tick, after the answer to the earlier one. The later one passes
-// the leader. When it is answered, the session stands at least until
+// Config.Heartbeat, which is more than a tick, after the answer to the earlier one. The later one
+// passes the leader. When it is answered, the session exists at least until
 //
 //	send of the earlier request + T - tick.
 //
@@ -44,16 +44,18 @@ type proof struct {
 	changed chan struct{} // closed and replaced when origin moves
 }
 
-func (p *proof) connected(fresh bool, sent, received driver.Instant) {
-	if fresh {
+// connected handles the answer to a handshake. created reports that it has made the session.
+func (p *proof) connected(created bool, sent, received driver.Instant) {
+	if created {
 		p.origin = sent
 	}
 	p.sent, p.received = sent, received
 }
 
-// answered handles the answer to a request that passed the leader.
-func (p *proof) answered(sent driver.Instant, beat time.Duration) {
-	if Between(p.received, sent) < beat {
+// answered handles the answer to a request that passed the leader. An answer moves origin only if
+// its request was sent at least heartbeat after the earlier answer.
+func (p *proof) answered(sent driver.Instant, heartbeat time.Duration) {
+	if Between(p.received, sent) < heartbeat {
 		return
 	}
 	p.origin, p.sent, p.received = p.sent, sent, driver.Now()
@@ -68,7 +70,7 @@ func Between(a, b driver.Instant) time.Duration {
 	return since - later
 }
 
-// Proven returns how long after an instant the session is proven to stand.
+// Proven returns how long after an instant the session is proven to exist.
 func (s *Session) Proven(at driver.Instant) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,14 +81,14 @@ func (s *Session) proven(at driver.Instant) time.Duration {
 	return s.timeout - s.cfg.Tick - Between(s.proof.origin, at)
 }
 
-// Proof returns an instant, and how long after it the session is proven to stand.
+// Proof returns an instant, and how long after it the session is proven to exist.
 func (s *Session) Proof() (driver.Instant, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.proof.origin, s.timeout - s.cfg.Tick
 }
 
-// Prove waits until the session is proven to stand for d after an instant. It returns false
+// Prove waits until the session is proven to exist for d after an instant. It returns false
 // if ctx or the session ends first.
 func (s *Session) Prove(ctx context.Context, at driver.Instant, d time.Duration) bool {
 	for {
@@ -108,24 +110,24 @@ func (s *Session) Prove(ctx context.Context, at driver.Instant, d time.Duration)
 	}
 }
 
-// Silence returns how long a heartbeat may stay without an answer before the client tries
+// HeartbeatTimeout returns how long the client waits for the answer to a heartbeat before it tries
 // another server.
-func (c Config) Silence() time.Duration {
-	return max(3*c.Beat, min(c.Timeout/3, maxSilence))
+func (c Config) HeartbeatTimeout() time.Duration {
+	return max(3*c.Heartbeat, min(c.Timeout/3, 10*time.Second))
 }
 
-const maxSilence = 10 * time.Second
+var errSilent = errors.New("the server does not answer")
 
-// beat sends a heartbeat when no other request has passed the leader for a while. It closes
-// the connection when a heartbeat stays without an answer.
-func (s *Session) beat(c *conn) {
+// sendHeartbeats sends a heartbeat when no other request has passed the leader for a while. It
+// closes the connection when a heartbeat is not answered in time.
+func (s *Session) sendHeartbeats(c *conn) {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
 		s.mu.Lock()
 		since, _ := s.proof.received.Elapsed()
-		wait, silence := s.cfg.Beat-since, s.cfg.Silence()
 		s.mu.Unlock()
+		wait := s.cfg.Heartbeat - since
 		if wait > 0 {
 			t.Reset(wait)
 			select {
@@ -139,7 +141,7 @@ func (s *Session) beat(c *conn) {
 		if c.send(k) != nil {
 			return
 		}
-		t.Reset(silence)
+		t.Reset(s.cfg.HeartbeatTimeout())
 		select {
 		case <-k.done:
 		case <-c.over:
@@ -150,5 +152,3 @@ func (s *Session) beat(c *conn) {
 		}
 	}
 }
-
-var errSilent = errors.New("the server does not answer")

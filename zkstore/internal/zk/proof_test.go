@@ -97,7 +97,7 @@ func (f *fakeServer) session(t *testing.T) (s *Session, before driver.Instant) {
 	t.Helper()
 	before = driver.Now()
 	s, err := Open(t.Context(), Config{
-		Servers: []string{f.Addr().String()}, Timeout: time.Minute, Beat: 10 * time.Millisecond, Tick: 10 * time.Millisecond,
+		Servers: []string{f.Addr().String()}, Timeout: time.Minute, Heartbeat: 10 * time.Millisecond, Tick: 10 * time.Millisecond,
 		Dial:    (&net.Dialer{}).DialContext,
 		OnEvent: func(Event) {},
 	})
@@ -162,7 +162,7 @@ func TestRefusalsProveNothing(t *testing.T) {
 	}
 }
 
-// TestReconnectionIsNotProofByItself: the welcome on another connection counts like an
+// TestReconnectionIsNotProofByItself: the handshake on another connection counts like an
 // answer, because a deposed leader gives it as well.
 func TestReconnectionIsNotProofByItself(t *testing.T) {
 	f := newFakeServer(t)

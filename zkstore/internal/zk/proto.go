@@ -66,13 +66,25 @@ const (
 )
 
 var errorNames = map[Error]string{
-	ErrRuntimeInconsistency: "another operation of the transaction failed", ErrUnimplemented: "the server does not support this operation",
-	ErrBadArguments: "bad arguments", ErrNoNode: "no such node", ErrNoAuth: "no permission",
-	ErrBadVersion: "the node has another version", ErrEphemeralParent: "an ephemeral node cannot have children", ErrNodeExists: "the node exists", ErrNotEmpty: "the node has children",
-	ErrExpired: "the session has expired", ErrInvalidACL: "invalid ACL", ErrAuthFailed: "authentication failed",
-	ErrMoved: "the session has moved to another server", ErrReadOnly: "the server is read-only", ErrNoWatcher: "no such watch",
-	ErrLocalSession: "the server has local sessions, which cannot have ephemeral nodes: set localSessionsUpgradingEnabled at the server", ErrSASLRequired: "the server demands SASL, which this client does not speak",
-	ErrQuotaExceeded: "a quota is exceeded", ErrThrottled: "the server is overloaded",
+	ErrRuntimeInconsistency: "another operation of the transaction failed",
+	ErrUnimplemented:        "the server does not support this operation",
+	ErrBadArguments:         "bad arguments",
+	ErrNoNode:               "no such node",
+	ErrNoAuth:               "no permission",
+	ErrBadVersion:           "the node has another version",
+	ErrEphemeralParent:      "an ephemeral node cannot have children",
+	ErrNodeExists:           "the node exists",
+	ErrNotEmpty:             "the node has children",
+	ErrExpired:              "the session has expired",
+	ErrInvalidACL:           "invalid ACL",
+	ErrAuthFailed:           "authentication failed",
+	ErrMoved:                "the session has moved to another server",
+	ErrReadOnly:             "the server is read-only",
+	ErrNoWatcher:            "no such watch",
+	ErrLocalSession:         "the server has local sessions, which cannot have ephemeral nodes: set localSessionsUpgradingEnabled at the server",
+	ErrSASLRequired:         "the server demands SASL, which this client does not speak",
+	ErrQuotaExceeded:        "a quota is exceeded",
+	ErrThrottled:            "the server is overloaded",
 }
 
 func (e Error) Error() string {
@@ -100,9 +112,11 @@ type ACL struct {
 
 // Everyone grants all rights to all users, and Creator only to the user that created a node.
 var (
-	Everyone = []ACL{{31, "world", "anyone"}}
-	Creator  = []ACL{{31, "auth", ""}}
+	Everyone = []ACL{{allRights, "world", "anyone"}}
+	Creator  = []ACL{{allRights, "auth", ""}}
 )
+
+const allRights = 1<<5 - 1 // read, write, create, delete, admin
 
 // Auth is a credential that a session presents on each connection.
 type Auth struct {

@@ -3,6 +3,7 @@ package zk
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -20,9 +21,9 @@ type Config struct {
 	Servers []string
 	// Timeout is the requested session timeout.
 	Timeout time.Duration
-	// Beat is the shortest time between the answer to one heartbeat and the send of the
+	// Heartbeat is the shortest time between the answer to one heartbeat and the send of the
 	// next; more than a tick of the servers. Tick is that tick.
-	Beat, Tick time.Duration
+	Heartbeat, Tick time.Duration
 	// WriteTimeout limits a write that the network does not accept; default 500 ms.
 	WriteTimeout time.Duration
 	// Dial opens a connection, with TLS if configured.
@@ -50,22 +51,21 @@ type Session struct {
 	done chan struct{} // run has returned
 
 	mu      sync.Mutex
-	id      int64
-	passwd  []byte
+	session identity
 	timeout time.Duration
 	zxid    int64
-	conn    *conn // nil while there is none
-	conns   int
-	ended   error
+	conn    *conn         // nil while there is none
+	conns   int           // the number of connections so far
+	ended   error         // why the session is over, nil while it is not
 	changed chan struct{} // closed and replaced when conn or ended changes
 	last    error         // why there is no connection
 	proof   proof
 }
 
-// Open begins a session and waits until it stands.
+// Open begins a session and waits until a server has accepted it.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	running, stop := context.WithCancel(context.Background())
-	s := &Session{cfg: cfg, stop: stop, done: make(chan struct{}), changed: make(chan struct{}), passwd: make([]byte, 16)}
+	s := &Session{cfg: cfg, stop: stop, done: make(chan struct{}), changed: make(chan struct{}), session: newSession}
 	s.proof.changed = make(chan struct{})
 	go s.run(running)
 	if _, err := s.await(ctx); err != nil {
@@ -80,7 +80,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 func (s *Session) ID() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.id
+	return s.session.id
 }
 
 // Timeout returns the session timeout that the server has granted.
@@ -104,7 +104,7 @@ func (s *Session) Conn() int {
 	if s.conn == nil {
 		return 0
 	}
-	return s.conn.n
+	return s.conn.number
 }
 
 // Ended returns why the session is over, nil while it is not.
@@ -114,6 +114,7 @@ func (s *Session) Ended() error {
 	return s.ended
 }
 
+// await returns the connection, and waits for one if there is none.
 func (s *Session) await(ctx context.Context) (*conn, error) {
 	for {
 		s.mu.Lock()
@@ -181,13 +182,13 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 		case <-ctx.Done():
 			return &NotSentError{ctx.Err()}
 		}
-		s.lost(c)
+		s.removeConn(c)
 	}
 }
 
 // closeTimeout limits the end of a session at the server. The end is one write, which waits for the
 // disks of a majority, so the limit does not depend on the session's timeout. If the limit is too
-// short, nodes that the server would soon have removed stand until the session expires.
+// short, nodes that the server would soon have removed exist until the session expires.
 const closeTimeout = 5 * time.Second
 
 // Close ends the session at the server, so that its nodes are removed at once. It tries until ctx
@@ -249,8 +250,8 @@ func (s *Session) announce() {
 	s.changed = make(chan struct{})
 }
 
-// lost removes a connection that has ended.
-func (s *Session) lost(c *conn) {
+// removeConn removes a connection that has ended.
+func (s *Session) removeConn(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn == c {
@@ -275,13 +276,13 @@ func (s *Session) run(ctx context.Context) {
 			continue
 		}
 		s.mu.Lock()
-		s.last = why.of(s.last, server, err)
+		s.last = why.choose(s.last, server, err)
 		s.mu.Unlock()
 		if failures++; failures%len(s.cfg.Servers) != 0 {
 			continue
 		}
 		// All servers have failed.
-		if errors.Is(err, errNoWelcome) && s.rewound(ctx, server) {
+		if errors.Is(err, errUnanswered) && s.rewound(ctx, server) {
 			s.end(ErrRewound)
 			return
 		}
@@ -307,9 +308,9 @@ func (s *Session) rewound(ctx context.Context, server string) bool {
 // reason selects the error to report after consecutive failed attempts.
 type reason struct{ timeouts int }
 
-// of returns the error to report from now on. One attempt that timed out, or was cancelled, does
+// choose returns the error to report from now on. One attempt that timed out, or was cancelled, does
 // not hide the reason of earlier failures. Several such attempts in a row do.
-func (r *reason) of(last error, server string, err error) error {
+func (r *reason) choose(last error, server string, err error) error {
 	slow, ok := errors.AsType[net.Error](err)
 	if ok && slow.Timeout() || errors.Is(err, context.Canceled) {
 		r.timeouts++
@@ -333,28 +334,35 @@ func (s *Session) connect(ctx context.Context, server string) error {
 	}
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	defer stop()
-	if deadline, ok := trying.Deadline(); ok {
-		if err := nc.SetDeadline(deadline); err != nil {
-			nc.Close()
-			return err
-		}
-	}
+	deadline, _ := trying.Deadline()
 	r := bufio.NewReaderSize(nc, 16<<10)
-	s.mu.Lock()
-	id, passwd, zxid := s.id, s.passwd, s.zxid
-	s.mu.Unlock()
-	sent, newID, newPasswd, timeout, err := handshake(nc, r, id, passwd, zxid, s.cfg.Timeout)
-	if err == nil {
-		err = nc.SetDeadline(time.Time{})
-	}
+	c, err := s.establish(nc, r, deadline)
 	if err != nil {
 		nc.Close()
 		return err
 	}
-	if timeout <= 0 || newID == 0 {
-		nc.Close()
+	s.serve(c, r)
+	return nil
+}
+
+// establish begins or continues the session on a new connection, and presents the credentials.
+func (s *Session) establish(nc net.Conn, r *bufio.Reader, deadline time.Time) (*conn, error) {
+	if err := nc.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	old, zxid := s.session, s.zxid
+	s.mu.Unlock()
+	sent := driver.Now()
+	session, timeout, err := handshake(nc, r, old, zxid, s.cfg.Timeout)
+	if err == ErrExpired {
 		s.end(ErrExpired)
-		return ErrExpired
+	}
+	if err == nil {
+		err = nc.SetDeadline(time.Time{})
+	}
+	if err != nil {
+		return nil, err
 	}
 	answered := driver.Now()
 
@@ -362,35 +370,14 @@ func (s *Session) connect(ctx context.Context, server string) error {
 	s.mu.Lock()
 	if s.ended != nil {
 		s.mu.Unlock()
-		nc.Close()
-		return s.ended
+		return nil, s.ended
 	}
 	s.conns++
-	c.n = s.conns
-	s.id, s.passwd, s.timeout = newID, newPasswd, timeout
-	s.proof.connected(id == 0, sent, answered)
+	c.number = s.conns
+	s.session, s.timeout = session, timeout
+	s.proof.connected(old.id == 0, sent, answered)
 	s.mu.Unlock()
-	if err := s.authenticate(nc); err != nil {
-		c.close(err)
-		return err
-	}
-	s.mu.Lock()
-	if s.ended == nil {
-		s.conn = c
-		s.announce()
-	}
-	s.mu.Unlock()
-	if s.cfg.OnConn != nil {
-		s.cfg.OnConn(c.n)
-	}
-	var beating sync.WaitGroup
-	beating.Go(func() { s.beat(c) })
-	err = c.read(r)
-	c.close(err)
-	s.lost(c)
-	c.abandon()
-	beating.Wait()
-	return nil
+	return c, s.authenticate(nc)
 }
 
 // authenticate presents the credentials before all requests. A refusal ends the session.
@@ -398,21 +385,38 @@ func (s *Session) authenticate(nc net.Conn) error {
 	var e encoder
 	for _, a := range s.cfg.Auth {
 		start := len(e.b)
-		e.int32(0)
+		e.int32(0) // the length of the request, set below
 		e.int32(xidAuth)
 		e.int32(opAuth)
-		e.int32(0)
+		e.int32(0) // not used
 		e.string(a.Scheme)
 		e.bytes(a.Data)
-		n := encoder{}
-		n.int32(int32(len(e.b) - start - 4))
-		copy(e.b[start:], n.b)
+		binary.BigEndian.PutUint32(e.b[start:], uint32(len(e.b)-start-4))
 	}
 	if len(e.b) == 0 {
 		return nil
 	}
 	_, err := nc.Write(e.b)
 	return err
+}
+
+// serve uses a connection for the session's requests until it ends.
+func (s *Session) serve(c *conn, r *bufio.Reader) {
+	s.mu.Lock()
+	if s.ended == nil {
+		s.conn = c
+		s.announce()
+	}
+	s.mu.Unlock()
+	if s.cfg.OnConn != nil {
+		s.cfg.OnConn(c.number)
+	}
+	var heartbeats sync.WaitGroup
+	heartbeats.Go(func() { s.sendHeartbeats(c) })
+	c.close(c.read(r))
+	s.removeConn(c)
+	c.failPending()
+	heartbeats.Wait()
 }
 
 // answered handles the answer to a call.
@@ -424,6 +428,6 @@ func (s *Session) answered(k *Call, zxid int64, code Error) {
 	}
 	// A server may refuse without the leader.
 	if throughLeader(k.op) && code == 0 {
-		s.proof.answered(k.Sent, s.cfg.Beat)
+		s.proof.answered(k.Sent, s.cfg.Heartbeat)
 	}
 }

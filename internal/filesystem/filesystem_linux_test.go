@@ -1,10 +1,6 @@
-package filestore_test
+package filesystem
 
-import (
-	"testing"
-
-	"github.com/holdfast-go/holdfast/filestore"
-)
+import "testing"
 
 // TestOnlyKnownFileSystemsAreLocal requires that file systems count as local only if the list contains
 // them. A network file system without a name in this package does not count as local, either.
@@ -31,7 +27,7 @@ func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 		0x564c:     {"0x0000564c", false}, // NCP
 		0:          {"0x00000000", false},
 	} {
-		if name, local := filestore.FileSystem(kind); name != want.name || local != want.local {
+		if name, local := byType(kind); name != want.name || local != want.local {
 			t.Errorf("%#x: %q, local %t; want %q, local %t", kind, name, local, want.name, want.local)
 		}
 	}

@@ -20,13 +20,14 @@ func DurableToken(ctx context.Context, r Recipe, s *Session, a *LockRequest, got
 	durable, err := commit(brief)
 	cancel()
 	if err != nil {
-		return got, giveBack(ctx, r, s, err)
+		return got, clearAfter(ctx, r, s, err)
 	}
 	return durable, nil
 }
 
-func giveBack(ctx context.Context, r Recipe, s *Session, err error) error {
-	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+// clearAfter clears the session after err, and returns the error of the request.
+func clearAfter(ctx context.Context, r Recipe, s *Session, err error) error {
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
 	defer cancel()
 	if cerr := r.Clear(brief, s); cerr != nil {
 		// Neither error is wrapped: an error of a link does not prove the state of the lock.

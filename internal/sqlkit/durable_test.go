@@ -32,7 +32,7 @@ func (r *failing) Lock(ctx context.Context, s *Session, _ *LockRequest) (Got, er
 	}
 	err := r.fails[0]
 	r.fails = r.fails[1:]
-	return Got{}, giveBack(ctx, r, s, err)
+	return Got{}, clearAfter(ctx, r, s, err)
 }
 
 func (r *failing) Clear(ctx context.Context, _ *Session) error {

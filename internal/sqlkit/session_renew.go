@@ -1,0 +1,241 @@
+package sqlkit
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Renew pings the sessions of grants.
+func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	if err := e.enter(); err != nil {
+		for i := range answers {
+			answers[i].Err = err
+		}
+		return answers
+	}
+	defer e.tasks.Done()
+	pings := make([]*ping, len(grants))
+	for i, g := range grants {
+		pings[i], answers[i] = e.beginRenewal(g)
+	}
+	for i, p := range pings {
+		if p != nil {
+			answers[i] = p.renewal(ctx, grants[i])
+		}
+	}
+	return answers
+}
+
+// beginRenewal pings the session of a grant. If it cannot, it returns the outcome of the renewal.
+func (e *Sessions) beginRenewal(g driver.Grant) (*ping, driver.Renewal) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l := e.leases[g.ID]
+	switch found := l != nil && l.request.Token == g.Token; {
+	case found && l.ending:
+		return nil, driver.Renewal{Err: driver.Errorf(driver.CodeUnknown, "its release is not confirmed yet")}
+	case found && l.granted:
+		return e.pingLocked(l, false), driver.Renewal{}
+	}
+	return nil, driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
+}
+
+// ping is a statement by which a session proves its grant. It outlives the call that began it.
+type ping struct {
+	proveOnly bool // it does not renew the grant
+	sent      driver.Instant
+	done      chan struct{} // closed at the end
+	ok        bool          // the session has the grant
+	err       error
+}
+
+// renewal waits for the outcome of a ping that renews a grant.
+func (p *ping) renewal(ctx context.Context, g driver.Grant) driver.Renewal {
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		select {
+		case <-p.done:
+		default:
+			return driver.Renewal{Err: driver.Errorf(driver.CodeUnknown, "no answer yet: %w", ctx.Err())}
+		}
+	}
+	switch {
+	case p.err != nil:
+		return driver.Renewal{Cause: driver.CauseSessionEnded, Err: p.err}
+	case !p.ok:
+		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
+	}
+	return driver.Renewal{SentAt: p.sent, TTL: g.TTL}
+}
+
+// pingLocked begins a ping, or returns the present one of the same kind. A ping may take as long as
+// the TTL: a client that gives it up must give up the session. The caller holds mu.
+func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
+	present := &l.renewal
+	if proveOnly {
+		present = &l.proof
+	}
+	if *present != nil {
+		return *present
+	}
+	p := &ping{proveOnly: proveOnly, done: make(chan struct{})}
+	if e.closed {
+		p.err = ErrClosed
+		close(p.done)
+		return p
+	}
+	*present = p
+	e.tasks.Go(func() { e.runPing(l, p) })
+	return p
+}
+
+// runPing sends a ping when the session is free, and then ends the grant if the session does not have it.
+func (e *Sessions) runPing(l *lease, p *ping) {
+	defer close(p.done)
+	ctx, cancel := context.WithTimeout(e.ctx, l.request.TTL)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { l.s.Close() })()
+	if !l.lock(ctx) {
+		p.err = driver.Errorf(driver.CodeUnknown, "the session is busy")
+		e.pinged(l, p, false)
+		return
+	}
+	held := e.sendPing(ctx, l, p)
+	_, records := e.recipe.(Recorder)
+	e.pinged(l, p, records && held && l.request.Record && !l.request.Recorded)
+	switch {
+	case p.err != nil:
+		e.pingFailed(l, p)
+	case held && !p.ok:
+		l.unlock()
+		e.lose(l, driver.CauseGone, nil)
+	default:
+		l.s.Watch() // no statement runs from here on
+		l.unlock()
+	}
+}
+
+// sendPing executes a ping on the session of a lease, which the caller has reserved. It returns false
+// if the lease has no grant.
+func (e *Sessions) sendPing(ctx context.Context, l *lease, p *ping) (held bool) {
+	e.mu.Lock()
+	held, confirmed := l.granted, l.sent
+	e.mu.Unlock()
+	l.request.Left = l.request.TTL
+	if p.proveOnly {
+		elapsed, _ := confirmed.Elapsed()
+		l.request.Left -= elapsed
+	}
+	switch {
+	case !held:
+	case l.request.Left <= 0:
+		p.ok = true // the server's timer is about to end the session
+	default:
+		p.sent = driver.Now()
+		p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.request)
+	}
+	return held
+}
+
+// pinged sets the result of a ping. If the holder could not be recorded, the engine tries that again
+// after recordAgain.
+func (e *Sessions) pinged(l *lease, p *ping, unrecorded bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if unrecorded {
+		l.recordAt = time.Now().Add(recordAgain)
+	}
+	if p.proveOnly {
+		l.proof = nil
+		return
+	}
+	l.renewal = nil
+	if p.ok {
+		l.sent = p.sent
+	}
+}
+
+// pingFailed ends a grant whose session can no longer be used, and unlocks the lease.
+func (e *Sessions) pingFailed(l *lease, p *ping) {
+	cause, err := driver.CauseSessionEnded, p.err
+	if ended(l.s.Link) {
+		cause, err = e.recipe.Cause(l.s, &l.request, e.side)
+	}
+	l.unlock()
+	e.lose(l, cause, err)
+	if errors.Is(p.err, ErrReadOnly) {
+		e.demoted(l.s.ID.Server)
+	}
+	p.err = &driver.Error{Code: driver.CodeNotHeld, Err: p.err}
+}
+
+// demoted ends the sessions of this client at a server that has become read-only. It closes
+// idle sessions at once, and pings the sessions with grants: each ping fails like the first
+// one.
+func (e *Sessions) demoted(server string) {
+	e.side.Flush()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for s := range e.all {
+		switch l := s.lease; {
+		case s.ID.Server != server:
+		case l == nil:
+			e.retireLocked(s)
+		case l.granted && !l.closed:
+			e.pingLocked(l, true)
+		}
+	}
+}
+
+// proveLocked pings one session of each server that was not pinged for proveAfter, each time
+// another session. The caller holds mu.
+func (e *Sessions) proveLocked(now time.Time) {
+	oldest := map[string]*lease{}
+	for s := range e.all {
+		l := s.lease
+		if l == nil || !l.granted || l.closed || s.ID.Server == "" || s.Gone() == nil {
+			continue
+		}
+		if o := oldest[s.ID.Server]; o == nil || l.proved.Before(o.proved) {
+			oldest[s.ID.Server] = l
+		}
+	}
+	for server := range e.proved {
+		if oldest[server] == nil {
+			delete(e.proved, server)
+		}
+	}
+	for server, l := range oldest {
+		switch last := e.proved[server]; {
+		case last.IsZero():
+			e.proved[server] = now // the grants themselves were the proof
+		case now.Sub(last) >= proveAfter:
+			e.proved[server], l.proved = now, now
+			e.pingLocked(l, true)
+		}
+	}
+}
+
+// watchByPing pings a session whose connection does not report its end.
+func (e *Sessions) watchByPing(l *lease) {
+	t := time.NewTicker(proveAfter)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			e.mu.Lock()
+			p := e.pingLocked(l, true)
+			e.mu.Unlock()
+			<-p.done
+		case <-l.done:
+			return
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}
