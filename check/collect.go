@@ -77,6 +77,9 @@ type work struct {
 	outcome          Kind // kindWrote, kindStale, kindQuit, or "" without an end
 }
 
+// pending reports whether the history has no end of the update. It may have written or not.
+func (w *work) pending() bool { return w.outcome == "" }
+
 // bound limits a grant's deadline. When the store answered, at the moment in at, it had set
 // the deadline to at most ttl after that moment.
 type bound struct {
@@ -210,7 +213,7 @@ func (k *collector) addClosing(e *Event) {
 			s.closing = e.T
 		}
 	}
-	k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
+	k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: faultClose})
 }
 
 func (k *collector) addFault(e *Event) {
@@ -218,7 +221,7 @@ func (k *collector) addFault(e *Event) {
 	case kindKill:
 		k.killed[e.W] = e.T
 		k.kinds[string(e.K)]++
-		k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "kill"})
+		k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: faultKill})
 	case kindPause, kindFault:
 		kind := cmp.Or(e.Fault, string(e.K))
 		k.kinds[kind]++

@@ -103,49 +103,55 @@ func over(ctx context.Context) bool {
 }
 
 // inject carries out one fault from its beginning to its end. When ctx ends, inject ends
-// the fault early. If Begin fails because ctx ended, that is no failure, and inject still
-// calls End.
+// the fault early.
 func (c *crew) inject(ctx context.Context, f Fault) error {
-	m := c.members[f.Worker]
-	pause := func() { sleep(ctx, f.For) }
 	for i := range c.target.Faults {
-		sf := &c.target.Faults[i]
-		if sf.Kind != f.Kind {
-			continue
+		if sf := &c.target.Faults[i]; sf.Kind == f.Kind {
+			return c.injectStoreFault(ctx, sf, f)
 		}
-		if sf.Admit != nil && !sf.Admit(f) {
-			return nil
-		}
-		e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
-		if sf.Detail != nil {
-			e.Note = sf.Detail(f)
-		}
-		if sf.Early && !sf.All {
-			e.Name = f.Name
-		}
-		if sf.End != nil {
-			e.For = int64(f.For)
-		}
-		c.log.Add(e)
-		err := sf.Begin(ctx, f)
-		early := err != nil && over(ctx)
-		if early {
-			err = nil
-		}
-		if err == nil && sf.End != nil {
-			if !early {
-				pause()
-			}
-			err = sf.End(context.WithoutCancel(ctx), f)
-		}
-		e.K, e.T = kindHealed, 0
-		c.log.Add(e)
-		return err
 	}
 	if f.Kind == faultBreak {
 		return c.breakOne(ctx, f)
 	}
-	// At most one fault at a time affects a worker.
+	return c.injectWorkerFault(ctx, c.members[f.Worker], f)
+}
+
+// injectStoreFault carries out a fault of the store, unless the fault does not admit that now.
+// If Begin fails because ctx ended, that is no failure, and injectStoreFault still calls End.
+func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) error {
+	if sf.Admit != nil && !sf.Admit(f) {
+		return nil
+	}
+	e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
+	if sf.Detail != nil {
+		e.Note = sf.Detail(f)
+	}
+	if sf.Early && !sf.All {
+		e.Name = f.Name
+	}
+	if sf.End != nil {
+		e.For = int64(f.For)
+	}
+	c.log.Add(e)
+	err := sf.Begin(ctx, f)
+	early := err != nil && over(ctx)
+	if early {
+		err = nil
+	}
+	if err == nil && sf.End != nil {
+		if !early {
+			sleep(ctx, f.For)
+		}
+		err = sf.End(context.WithoutCancel(ctx), f)
+	}
+	e.K, e.T = kindHealed, 0
+	c.log.Add(e)
+	return err
+}
+
+// injectWorkerFault carries out a fault of a worker or of its link. At most one such fault at a
+// time affects a worker.
+func (c *crew) injectWorkerFault(ctx context.Context, m *member, f Fault) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := Event{W: m.name(), For: int64(f.For)}
@@ -154,21 +160,21 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		e.K = kindKill
 		c.log.Add(e)
 		m.proc.kill()
-		pause()
+		sleep(ctx, f.For)
 		return c.launch(context.WithoutCancel(ctx), m)
 	case faultPause:
 		resume, err := c.pause(m, f.For)
 		if err != nil {
 			return err
 		}
-		pause()
+		sleep(ctx, f.For)
 		return resume()
 	}
 	e.K, e.Fault = kindFault, f.Kind
 	c.log.Add(e)
 	err := m.order(ctx, f)
 	if err == nil && f.Kind != faultClose && f.Kind != faultVanish {
-		pause()
+		sleep(ctx, f.For)
 		err = m.order(context.WithoutCancel(ctx), Fault{Kind: faultHeal})
 	}
 	e.K, e.T = kindHealed, 0
@@ -176,6 +182,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	return err
 }
 
+// order orders the worker to begin the fault.
 func (m *member) order(ctx context.Context, f Fault) error {
 	if m.proc != nil {
 		err := m.proc.order(f)
@@ -238,7 +245,7 @@ func (c *crew) stopAll() {
 }
 
 func (c *crew) stopProcess(m *member) {
-	err := m.proc.order(Fault{Kind: "stop"})
+	err := m.proc.order(Fault{Kind: orderStop})
 	if err == nil {
 		select {
 		case <-m.proc.done:

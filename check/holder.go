@@ -50,9 +50,15 @@ func (c *crew) pauseHolder(ctx context.Context, left time.Duration, fits func(na
 	return nil, nil
 }
 
+// pauseIfHolder does for one worker what pauseHolder does for all. unfit has the locks that fits has
+// refused. The worker's mutex stays locked until resume.
 func (c *crew) pauseIfHolder(ctx context.Context, m *member, left time.Duration, unfit map[int64]bool, fits func(name string) (bool, error)) (*pausedHolder, error) {
 	if !m.mu.TryLock() {
 		return nil, nil // another fault affects the worker
+	}
+	if m.proc == nil {
+		m.mu.Unlock()
+		return nil, nil // the worker is a part of this process
 	}
 	path := c.history(m)
 	held, err := longestHeld(path, left, unfit)

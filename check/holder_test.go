@@ -94,3 +94,21 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 		t.Errorf("recorded %v", kinds)
 	}
 }
+
+// TestPauseHolderIgnoresWorkersWithoutProcess: a fault that stops a holder may be planned on a
+// store whose workers are goroutines of this process. It finds no holder then.
+func TestPauseHolderIgnoresWorkersWithoutProcess(t *testing.T) {
+	c := &crew{dir: t.TempDir()}
+	m := &member{life: 1}
+	var err error
+	if m.log, err = newLog(c.history(m), m.name()); err != nil {
+		t.Fatal(err)
+	}
+	if c.log, err = newLog(filepath.Join(c.dir, "coordinator.jsonl"), ""); err != nil {
+		t.Fatal(err)
+	}
+	m.log.Add(Event{K: kindGranted, Op: 1, Name: "a", Limit: driver.Exclusive, T: 1, Until: machineTime() + int64(time.Hour)})
+	if p, err := c.pauseIfHolder(t.Context(), m, time.Minute, map[int64]bool{}, nil); p != nil || err != nil {
+		t.Errorf("%+v, %v; want no holder", p, err)
+	}
+}

@@ -32,13 +32,14 @@ func Judge(events []Event) (*Report, error) {
 		c.judgeValidity(r, h)
 		c.judgeTokens(r, h)
 		c.judgeOrder(r, h)
-		handoffs = append(handoffs, c.judgeWaiting(r, h)...)
+		c.judgeWaiting(r, h)
+		handoffs = append(handoffs, c.judgeHandoffs(r, h)...)
 		c.judgeLockModel(r, h)
 		c.judgeUndone(r, h)
 	}
 	c.judgeWaking(r, handoffs)
 	for _, res := range slices.Sorted(maps.Keys(c.registers)) {
-		c.judgeRegister(r, res, c.registers[res])
+		judgeRegister(r, res, c.registers[res])
 	}
 	for _, e := range c.left {
 		if c.lost(&e) {
@@ -238,11 +239,11 @@ func overlapWords(from, to int64) string {
 func (d *disturbance) event() Event {
 	e := Event{T: d.from, W: d.worker, K: kindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
 	switch d.kind {
-	case string(kindKill):
+	case faultKill:
 		e.K = kindKill
-	case string(kindPause):
+	case faultPause:
 		e.K = kindPause
-	case "close":
+	case faultClose:
 		e.K = kindClosing
 	}
 	return e

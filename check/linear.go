@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// piece is the number of grants or writes for one call of porcupine. The search of
-// porcupine is exponential at worst, so the check cuts a history into independent pieces.
+// The search of porcupine is exponential at worst, so Judge cuts a history into independent
+// pieces of about piece grants or writes. pieceLimit limits the search in each.
 const (
 	piece      = 400
 	pieceLimit = 5 * time.Second
@@ -76,57 +76,50 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	// The tokens of a rewound store do not show the order of its grants.
 	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.requested, s.granted) })
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
-	var ops []porcupine.Operation
 	var initial lockState
-	var first, anchor *section
-	var pieceOf []*section
-	flush := func(last *section) bool {
-		result := porcupine.CheckOperationsTimeout(lockModel(initial), ops, pieceLimit)
-		if result == porcupine.Unknown {
-			r.Stats.Unknown++
-		}
-		if result == porcupine.Illegal {
-			v := Violation{Rule: RuleModel, Name: h.name, From: first.requested, To: last.granted,
-				Text: fmt.Sprintf("no order of the grants of %q with tokens %d to %d keeps the rule that a grant of limit n stands beside at most n-1 others, with rising tokens",
-					h.name, first.token, last.token)}
-			stretch := c.smallest(pieceOf)
-			v.Text += fmt.Sprintf("; the smallest stretch in which it fails is that of %d grants, tokens %d to %d",
-				len(stretch), stretch[0].token, stretch[len(stretch)-1].token)
-			if len(stretch) > mostShown {
-				stretch = append(stretch[:mostShown-1:mostShown-1], stretch[len(stretch)-1])
-			}
-			for _, s := range stretch {
-				v.Excerpt = append(v.Excerpt, s.story()...)
-			}
-			r.add(v)
-			return false
-		}
-		return true
-	}
+	var ops []porcupine.Operation
+	first := 0 // the index of the piece's first grant
 	for i, s := range all {
-		if first == nil {
-			first, pieceOf = s, nil
-		}
-		pieceOf = append(pieceOf, s)
 		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.requested, Return: s.granted})
 		cut := s.limit == driver.Exclusive && len(ops) >= 2*piece
 		if !cut {
 			ops = c.appendEnd(ops, s)
 		}
-		if cut || i == len(all)-1 {
-			if !flush(s) {
-				return
-			}
+		if !cut && i < len(all)-1 {
+			continue
 		}
-		if cut {
-			anchor, first = s, nil
-			initial = lockState{anchor.token, []step{{anchor.token, anchor.limit}}}
-			ops = ops[:0]
-			if end := s.end(); end < forever {
-				ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: s.granted, Return: end})
-			}
+		switch porcupine.CheckOperationsTimeout(lockModel(initial), ops, pieceLimit) {
+		case porcupine.Unknown:
+			r.Stats.Unknown++
+		case porcupine.Illegal:
+			r.add(c.noOrder(h.name, all[first:i+1]))
+			return
+		}
+		// The next piece begins with this grant as the only holder.
+		first = i + 1
+		initial = lockState{s.token, []step{{s.token, s.limit}}}
+		ops = ops[:0]
+		if end := s.end(); end < forever {
+			ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: s.granted, Return: end})
 		}
 	}
+}
+
+// noOrder returns the violation of a piece whose grants no order explains.
+func (c *collected) noOrder(name string, all []*section) Violation {
+	first, last := all[0], all[len(all)-1]
+	stretch := c.smallest(all)
+	v := Violation{Rule: RuleModel, Name: name, From: first.requested, To: last.granted,
+		Text: fmt.Sprintf("no order of the grants of %q with tokens %d to %d keeps the rule that a grant of limit n stands beside at most n-1 others, with rising tokens"+
+			"; the smallest stretch in which it fails is that of %d grants, tokens %d to %d",
+			name, first.token, last.token, len(stretch), stretch[0].token, stretch[len(stretch)-1].token)}
+	if len(stretch) > mostShown {
+		stretch = append(stretch[:mostShown-1:mostShown-1], stretch[len(stretch)-1])
+	}
+	for _, s := range stretch {
+		v.Excerpt = append(v.Excerpt, s.story()...)
+	}
+	return v
 }
 
 // appendEnd appends the end of a grant, unless it has none.
@@ -202,81 +195,87 @@ func registerModel(initial int64) porcupine.Model {
 // it read to the next. It only counts lost updates of the unguarded register. There, a
 // holder may lose an update if it is stopped between its last check of its context and its
 // write. Tokens prevent that.
-func (c *collected) judgeRegister(r *Report, res string, all []*work) {
-	var wrote []*work
+func judgeRegister(r *Report, res string, all []*work) {
+	var wrote, finished []*work // wrote includes the pending updates, which may have written
 	guarded := false
 	for _, w := range all {
 		guarded = guarded || w.guarded
 		switch {
 		case w.outcome == kindWrote:
 			wrote = append(wrote, w)
+			finished = append(finished, w)
 			if w.guarded {
 				r.Stats.Writes++
 			}
 		case w.outcome == kindStale:
 			r.Stats.Refused++
-		case w.outcome == "" && w.read != 0:
-			wrote = append(wrote, w) // pending
+		case w.pending() && w.read != 0:
+			wrote = append(wrote, w)
 		}
 	}
-	slices.SortStableFunc(wrote, func(a, b *work) int { return cmp.Compare(a.value, b.value) })
-	var done *work // of all updates with smaller values, the one that began last
-	var twin *work
-	for _, w := range wrote {
-		if w.outcome == "" {
-			continue
-		}
-		if twin != nil && twin.value == w.value {
-			if !guarded {
+	byValue := func(a, b *work) int { return cmp.Compare(a.value, b.value) }
+	slices.SortStableFunc(wrote, byValue)
+	slices.SortStableFunc(finished, byValue)
+	if !guarded {
+		for i := 1; i < len(finished); i++ {
+			if finished[i].value == finished[i-1].value {
 				r.Stats.LostUpdates++
-				continue
 			}
+		}
+		return
+	}
+	judgeUpdates(r, res, finished)
+	// A piece ends between two values, because the order of the values is the order of the
+	// updates. judgeUpdates has compared that order with time.
+	for from := 0; from < len(wrote); {
+		to := min(from+piece, len(wrote))
+		for to < len(wrote) && wrote[to].value == wrote[to-1].value {
+			to++
+		}
+		initial := wrote[0].value
+		if from > 0 {
+			initial = wrote[from-1].value + 1
+		}
+		if !linearizable(r, res, initial, wrote[from:to]) {
+			return
+		}
+		from = to
+	}
+}
+
+// judgeUpdates finds two updates of a guarded register that read the same value, and an update
+// that ended before one with a smaller value began. The updates are in the order of their values.
+func judgeUpdates(r *Report, res string, updates []*work) {
+	var latest *work // of all updates with smaller values, the one that began last
+	for i, w := range updates {
+		if i > 0 && updates[i-1].value == w.value {
+			twin := updates[i-1]
 			r.add(Violation{Rule: RuleRegister, Name: res, Excerpt: append(twin.story(), w.story()...),
 				Text: fmt.Sprintf("an update of register %s is lost: %s (token %d) and %s (token %d) both read %d and both wrote %d, and the guard let both pass",
 					res, twin.worker, twin.token, w.worker, w.token, w.value, w.value+1)})
 		}
-		twin = w
-		if guarded && done != nil && done.begin > w.end {
-			r.add(Violation{Rule: RuleRegister, Name: res, Excerpt: append(done.story(), w.story()...),
-				Text: fmt.Sprintf("register %s went back: %s began after %s had finished and found an older value", res, done.worker, w.worker)})
+		if latest != nil && latest.begin > w.end {
+			r.add(Violation{Rule: RuleRegister, Name: res, Excerpt: append(latest.story(), w.story()...),
+				Text: fmt.Sprintf("register %s went back: %s began after %s had finished and found an older value", res, latest.worker, w.worker)})
 		}
-		if done == nil || w.begin > done.begin {
-			done = w
+		if latest == nil || w.begin > latest.begin {
+			latest = w
 		}
-	}
-	if !guarded {
-		return
-	}
-	if len(wrote) == 0 {
-		return
-	}
-	// A piece ends between two values, because the order of the values is the order of the
-	// updates. The sweep above has compared that order with time.
-	initial := wrote[0].value
-	for len(wrote) > 0 {
-		n := min(piece, len(wrote))
-		for n < len(wrote) && wrote[n].value == wrote[n-1].value {
-			n++
-		}
-		if !c.linearizable(r, res, initial, wrote[:n]) {
-			return
-		}
-		initial = wrote[n-1].value + 1
-		wrote = wrote[n:]
 	}
 }
 
-func (c *collected) linearizable(r *Report, res string, initial int64, wrote []*work) bool {
+// linearizable reports whether porcupine finds an order of the updates. If there is none, it adds
+// a violation. It also returns true if porcupine does not decide in time.
+func linearizable(r *Report, res string, initial int64, wrote []*work) bool {
 	ops := make([]porcupine.Operation, len(wrote))
 	for i, w := range wrote {
 		end := w.end
-		if w.outcome == "" {
+		if w.pending() {
 			end = forever
 		}
-		ops[i] = porcupine.Operation{Input: update{w.value, w.outcome == ""}, Call: w.begin, Return: end}
+		ops[i] = porcupine.Operation{Input: update{w.value, w.pending()}, Call: w.begin, Return: end}
 	}
-	result := porcupine.CheckOperationsTimeout(registerModel(initial), ops, pieceLimit)
-	switch result {
+	switch porcupine.CheckOperationsTimeout(registerModel(initial), ops, pieceLimit) {
 	case porcupine.Unknown:
 		r.Stats.Unknown++
 	case porcupine.Illegal:
@@ -309,7 +308,7 @@ func (w *work) story() []Event {
 		e.T, e.K, e.Value = w.read, kindRead, w.value
 		events = append(events, e)
 	}
-	if w.outcome != "" {
+	if !w.pending() {
 		e := base
 		e.T, e.K, e.Value = w.end, w.outcome, w.value
 		if w.outcome == kindWrote {

@@ -213,7 +213,7 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 	r := source(c.Seed+uint64(round)*1_000_003, streamFaults, 0, 0, 0)
 	var all []Fault
 	busy := make([]time.Duration, c.Workers) // when the present fault of each worker ends
-	end := length - settle(c.TTL, length)
+	end := length - quietEnd(c.TTL, length)
 	order := r.Perm(len(kinds))
 	for i, at := 0, between(r, 0, c.TTL/2); ; i++ {
 		if i > 0 && i%len(kinds) == 0 {
@@ -236,5 +236,5 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 	}
 }
 
-// settle returns the length of the quiet end of a round.
-func settle(ttl, length time.Duration) time.Duration { return min(2*ttl, length/3) }
+// quietEnd returns the length of the quiet end of a round.
+func quietEnd(ttl, length time.Duration) time.Duration { return min(2*ttl, length/3) }

@@ -64,7 +64,7 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 			t.Errorf("worker %d has two faults at once: %+v", f.Worker, f)
 		}
 		until[f.Worker] = f.At + f.For
-		if f.At+f.For > 10*time.Second-settle(DefaultTTL, 10*time.Second) {
+		if f.At+f.For > 10*time.Second-quietEnd(DefaultTTL, 10*time.Second) {
 			t.Errorf("no quiet end: %+v", f)
 		}
 		if f.Kind == faultPause && f.For <= DefaultTTL {

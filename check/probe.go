@@ -95,6 +95,7 @@ func (p *probe) send(ctx context.Context) error {
 	return p.travel(ctx, healed, wait)
 }
 
+// answer passes an answer to the client, or delays or loses it.
 func (p *probe) answer(ctx context.Context) error {
 	p.mu.Lock()
 	healed, wait := p.healed, p.in
@@ -109,6 +110,7 @@ func (p *probe) answer(ctx context.Context) error {
 	return p.travel(ctx, healed, wait)
 }
 
+// travel waits until healed is closed, unless it is nil, and then for wait.
 func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Duration) error {
 	if healed != nil {
 		select {
@@ -133,15 +135,11 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 // Acquire sends a request to the store. It records a lost answer, because no hook reports
 // that.
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := p.acquire(ctx, r)
+	g, err := p.request(ctx, r, p.Store.Acquire)
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
 		p.log.Add(Event{K: kindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
 	}
 	return g, err
-}
-
-func (p *probe) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	return p.request(ctx, r, p.Store.Acquire)
 }
 
 // request sends a request to the store through acquire, a method of the store.
@@ -186,7 +184,8 @@ func (p *probe) store() driver.Store {
 // Swap sends the release and the request to the store. If one answer is lost, both are
 // lost.
 func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-	sent, lost := false, error(nil)
+	sent := false
+	var lost error // not nil if the link lost the answer to the release
 	g, err := p.request(ctx, r, func(ctx context.Context, r driver.Request) (driver.Grant, error) {
 		sent = true
 		ctx, cancel := context.WithCancel(ctx)
@@ -196,7 +195,7 @@ func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 				err = lost
 				cancel()
 			} else if err == nil && p.releases.Add(1)%8 == 1 {
-				p.gone(old.Name, old.ID, "after its Release was confirmed")
+				p.recordLeft(old.Name, old.ID, "after its Release was confirmed")
 			}
 			released(err)
 		})
@@ -253,7 +252,7 @@ func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 		return err
 	}
 	p.log.Add(Event{K: kindUndone, Name: r.Name, ID: r.ID})
-	p.gone(r.Name, r.ID, "after its Undo was confirmed")
+	p.recordLeft(r.Name, r.ID, "after its Undo was confirmed")
 	return nil
 }
 
@@ -290,13 +289,13 @@ func (p *probe) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	// A check of every eighth release is enough.
 	if keep <= 0 && p.releases.Add(1)%8 == 1 {
-		p.gone(g.Name, g.ID, "after its Release was confirmed")
+		p.recordLeft(g.Name, g.ID, "after its Release was confirmed")
 	}
 	return p.answer(ctx)
 }
 
-// gone records what a request has left at the store, if the store can be inspected.
-func (p *probe) gone(name, id, when string) {
+// recordLeft records what an ended request has left at the store, if the store can be inspected.
+func (p *probe) recordLeft(name, id, when string) {
 	i, ok := p.Store.(driver.Inspector)
 	if !ok {
 		return

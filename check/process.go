@@ -71,7 +71,7 @@ func (a *assignment) run() error {
 		if err := orders.Decode(&f); err != nil {
 			return fmt.Errorf("the coordinator has ended: %w", err)
 		}
-		if f.Kind == "stop" {
+		if f.Kind == orderStop {
 			break
 		}
 		if err := w.inject(ctx, f); err != nil {
@@ -84,6 +84,9 @@ func (a *assignment) run() error {
 	}
 	return log.Close()
 }
+
+// orderStop is the kind of the order that ends a worker process. All other orders are faults.
+const orderStop = "stop"
 
 // opener returns a function that opens the store of a URL, in a namespace.
 func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
@@ -110,15 +113,15 @@ type process struct {
 	orders io.WriteCloser
 	done   chan struct{}
 	err    error
-	mu     sync.Mutex // guards said
-	said   bytes.Buffer
+	mu     sync.Mutex   // guards text
+	text   bytes.Buffer // the output
 }
 
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.said.Len() < outputMost {
-		p.said.Write(b)
+	if p.text.Len() < outputMost {
+		p.text.Write(b)
 	}
 	return len(b), nil
 }
@@ -126,7 +129,7 @@ func (p *process) Write(b []byte) (int, error) {
 func (p *process) output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.said.String()
+	return p.text.String()
 }
 
 // begin starts a worker process and waits until it works.

@@ -247,7 +247,7 @@ func redacted(raw string) string {
 // runFaults injects the planned faults. Then it waits without faults until the round ends.
 func (r *run) runFaults(caller context.Context, c *crew, number int, length time.Duration, kinds []string) error {
 	began := time.Now()
-	quiet := settle(r.cfg.TTL, length)
+	quiet := quietEnd(r.cfg.TTL, length)
 	ctx, cancel := context.WithTimeout(caller, length-quiet)
 	defer cancel()
 	var running sync.WaitGroup
@@ -377,27 +377,13 @@ func (r *run) recordLeftovers(log *historyLog, s driver.Store, g *driver.Guarant
 	defer cancel()
 	if i, ok := s.(driver.Inspector); ok {
 		deadline := time.Now().Add(lease + 2*time.Second)
-		for {
-			var left []Event
-			for st, err := range i.List(ctx, "") {
-				if err != nil {
-					left = append(left, Event{K: kindLeft, Note: "the store cannot be inspected: " + err.Error()})
-					break
-				}
-				if what, id := standing(st, func(driver.Owner) bool { return true }); what != "" {
-					left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still exists after all workers have ended", what, st.Name)})
-				}
-			}
-			if len(left) == 0 {
-				break
-			}
-			if time.Now().After(deadline) {
-				for _, e := range left {
-					log.Add(e)
-				}
-				break
-			}
+		left := listLeftovers(ctx, i)
+		for len(left) > 0 && !time.Now().After(deadline) {
 			time.Sleep(50 * time.Millisecond)
+			left = listLeftovers(ctx, i)
+		}
+		for _, e := range left {
+			log.Add(e)
 		}
 	}
 	if r.target.Left != nil {
@@ -414,6 +400,20 @@ func (r *run) recordLeftovers(log *historyLog, s driver.Store, g *driver.Guarant
 			log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after all Lockers were closed: " + what})
 		}
 	}
+}
+
+// listLeftovers returns an event for each name that has a holder or a waiter now, and for an
+// error of the store.
+func listLeftovers(ctx context.Context, i driver.Inspector) (left []Event) {
+	for st, err := range i.List(ctx, "") {
+		if err != nil {
+			return append(left, Event{K: kindLeft, Note: "the store cannot be inspected: " + err.Error()})
+		}
+		if what, id := standing(st, func(driver.Owner) bool { return true }); what != "" {
+			left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still exists after all workers have ended", what, st.Name)})
+		}
+	}
+	return left
 }
 
 // compareTokens requires that a round's tokens exceed those of earlier rounds. All clients

@@ -57,61 +57,70 @@ func (h *nameHistory) grantedTogether(a, b *request) bool {
 	if a.limit == driver.Exclusive || b.limit == driver.Exclusive || a.answer-b.answer > int64(Slack) {
 		return false
 	}
-	stand, least := 2, min(a.limit, b.limit)
+	holders, least := 2, min(a.limit, b.limit)
 	for _, s := range h.sections {
 		if s.granted != 0 && s.granted <= b.answer && b.answer < s.end() && s.token != a.token && s.token != b.token {
-			stand, least = stand+1, min(least, s.limit)
+			holders, least = holders+1, min(least, s.limit)
 		}
 	}
-	return stand <= least
+	return holders <= least
 }
 
 // longestWait returns how long a waiter may wait for a free lock while there is no fault.
 func (c *collected) longestWait() time.Duration { return c.guarantees.Fallback + 4*Slack }
 
-// judgeWaiting finds waiters that were not served. It returns the handoff times in
-// intervals without a fault. A handoff time lasts from the last unlock to the grant of a
-// waiter.
-func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
+// judgeWaiting finds waiters that were not served, and Unlocks that did not return.
+func (c *collected) judgeWaiting(r *Report, h *nameHistory) {
 	for _, s := range h.sections {
 		if c.killed[s.worker] != 0 {
 			continue
 		}
-		given := s.granted != 0 || s.failed != 0
+		answered := s.granted != 0 || s.failed != 0
 		switch {
-		case s.stuck != 0 && s.granted == 0, !given && c.drain != 0:
-			end := cmp.Or(s.stuck, c.last)
-			last := h.lastHolder()
-			held := "and no client has held it yet"
-			var before []Event
-			if last != nil {
-				before = last.story()
-				held = fmt.Sprintf("and the last known holder, %s with token %d, ended %s before", last.holder(), last.token, time.Duration(max(end-last.end(), 0)).Round(time.Millisecond))
-				if last.end() > end {
-					held = fmt.Sprintf("and %s still holds it, with token %d", last.holder(), last.token)
-				}
-			}
-			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.requested, To: end,
-				Text: fmt.Sprintf("%s never got %q: it gave up after %s, %s", s.holder(), h.name,
-					time.Duration(end-s.requested).Round(time.Millisecond), held)})
+		case s.stuck != 0 && s.granted == 0, !answered && c.drain != 0:
+			r.add(c.notServed(h, s))
 		case s.unlock != 0 && s.unlocked == 0 && c.drain != 0:
 			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s's Unlock of %q did not return", s.holder(), h.name)})
 		}
 	}
+}
+
+// notServed returns the violation of a waiter that was not served. Its text names the last known
+// holder.
+func (c *collected) notServed(h *nameHistory, s *section) Violation {
+	end := cmp.Or(s.stuck, c.last)
+	held := "and no client has held it yet"
+	var before []Event
+	if last := h.lastHolder(); last != nil {
+		before = last.story()
+		held = fmt.Sprintf("and the last known holder, %s with token %d, ended %s before", last.holder(), last.token, time.Duration(max(end-last.end(), 0)).Round(time.Millisecond))
+		if last.end() > end {
+			held = fmt.Sprintf("and %s still holds it, with token %d", last.holder(), last.token)
+		}
+	}
+	return Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.requested, To: end,
+		Text: fmt.Sprintf("%s never got %q: it gave up after %s, %s", s.holder(), h.name,
+			time.Duration(end-s.requested).Round(time.Millisecond), held)}
+}
+
+// judgeHandoffs finds waiters that waited too long for a free name, if the store notifies waiters.
+// It returns the handoff times in intervals without a fault. A handoff time lasts from the last
+// unlock to the grant of a waiter.
+func (c *collected) judgeHandoffs(r *Report, h *nameHistory) (took []time.Duration) {
 	if c.guarantees.Wake != driver.WakePush {
 		return nil
 	}
-	var all, unknown []*request
+	var granted, unknown []*request
 	for _, q := range h.requests {
 		if q.token != 0 {
-			all = append(all, q)
+			granted = append(granted, q)
 		}
 		if q.unknown != 0 {
 			unknown = append(unknown, q)
 		}
 	}
-	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
+	slices.SortFunc(granted, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
 	// A grant that was handed off has a section for each of its holders.
 	holders := map[uint64][]*section{}
 	grantOf := h.grantOf()
@@ -120,20 +129,14 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 			holders[grantOf(s)] = append(holders[grantOf(s)], s)
 		}
 	}
-	var took []time.Duration
-	var free int64 // when the last holder of the earlier grants unlocked
-	clean := true  // every earlier holder unlocked without a loss or an error
-	// A lost reader or permit may still stand beside later ones, until an exclusive grant.
+	var last *section // of the earlier grants, the holder that unlocked last
+	certain := false  // no other earlier grant may still have kept the name after last unlocked
+	// A reader or permit that did not end by an unlock may stand beside later ones, until an
+	// exclusive grant.
 	beside := false
-	var last *section
-	for _, q := range all {
-		if q.placed != 0 && clean && last != nil {
-			since := max(free, q.placed)
-			for _, u := range unknown {
-				if u.sent < q.answer && !c.behind(u, q, h.name) {
-					since = max(since, u.mayStandUntil(c.guarantees.LeftoversExpire))
-				}
-			}
+	for _, q := range granted {
+		if q.placed != 0 && certain {
+			since := c.freeSince(h, q, last.unlocked, unknown)
 			if d := time.Duration(q.answer - since); d > 0 && c.undisturbed(since, q.answer, h.name, q.worker, last.worker) {
 				took = append(took, d)
 				if d > c.longestWait() && c.quiet(since, q.answer) {
@@ -144,18 +147,30 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		}
 		had := holders[q.token]
 		if len(had) == 0 || slices.ContainsFunc(had, func(s *section) bool { return s.unlocked == 0 || s.lost != 0 || s.err != "" }) {
-			clean = false
+			certain = false
 			beside = beside || q.limit > driver.Exclusive
 			continue
 		}
 		beside = beside && q.limit > driver.Exclusive
 		for _, s := range had {
-			if s.unlocked >= free {
-				free, last, clean = s.unlocked, s, !beside
+			if last == nil || s.unlocked >= last.unlocked {
+				last, certain = s, !beside
 			}
 		}
 	}
 	return took
+}
+
+// freeSince returns the moment since which q waited for a free name. unlocked is the last unlock
+// before the grant of q. A request of unknown outcome may have kept the name for longer.
+func (c *collected) freeSince(h *nameHistory, q *request, unlocked int64, unknown []*request) int64 {
+	since := max(unlocked, q.placed)
+	for _, u := range unknown {
+		if u.sent < q.answer && !c.behind(u, q, h.name) {
+			since = max(since, u.mayStandUntil(c.guarantees.LeftoversExpire))
+		}
+	}
+	return since
 }
 
 // behind reports whether the queue entry of u is behind that of q, so that u gets no grant

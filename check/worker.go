@@ -31,16 +31,16 @@ type worker struct {
 	endWait context.CancelFunc
 	lanes   sync.WaitGroup
 
-	mu      sync.Mutex
-	gen     int
-	probe   *probe
-	locker  *holdfast.Locker
-	using   context.Context // limits the requests through this Locker
-	end     context.CancelFunc
-	closers sync.WaitGroup
-	gone    []client // the clients that vanished
-	ops     int
-	holding map[holdingKey]holding
+	mu       sync.Mutex
+	gen      int
+	probe    *probe
+	locker   *holdfast.Locker
+	using    context.Context // limits the requests through this Locker
+	end      context.CancelFunc
+	closers  sync.WaitGroup
+	vanished []client // the clients that were abandoned
+	ops      int
+	holding  map[holdingKey]holding
 }
 
 type client struct {
@@ -149,7 +149,7 @@ func (w *worker) reopen(ctx context.Context) error {
 func (w *worker) vanish(ctx context.Context) error {
 	w.mu.Lock()
 	old := client{w.probe, w.locker}
-	w.gone = append(w.gone, old)
+	w.vanished = append(w.vanished, old)
 	gen, end := w.gen, w.end
 	w.mu.Unlock()
 	w.log.Add(Event{K: kindVanished, Gen: gen})
@@ -210,9 +210,9 @@ func (w *worker) finish() {
 	w.endWait()
 	w.closers.Wait()
 	w.mu.Lock()
-	gen, p, l, gone := w.gen, w.probe, w.locker, w.gone
+	gen, p, l, vanished := w.gen, w.probe, w.locker, w.vanished
 	w.mu.Unlock()
-	for _, c := range gone {
+	for _, c := range vanished {
 		c.probe.end()
 		ctx, cancel := context.WithTimeout(context.Background(), w.waitTimeout())
 		_ = c.locker.Close(ctx) // the probe sends nothing, so the store keeps the client's state
@@ -302,6 +302,55 @@ func validUntil(now func() int64, remaining func() time.Duration) (until int64, 
 	return until, live
 }
 
+// takenLock is a planned lock that the worker has got.
+type takenLock struct {
+	plannedLock
+	*holdfast.Lock
+	log          *historyLog
+	grants       []holdfast.Lease
+	op           map[string]int // the number of the lock request, by name
+	lossRecorded bool
+}
+
+// record records an event for each of the lock's names.
+func (t *takenLock) record(e Event) {
+	for _, g := range t.grants {
+		e.Name, e.Op, e.Token = g.Name, t.op[g.Name], g.Token
+		t.log.Add(e)
+	}
+}
+
+// recordLoss records once that the lock is lost. A context may also end without a loss.
+func (t *takenLock) recordLoss() {
+	lost, ok := errors.AsType[*holdfast.LostError](context.Cause(t.Context()))
+	if ok && !t.lossRecorded {
+		t.lossRecorded = true
+		t.record(Event{K: kindLost, Cause: string(lost.Cause)})
+	}
+}
+
+// request requests a planned lock.
+func (s *plannedLock) request(ctx context.Context, l *holdfast.Locker) (*holdfast.Lock, error) {
+	options := []holdfast.LockOption{holdfast.TTL(s.TTL)}
+	switch {
+	case s.Limit == driver.Unlimited:
+		options = append(options, holdfast.Shared())
+	case s.Limit > 1:
+		options = append(options, holdfast.Limit(s.Limit))
+	}
+	if s.Wait > 0 {
+		options = append(options, holdfast.Wait(s.Wait))
+	}
+	switch {
+	case s.Try:
+		return l.TryLock(ctx, s.Names[0], options...)
+	case len(s.Names) > 1:
+		return l.LockAll(ctx, s.Names, options...)
+	}
+	return l.Lock(ctx, s.Names[0], options...)
+}
+
+// take requests a planned lock, works inside it, and unlocks it.
 func (w *worker) take(s plannedLock) {
 	if s.Try {
 		s.Names = s.Names[:1]
@@ -312,16 +361,6 @@ func (w *worker) take(s plannedLock) {
 	w.ops += len(s.Names)
 	w.mu.Unlock()
 
-	limit := []holdfast.LockOption{holdfast.TTL(s.TTL)}
-	switch {
-	case s.Limit == driver.Unlimited:
-		limit = append(limit, holdfast.Shared())
-	case s.Limit > 1:
-		limit = append(limit, holdfast.Limit(s.Limit))
-	}
-	if s.Wait > 0 {
-		limit = append(limit, holdfast.Wait(s.Wait))
-	}
 	ctx, cancel := context.WithCancel(using)
 	defer cancel()
 	op := map[string]int{}
@@ -332,16 +371,7 @@ func (w *worker) take(s plannedLock) {
 	if s.Cancel > 0 {
 		defer time.AfterFunc(s.Cancel, cancel).Stop()
 	}
-	var k *holdfast.Lock
-	var err error
-	switch {
-	case s.Try:
-		k, err = locker.TryLock(ctx, s.Names[0], limit...)
-	case len(s.Names) > 1:
-		k, err = locker.LockAll(ctx, s.Names, limit...)
-	default:
-		k, err = locker.Lock(ctx, s.Names[0], limit...)
-	}
+	k, err := s.request(ctx, locker)
 	if err != nil {
 		kind := kindFailed
 		if w.giveUp.Err() != nil {
@@ -352,9 +382,9 @@ func (w *worker) take(s plannedLock) {
 		}
 		return
 	}
-	grants := k.Leases()
+	t := &takenLock{plannedLock: s, Lock: k, log: w.log, grants: k.Leases(), op: op}
 	w.mu.Lock()
-	for _, g := range grants {
+	for _, g := range t.grants {
 		w.holding[holdingKey{g.Name, g.Token}] = holding{k, op[g.Name]}
 	}
 	w.mu.Unlock()
@@ -362,38 +392,24 @@ func (w *worker) take(s plannedLock) {
 	if !live {
 		until = machineTime() // the context ended before validity read it
 	}
-	for _, g := range grants {
+	for _, g := range t.grants {
 		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
 	}
-	each := func(e Event) {
-		for _, g := range grants {
-			e.Name, e.Op, e.Token = g.Name, op[g.Name], g.Token
-			w.log.Add(e)
-		}
-	}
-	// ended records the loss of the lock once.
-	recorded := false
-	ended := func() {
-		lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context()))
-		if ok && !recorded {
-			recorded = true
-			each(Event{K: kindLost, Cause: string(lost.Cause)})
-		}
-	}
-	w.workInside(k, grants[0], op[grants[0].Name], s, ended)
+	w.workInside(t)
 	if k.Context().Err() != nil {
-		ended()
+		t.recordLoss()
 	}
-	each(Event{K: kindUnlock})
+	t.record(Event{K: kindUnlock})
 	err = k.Unlock()
-	each(Event{K: kindUnlocked, Err: short(err)})
+	t.record(Event{K: kindUnlocked, Err: short(err)})
 	w.mu.Lock()
-	for _, g := range grants {
+	for _, g := range t.grants {
 		delete(w.holding, holdingKey{g.Name, g.Token})
 	}
 	w.mu.Unlock()
 }
 
+// short returns the text of an error without the library's name and the operation.
 func short(err error) string {
 	if err == nil {
 		return ""
@@ -402,66 +418,69 @@ func short(err error) string {
 	return text
 }
 
-// workInside reads the register, holds the lock, and writes the value plus one, as long as
-// the lock's context lives. An exclusive lock uses the register of its name, and a permit
-// that of its slot. Shared locks do not write.
-func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s plannedLock, ended func()) {
+// workInside reads a guarded and an unguarded register, holds the lock, and writes each value
+// plus one, as long as the lock's context lives. An exclusive lock uses the registers of its name,
+// and a permit those of its slot. Shared locks do not write.
+func (w *worker) workInside(t *takenLock) {
+	g := t.grants[0]
+	op := t.op[g.Name]
 	res := g.Name
-	if s.Limit != driver.Exclusive {
+	if t.Limit != driver.Exclusive {
 		if g.Slot < 0 {
-			w.hold(k, g, op, s, ended)
+			w.hold(t, g, op)
 			return
 		}
 		res = fmt.Sprintf("%s/%d", g.Name, g.Slot)
 	}
-	event := Event{Op: op, Res: res, Token: g.Token, Guarded: true}
-	say := func(kind Kind, res string, guarded bool, v int64) {
-		e := event
-		e.K, e.Res, e.Guarded, e.Value = kind, res, guarded, v
-		w.log.Add(e)
+	unguardedRes := res + " (unguarded)"
+	onGuarded := func(kind Kind, v int64) {
+		w.log.Add(Event{K: kind, Op: op, Res: res, Token: g.Token, Guarded: true, Value: v})
 	}
-	plain := res + " (unguarded)"
-	say(kindBegin, res, true, 0)
+	onUnguarded := func(kind Kind, v int64) {
+		w.log.Add(Event{K: kind, Op: op, Res: unguardedRes, Token: g.Token, Value: v})
+	}
+
+	onGuarded(kindBegin, 0)
 	guarded, ok, err := w.regs.raise(res, g.Token)
 	switch {
 	case err != nil:
-		say(kindQuit, res, true, 0)
+		onGuarded(kindQuit, 0)
 	case !ok:
-		say(kindStale, res, true, 0)
+		onGuarded(kindStale, 0)
 	default:
-		say(kindRead, res, true, guarded)
+		onGuarded(kindRead, guarded)
 	}
 	mayWrite := err == nil && ok
-	say(kindBegin, plain, false, 0)
-	unguarded, err := w.regs.read(plain)
+	onUnguarded(kindBegin, 0)
+	unguarded, err := w.regs.read(unguardedRes)
 	if err != nil {
 		w.log.Add(Event{K: kindLeft, Note: "register: " + err.Error()})
 		return
 	}
-	say(kindRead, plain, false, unguarded)
+	onUnguarded(kindRead, unguarded)
 
-	w.hold(k, g, op, s, ended)
-	if !s.IgnoresContext && !w.alive(k, g, op) {
+	w.hold(t, g, op)
+	if !t.IgnoresContext && !w.alive(t.Lock, g, op) {
 		if mayWrite {
-			say(kindQuit, res, true, 0)
+			onGuarded(kindQuit, 0)
 		}
-		say(kindQuit, plain, false, 0)
+		onUnguarded(kindQuit, 0)
 		return
 	}
 	if mayWrite {
 		switch ok, err := w.regs.write(res, g.Token, guarded+1); {
 		case err != nil:
-			say(kindQuit, res, true, 0)
+			onGuarded(kindQuit, 0)
 		case ok:
-			say(kindWrote, res, true, guarded+1)
+			onGuarded(kindWrote, guarded+1)
 		default:
-			say(kindStale, res, true, 0)
+			onGuarded(kindStale, 0)
 		}
 	}
-	if (s.IgnoresContext || w.alive(k, g, op)) && w.regs.put(plain, unguarded+1) == nil {
-		say(kindWrote, plain, false, unguarded+1)
+	if (t.IgnoresContext || w.alive(t.Lock, g, op)) && w.regs.put(unguardedRes, unguarded+1) == nil {
+		onUnguarded(kindWrote, unguarded+1)
 	} else {
-		say(kindQuit, plain, false, 0)
+		onUnguarded(kindQuit, 0)
 	}
 }
 
@@ -480,18 +499,18 @@ func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 	return true
 }
 
-// hold keeps the lock for the step's time. It returns early if the worker must finish, or
+// hold keeps the lock for the planned time. It returns early if the worker must finish, or
 // if the lock ends and the work does not ignore its context. At intervals it records whether the
 // context lives.
-func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s plannedLock, ended func()) {
-	if s.Hold <= 0 {
+func (w *worker) hold(t *takenLock, g holdfast.Lease, op int) {
+	if t.Hold <= 0 {
 		return
 	}
-	end := time.NewTimer(s.Hold)
+	end := time.NewTimer(t.Hold)
 	defer end.Stop()
 	check := time.NewTicker(w.cfg.TTL/8 + rand.N(w.cfg.TTL/16))
 	defer check.Stop()
-	done := k.Context().Done()
+	done := t.Context().Done()
 	for {
 		select {
 		case <-end.C:
@@ -499,15 +518,15 @@ func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s plannedLock,
 		case <-w.stop:
 			return
 		case <-done:
-			ended()
-			if !s.IgnoresContext {
+			t.recordLoss()
+			if !t.IgnoresContext {
 				return
 			}
 			done = nil
 		case <-check.C:
 			// The check ends a context whose validity has ended.
 			if done != nil {
-				w.alive(k, g, op)
+				w.alive(t.Lock, g, op)
 			}
 		}
 	}

@@ -53,7 +53,6 @@ func (e *env) reserved(what string, s driver.Store, acquire func() driver.Grant)
 // tokensReserved requires that reserved tokens belong to one grant alone. It tests a grant
 // made at once, one after a wait, and one made by the release of the same client.
 func tokensReserved(e *env) {
-	const n = 16
 	a, b, name := e.open(), e.open(), e.name()
 	if !e.g.Reserves {
 		g := e.must(a, e.request(name, driver.Exclusive, long))
@@ -69,13 +68,13 @@ func tokensReserved(e *env) {
 		e.release(a, g)
 	}
 	g := e.reserved("a grant at once", a, func() driver.Grant {
-		r := e.reserving(name, n)
+		r := e.reserving(name, reservedTokens)
 		return e.within(r, e.must(a, r))
 	})
 	waits := func(s driver.Store) func() driver.Grant {
 		return func() driver.Grant {
 			before := e.must(a, e.request(name, driver.Exclusive, long))
-			r := e.reserving(name, n)
+			r := e.reserving(name, reservedTokens)
 			w := e.queue(s, r)
 			e.release(a, before)
 			got := e.within(r, w.granted())
@@ -103,7 +102,7 @@ func tokensReserved(e *env) {
 
 	if e.g.Shared {
 		r := e.request(name, driver.Unlimited, long)
-		r.Tokens = n
+		r.Tokens = reservedTokens
 		shared := e.must(a, r)
 		if shared.Tokens > 1 {
 			e.Errorf("a shared grant has %d tokens", shared.Tokens)
@@ -111,34 +110,41 @@ func tokensReserved(e *env) {
 		e.above(shared, g)
 		e.release(a, shared)
 	}
+	e.breakReserved(a, b, name)
+}
 
-	// Broken by the last of its tokens.
-	r := e.reserving(name, n)
-	g = e.reserved("a grant at once", a, func() driver.Grant {
-		r = e.reserving(name, n)
-		return e.must(a, r)
+// reservedTokens is the number of tokens that the requests of tokensReserved reserve.
+const reservedTokens = 16
+
+// breakReserved requires that an operator can break a grant by the last of its tokens, and by no
+// token outside the grant. The tokens of the next grant must be larger than all of them.
+func (e *env) breakReserved(holder, operator driver.Store, name string) {
+	e.Helper()
+	var r driver.Request
+	g := e.reserved("a grant at once", holder, func() driver.Grant {
+		r = e.reserving(name, reservedTokens)
+		return e.must(holder, r)
 	})
-	if br, ok := b.(driver.Breaker); ok {
-		e.code(b, br.Break(e.Context(), name, g.Token-1), driver.CodeNotHeld, "breaking with an older token")
-		e.code(b, br.Break(e.Context(), name, g.Last()+1), driver.CodeNotHeld, "breaking with a token beyond the grant")
+	if br, ok := operator.(driver.Breaker); ok {
+		e.code(operator, br.Break(e.Context(), name, g.Token-1), driver.CodeNotHeld, "breaking with an older token")
+		e.code(operator, br.Break(e.Context(), name, g.Last()+1), driver.CodeNotHeld, "breaking with a token beyond the grant")
 		broken := make(chan error, 1)
 		go func() { broken <- br.Break(e.Context(), name, g.Last()) }()
 		if cause := await(e, from(r).lost, "the holder was not notified"); cause != driver.CauseTaken {
 			e.Errorf("the cause of the loss is %q, want %q", cause, driver.CauseTaken)
 		}
 		if e.g.Break == driver.BreakNotify {
-			e.release(a, g)
+			e.release(holder, g)
 		}
 		if err := <-broken; err != nil {
 			e.Fatalf("Break: %v", err)
 		}
 	} else {
-		e.release(a, g)
+		e.release(holder, g)
 	}
-	last := g
-	g = e.must(b, e.request(name, driver.Exclusive, long))
-	e.above(g, last)
-	e.release(b, g)
+	next := e.must(operator, e.request(name, driver.Exclusive, long))
+	e.above(next, g)
+	e.release(operator, next)
 }
 
 // inspectReserved requires that an inspection shows the tokens of a grant.

@@ -71,87 +71,101 @@ func validityNotFromTheAnswer(e *env) {
 	if e.h.Delay == nil {
 		e.Skip("the harness cannot delay answers")
 	}
-	old := func(what string, sent driver.Instant, returned time.Time) {
-		e.Helper()
-		if age := returned.Sub(sent.Time()); age < answerDelay {
-			e.Errorf("%s: SentAt is %s before the return although every answer took %s: validity runs from before the request was sent", what, age, answerDelay)
-		}
-	}
 	a, b, name := e.open(), e.open(), e.name()
 	e.free(a, name) // connects the client
 	e.free(b, name)
 	for _, limit := range e.limits() {
 		name = e.name() // a store may keep a semaphore's number of permits
-		is := fmt.Sprintf("limit %d, ", limit)
-		grant := func(r driver.Request) driver.Grant {
-			e.Helper()
-			end := e.delayed(answerDelay)
-			defer end()
-			g, err := a.Acquire(e.Context(), r)
-			returned := time.Now()
-			if err != nil {
-				e.Fatalf("Acquire(%q, limit %d): %v", r.Name, r.Limit, err)
-			}
-			e.checkGrant(r, g)
-			old(is+map[bool]string{false: "a first grant", true: "a first grant of a request that may wait"}[r.Wait], g.SentAt, returned)
-			return g
-		}
-		e.release(a, grant(e.request(name, limit, long)))
+		e.release(a, e.acquireDelayed(a, e.request(name, limit, long)))
 		// The delay is a large part of this TTL: a session does not repeat a keepalive that was
 		// answered a small part of its TTL ago.
-		inTime := e.longer(func(ttl time.Duration) bool {
-			g := grant(e.request(name, limit, 8*ttl))
-			for i := range 2 {
-				end := e.delayed(answerDelay)
-				r := a.Renew(e.Context(), []driver.Grant{g})
-				returned := time.Now()
-				end()
-				if len(r) != 1 || r[0].Err != nil {
-					if !over(g) {
-						e.Fatalf("Renew: %+v", r)
-					}
-					_ = a.Release(e.Context(), g, 0)
-					return false
-				}
-				old(fmt.Sprintf("%srenewal %d", is, i+1), r[0].SentAt, returned)
-			}
-			e.release(a, g)
-			return true
-		})
-		if !inTime {
+		if !e.longer(func(ttl time.Duration) bool { return e.renewedDelayed(a, e.request(name, limit, 8*ttl)) }) {
 			e.Errorf("limit %d: no grant was renewed within its TTL", limit)
 		}
 		if e.g.Wake == driver.WakePush {
 			r := e.request(name, limit, long)
 			r.Wait = true
-			e.release(a, grant(r))
+			e.release(a, e.acquireDelayed(a, r))
 		}
-
-		// Two waiters: if the limit admits both, the store may derive the second grant from the
-		// first.
-		if !e.canFill(limit) {
-			continue
+		if e.canFill(limit) {
+			e.waitersDelayed(a, b, name, limit)
 		}
-		held := e.full(a, name, limit)
-		first, second := e.queue(b, e.request(name, limit, long)), e.queue(e.open(), e.request(name, limit, long))
-		end := e.delayed(answerDelay)
-		e.releaseAll(a, held)
-		for range 2 {
-			w := first
-			select {
-			case <-first.done:
-			case <-second.done:
-				w = second
-			case <-time.After(e.timeout()):
-			}
-			got := w.granted()
-			w.done = nil
-			old(is+"a grant after a wait", got.SentAt, w.at)
-			e.release(w.s, got)
-		}
-		end()
 	}
 	e.free(a, name)
+}
+
+// sentBeforeDelay requires that SentAt is at least answerDelay before the return.
+func (e *env) sentBeforeDelay(limit int, what string, sent driver.Instant, returned time.Time) {
+	e.Helper()
+	if age := returned.Sub(sent.Time()); age < answerDelay {
+		e.Errorf("limit %d, %s: SentAt is %s before the return although every answer took %s: validity runs from before the request was sent", limit, what, age, answerDelay)
+	}
+}
+
+// acquireDelayed acquires a free name while every answer is delayed.
+func (e *env) acquireDelayed(s driver.Store, r driver.Request) driver.Grant {
+	e.Helper()
+	end := e.delayed(answerDelay)
+	defer end()
+	g, err := s.Acquire(e.Context(), r)
+	returned := time.Now()
+	if err != nil {
+		e.Fatalf("Acquire(%q, limit %d): %v", r.Name, r.Limit, err)
+	}
+	e.checkGrant(r, g)
+	what := "a first grant"
+	if r.Wait {
+		what = "a first grant of a request that may wait"
+	}
+	e.sentBeforeDelay(r.Limit, what, g.SentAt, returned)
+	return g
+}
+
+// renewedDelayed renews a new grant twice while every answer is delayed, and releases it. It
+// returns false if the grant expired before its renewal.
+func (e *env) renewedDelayed(s driver.Store, r driver.Request) bool {
+	e.Helper()
+	g := e.acquireDelayed(s, r)
+	for i := range 2 {
+		end := e.delayed(answerDelay)
+		renewals := s.Renew(e.Context(), []driver.Grant{g})
+		returned := time.Now()
+		end()
+		if len(renewals) != 1 || renewals[0].Err != nil {
+			if !over(g) {
+				e.Fatalf("Renew: %+v", renewals)
+			}
+			_ = s.Release(e.Context(), g, 0)
+			return false
+		}
+		e.sentBeforeDelay(r.Limit, fmt.Sprintf("renewal %d", i+1), renewals[0].SentAt, returned)
+	}
+	e.release(s, g)
+	return true
+}
+
+// waitersDelayed lets two requests wait for a name, and releases the name while every answer is
+// delayed. If the limit admits both, the store may derive the second grant from the first.
+func (e *env) waitersDelayed(a, b driver.Store, name string, limit int) {
+	e.Helper()
+	held := e.full(a, name, limit)
+	first, second := e.queue(b, e.request(name, limit, long)), e.queue(e.open(), e.request(name, limit, long))
+	end := e.delayed(answerDelay)
+	e.releaseAll(a, held)
+	for range 2 {
+		w := first
+		select {
+		case <-first.done:
+		case <-second.done:
+			w = second
+		case <-time.After(e.timeout()):
+		}
+		got := w.granted()
+		w.done = nil // the next select waits for the other one
+		e.sentBeforeDelay(limit, "a grant after a wait", got.SentAt, w.at)
+		e.release(w.s, got)
+	}
+	end()
 }
 
 // queuedHook receives one value for each lock call that starts to wait.
