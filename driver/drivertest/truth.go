@@ -16,66 +16,73 @@ func answerLost(e *env) {
 	if e.h.LoseAnswer == nil && e.h.Delay == nil {
 		e.Skip("the harness can neither lose nor delay an answer")
 	}
-	lose := func(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
-		if e.h.LoseAnswer != nil {
-			e.h.LoseAnswer(e.T, after)
-			return s.Acquire(e.Context(), r)
-		}
-		ctx, cancel := context.WithTimeout(e.Context(), 100*time.Millisecond)
-		defer cancel()
-		e.h.Delay(e.T, 400*time.Millisecond)
-		defer e.h.Delay(e.T, 0)
-		return s.Acquire(ctx, r)
-	}
-	try := func(limit int, wait bool, after int) {
-		s, other, name := e.open(), e.open(), e.name()
-		e.free(s, name) // connects the client
-		r := e.request(name, limit, long)
-		r.Wait = wait
-		g, err := lose(s, r, after)
-		what := "released"
-		if err == nil {
-			// The store has found the outcome without the lost answer, or has sent fewer
-			// answers. In that case the answer to the release may be lost.
-			if released := s.Release(e.Context(), g, 0); released != nil {
-				e.undone(s, r)
-				what = "undone after a release (" + released.Error() + ")"
-			}
-		} else if code := s.Classify(err); code == driver.CodeUnknown {
-			e.undone(s, r)
-			what = "undone"
-		} else {
-			what = "called " + code.String()
-		}
-		for _, next := range []driver.Store{other, s} {
-			// One of these may lose its answer.
-			r := e.request(name, driver.Exclusive, long)
-			again, busy := next.Acquire(e.Context(), r)
-			for range 8 {
-				if busy == nil || next.Classify(busy) != driver.CodeUnknown && next.Classify(busy) != driver.CodeUnavailable {
-					break
-				}
-				e.undone(next, r)
-				r = e.request(name, driver.Exclusive, long)
-				again, busy = next.Acquire(e.Context(), r)
-			}
-			if busy != nil {
-				e.Fatalf("limit %d, wait %t: a request (%v) was %s, and the next one still gets %v", limit, wait, err, what, busy)
-			}
-			if released := next.Release(e.Context(), again, 0); released != nil {
-				e.undone(next, r)
-			}
-		}
-	}
 	for _, limit := range e.limits() {
 		for after := range 4 {
-			try(limit, false, after)
+			e.loseAnswer(limit, false, after)
 			if e.g.Wake == driver.WakePush {
-				try(limit, true, after)
+				e.loseAnswer(limit, true, after)
 			}
 			if e.h.LoseAnswer == nil {
 				break
 			}
+		}
+	}
+}
+
+// acquireUnanswered acquires, and loses an answer of the store after some others.
+func (e *env) acquireUnanswered(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
+	e.Helper()
+	if e.h.LoseAnswer != nil {
+		e.h.LoseAnswer(e.T, after)
+		return s.Acquire(e.Context(), r)
+	}
+	ctx, cancel := context.WithTimeout(e.Context(), 100*time.Millisecond)
+	defer cancel()
+	e.h.Delay(e.T, 400*time.Millisecond)
+	defer e.h.Delay(e.T, 0)
+	return s.Acquire(ctx, r)
+}
+
+// loseAnswer loses an answer to a request for a free name, and ends the request as the core does.
+// Then two clients must get the name.
+func (e *env) loseAnswer(limit int, wait bool, after int) {
+	e.Helper()
+	s, other, name := e.open(), e.open(), e.name()
+	e.free(s, name) // connects the client
+	r := e.request(name, limit, long)
+	r.Wait = wait
+	g, err := e.acquireUnanswered(s, r, after)
+	what := "released"
+	if err == nil {
+		// The store has found the outcome without the lost answer, or has sent fewer
+		// answers. In that case the answer to the release may be lost.
+		if failed := s.Release(e.Context(), g, 0); failed != nil {
+			e.undone(s, r)
+			what = "undone after a release (" + failed.Error() + ")"
+		}
+	} else if code := s.Classify(err); code == driver.CodeUnknown {
+		e.undone(s, r)
+		what = "undone"
+	} else {
+		what = "called " + code.String()
+	}
+	for _, next := range []driver.Store{other, s} {
+		// One of these may lose its answer.
+		r := e.request(name, driver.Exclusive, long)
+		again, failed := next.Acquire(e.Context(), r)
+		for range 8 {
+			if failed == nil || next.Classify(failed) != driver.CodeUnknown && next.Classify(failed) != driver.CodeUnavailable {
+				break
+			}
+			e.undone(next, r)
+			r = e.request(name, driver.Exclusive, long)
+			again, failed = next.Acquire(e.Context(), r)
+		}
+		if failed != nil {
+			e.Fatalf("limit %d, wait %t: a request (%v) was %s, and the next one still gets %v", limit, wait, err, what, failed)
+		}
+		if next.Release(e.Context(), again, 0) != nil {
+			e.undone(next, r)
 		}
 	}
 }
