@@ -273,27 +273,30 @@ func swapAnswerLost(e *env) {
 	g := e.must(s, e.request(name, driver.Exclusive, long))
 	e.h.LoseAnswer(e.T, 0)
 	w, err, reported := e.swapOnce(s, g, e.request(name, driver.Exclusive, long))
-	<-w.done
 	e.h.Start(e.T)
 	if !reported {
 		err = driver.Errorf(driver.CodeUnknown, "Swap did not release")
 	}
-	switch {
-	case err == nil && w.err == nil: // the harness lost another answer
-		e.release(s, w.g)
-		return
-	case err != nil && s.Classify(err) != driver.CodeUnknown:
-		e.Fatalf("the release of a lost answer: %v, want an unknown outcome", err)
-	case w.err == nil:
-		e.release(s, w.g)
-	case s.Classify(w.err) == driver.CodeUnknown:
-		e.undone(s, w.r)
-	}
-	if err != nil {
+	if err != nil { // nil if the harness lost another answer
+		if s.Classify(err) != driver.CodeUnknown {
+			e.Fatalf("the release of a lost answer: %v, want an unknown outcome", err)
+		}
+		// The old grant may still stand, so that the request waits behind it.
 		e.eventually("the release is repeated", func() bool {
 			err = s.Release(e.Context(), g, 0)
 			return err == nil || s.Classify(err) == driver.CodeNotHeld
 		}, func() string { return err.Error() })
+	}
+	select {
+	case <-w.done:
+	case <-time.After(e.timeout()):
+		e.Fatal("the request of the Swap has no outcome")
+	}
+	switch {
+	case w.err == nil:
+		e.release(s, w.g)
+	case s.Classify(w.err) == driver.CodeUnknown:
+		e.undone(s, w.r)
 	}
 	e.free(e.observer(), name)
 }
