@@ -39,7 +39,7 @@ type Locker struct {
 	owned   bool // Close closes the store
 	cfg     config
 
-	// guarantees is nil until the store has returned them.
+	// guarantees is nil until the store has returned its guarantees.
 	guarantees atomic.Pointer[driver.Guarantees]
 	idPrefix   string
 	ids        atomic.Uint64
@@ -52,16 +52,18 @@ type Locker struct {
 	// unsettled counts the releases and undos that Close no longer waits for.
 	unsettled atomic.Int64
 	outbox
+	// contention remembers the names that requests found held at the store.
 	contention contention
 	// localContention remembers the names for which goroutines of this Locker compete.
 	localContention contention
-	// queueCount counts the queues, to be read without mu.
+	// queueCount is the length of queues. It can be read without mu.
 	queueCount atomic.Int32
 
 	// mu guards the rest, and every lease; see machine.go.
 	mu     sync.Mutex
 	closed bool
-	// closedAt is when Close was first called; written before ctx ends.
+	// closedAt is when Close was first called. Close sets it before it ends ctx, so that
+	// background tasks can read it without mu once ctx has ended.
 	closedAt time.Time
 	queues   map[string]*queue
 	leases   leaseList
@@ -191,9 +193,9 @@ func (l *Locker) Guarantees(ctx context.Context) (Guarantees, error) {
 	return *g, nil
 }
 
-// Ping sends a request to the store, and returns nil if the store has answered it. The error
+// Ping sends a request to the store, and returns nil if the store answers it. The error
 // matches ErrUnavailable if there was no answer within the request timeout, and ErrRefused if
-// the store refused the request. Ping acquires nothing and needs no right but to read.
+// the store refused the request. Ping acquires nothing and needs only the right to read.
 func (l *Locker) Ping(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return &failure{store: l.where, err: contextError(ctx)}
@@ -213,7 +215,8 @@ func (l *Locker) Ping(ctx context.Context) error {
 	return err
 }
 
-// loadGuarantees returns the store's guarantees, which it requests once.
+// loadGuarantees returns the store's guarantees. It requests them until the store has returned
+// them once.
 func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*driver.Guarantees, error) {
 	if g := l.guarantees.Load(); g != nil {
 		return g, nil
@@ -228,8 +231,8 @@ func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*dr
 	return l.guarantees.Load(), nil
 }
 
-// retryGuarantees repeats a failed first request for the guarantees with backoff
-// until timeout, as every request of a waiter is repeated.
+// retryGuarantees repeats a request for the guarantees that failed with err. It repeats it with
+// backoff until timeout, as a waiter repeats every request.
 func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err error) (*driver.Guarantees, error) {
 	end := time.Now().Add(timeout)
 	for r := (retry{}); ; {
@@ -253,12 +256,11 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 	}
 }
 
-// sinceStart returns a point in time as the schedule and the leases count it: from
-// the making of the Locker.
+// sinceStart returns the time from the making of the Locker until t. The schedule and the leases
+// store points in time in this form.
 func (l *Locker) sinceStart(t time.Time) time.Duration { return t.Sub(l.started) }
 
-// now returns the present time, also counted from there. It reads one clock; time.Now reads
-// two.
+// now returns sinceStart of the present time. It reads one clock; time.Now reads two.
 func (l *Locker) now() time.Duration { return time.Since(l.started) }
 
 func (l *Locker) newID() string {
@@ -280,7 +282,7 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 //
 // If ctx has ended already, or ends within a second, Close still gives the releases a
 // second, and the store another one to be closed. So a Close with the context that
-// SIGTERM has ended leaves no lock behind, unless the store is away.
+// SIGTERM has ended leaves no lock behind, unless the store is unreachable.
 //
 // Close waits four TTLs of the lock, and at least 30 s, for a store that does not confirm a
 // release or a roll back. It then returns an error that matches ErrUnavailable. The
@@ -297,7 +299,8 @@ func (l *Locker) Close(ctx context.Context) error {
 	l.cancel(&failure{store: l.where, kind: ErrClosed})
 	for _, x := range leases {
 		l.apply(x, &event{kind: closed})
-		// A lease of Every has one holder from first to last.
+		// Close does not wait for the MinHold of a lease of Every. Such a lease is never
+		// handed off, so its first holder is its only one.
 		if x.firstHolder.set.untilClose {
 			l.background.run(func() { l.apply(x, &event{kind: lingered}) })
 		}
