@@ -17,7 +17,7 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	store := memstore.New() // or that of a server
+	store := memstore.New() // or the store of a server
 	orders, err := sequence.New(sequence.Values(store), "order")
 	if err != nil {
 		panic(err)
@@ -52,7 +52,7 @@ func TestNoIDIsDrawnTwice(t *testing.T) {
 						return
 					}
 					if id <= last {
-						t.Errorf("%d after %d", id, last)
+						t.Errorf("one goroutine got %d after %d, want rising ids", id, last)
 					}
 					last = id
 					drawn[p*goroutines+g] = append(drawn[p*goroutines+g], id)
@@ -71,16 +71,17 @@ func TestNoIDIsDrawnTwice(t *testing.T) {
 		}
 	}
 	if len(seen) != processes*goroutines*each {
-		t.Errorf("%d ids", len(seen))
+		t.Errorf("%d different ids, want %d", len(seen), processes*goroutines*each)
 	}
 }
 
-// source counts reservations. After an error it also returns the end, which no process may use.
+// source records the reservations. If a reservation fails, source returns the new end together
+// with the error; no process may use the ids of that block.
 type source struct {
 	mu   sync.Mutex
 	end  int64
-	n    []int64
-	fail func(call int) error
+	n    []int64              // the sizes of the reserved blocks
+	fail func(call int) error // may be nil; calls count from 1
 }
 
 func (s *source) Reserve(_ context.Context, _ string, n int64) (int64, error) {
@@ -102,7 +103,7 @@ func TestBlocksGrowWithTheRate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 5000 { // a processor uses a block in much less than a second
+	for range 5000 { // each block is used up in much less than a second
 		if _, err := s.Next(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -110,11 +111,11 @@ func TestBlocksGrowWithTheRate(t *testing.T) {
 	src.mu.Lock()
 	defer src.mu.Unlock()
 	if src.n[0] != 2 || src.n[len(src.n)-1] < 128 {
-		t.Errorf("blocks of %v, want 2 at first and 256 in the end", src.n)
+		t.Errorf("blocks of %v, want 2 at first and at least 128 at the end", src.n)
 	}
 	for i, n := range src.n {
 		if n > 256 || i > 0 && n < src.n[i-1]/2 {
-			t.Errorf("blocks of %v", src.n)
+			t.Errorf("blocks of %v, want at most 256, and none less than half of the block before", src.n)
 		}
 	}
 }
@@ -140,7 +141,7 @@ func TestUnknownOutcomeLeavesAGap(t *testing.T) {
 	src.fail = func(int) error { return lost }
 	src.mu.Unlock()
 	var failed error
-	for range 200 { // the reserved blocks, and then no more
+	for range 200 { // uses up the reserved blocks, so that Next needs one that it cannot reserve
 		if _, failed = s.Next(t.Context()); failed != nil {
 			break
 		}
@@ -179,7 +180,7 @@ func TestNextEndsWithContext(t *testing.T) {
 	<-begun
 	cancel(cause)
 	if err := <-done; !errors.Is(err, context.Canceled) || !errors.Is(err, cause) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want context.Canceled and its cause", err)
 	}
 	close(release)
 	if id, err := s.Next(t.Context()); id != 1 || err != nil || calls.Load() != 1 {
