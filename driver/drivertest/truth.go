@@ -11,7 +11,7 @@ import (
 
 // answerLost lets the store execute a request and loses the answer. If the client reports a
 // known outcome, nothing may be left behind. If it reports an unknown one, nothing may be left
-// after the undo.
+// after the undo. A request may have several answers, so each of the first four is lost in turn.
 func answerLost(e *env) {
 	if e.h.LoseAnswer == nil && e.h.Delay == nil {
 		e.Skip("the harness can neither lose nor delay an answer")
@@ -23,13 +23,15 @@ func answerLost(e *env) {
 				e.loseAnswer(limit, true, after)
 			}
 			if e.h.LoseAnswer == nil {
-				break
+				break // acquireUnanswered then ignores after
 			}
 		}
 	}
 }
 
-// acquireUnanswered acquires, and loses an answer of the store after some others.
+// acquireUnanswered makes a request and loses one of its answers. after is the number of answers
+// that arrive before the lost one. If the harness cannot lose an answer, every answer arrives after
+// the end of the request's context.
 func (e *env) acquireUnanswered(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
 	e.Helper()
 	if e.h.LoseAnswer != nil {
@@ -67,7 +69,7 @@ func (e *env) loseAnswer(limit int, wait bool, after int) {
 		what = "called " + code.String()
 	}
 	for _, next := range []driver.Store{other, s} {
-		// One of these may lose its answer.
+		// One of these requests may lose its answer, if the first one had too few answers.
 		r := e.request(name, driver.Exclusive, long)
 		again, failed := next.Acquire(e.Context(), r)
 		for range 8 {
@@ -105,6 +107,7 @@ func tokensOfAWrongClock(e *env) {
 		last = g
 		e.release(s, g)
 	}
+	// In a bubble the clock starts in the year 2000.
 	synctest.Test(e.T, func(t *testing.T) {
 		inside := &env{suite: e.suite, T: t}
 		defer inside.closeAll()
@@ -114,7 +117,7 @@ func tokensOfAWrongClock(e *env) {
 }
 
 // pushWakesWaiter requires that a waiter is granted by its notification, and not by a poll.
-// The machine may delay one waiter, but not most of them.
+// A busy machine may delay some waiters, but not most of them.
 func pushWakesWaiter(e *env) {
 	if e.g.Wake != driver.WakePush || e.g.Fallback < 500*time.Millisecond {
 		e.Skip("a push cannot be distinguished from a poll")
