@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// FailedTokenWriteLeavesNothingLocked requires that a request which has the lock, and fails while its token is written,
-// leaves nothing locked.
+// FailedTokenWriteLeavesNothingLocked requires that a request leaves nothing locked if the session
+// has got the lock and the write of the token fails.
 func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 	for _, waits := range []bool{false, true} {
 		d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
@@ -50,8 +50,8 @@ func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 			})
 		})
 	}
-	// The token's statement fails, and the server receives nothing more on the session that has
-	// the lock.
+	// The statement that writes the token fails, and the server receives nothing more on the
+	// session that has the lock. So the client cannot free the lock over this session.
 	t.Run("unheard", func(t *testing.T) {
 		database := d.Create(t)
 		proxy, err := newLateProxy(d.Server(t).Address)
@@ -67,9 +67,9 @@ func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 	})
 }
 
-// DurableTokensOnSmallPoolDoNotDeadlock makes two requests that get their locks, and together have all connections
-// of a user's pool. It requires that they do not wait for each other to write their tokens. open
-// makes a store with durable tokens.
+// DurableTokensOnSmallPoolDoNotDeadlock makes two requests that get their locks and then use all
+// connections of the user's pool. Each needs another connection to write its token. The test
+// requires that they do not wait for each other forever. open makes a store with durable tokens.
 func DurableTokensOnSmallPoolDoNotDeadlock(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
 	database := d.Create(t)
 	other := d.Store(t, database, "recipe=pessimistic")
@@ -117,7 +117,8 @@ func DurableTokensOnSmallPoolDoNotDeadlock(t *testing.T, d *Database, open func(
 	}
 }
 
-// blockHighWaterMark blocks the writing of tokens until end is called.
+// blockHighWaterMark locks the rows of the high-water marks, so that no client can write a
+// durable token until end is called.
 func (d *Database) blockHighWaterMark(t testing.TB, database string) (end func()) {
 	t.Helper()
 	tx, err := d.Pool(t, database).Begin()
@@ -130,7 +131,7 @@ func (d *Database) blockHighWaterMark(t testing.TB, database string) (end func()
 	return func() { _ = tx.Rollback() }
 }
 
-// step is a pending request with a durable token, for a free name.
+// step is a request with a durable token for a free name, which runs on its own goroutine.
 type step struct {
 	t      *testing.T
 	d      *Database
@@ -140,12 +141,16 @@ type step struct {
 	cancel func()
 	done   chan error
 	db     *sql.DB
-	before []int64 // sessions that match without writing a token
+	// before are the sessions that match raise although they write no token.
+	before []int64
 }
 
-// raise is a part of the statement that writes a token.
+// raise is a part of the statement that writes a durable token. d.running finds the session of a
+// statement by this text.
 const raise = "holdfast_floor SET token = GREATEST("
 
+// step starts the request of a step. more are further parameters of its store. waits is the
+// request's Wait.
 func (d *Database) step(t *testing.T, address, database, params, more string, waits bool) *step {
 	t.Helper()
 	p := &step{t: t, d: d, db: d.Pool(t, database), done: make(chan error, 1),

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// Reserved acquires a lock until the grant has several tokens, all of them above those of the
-// grant before, and returns it with the requester.
+// Reserved acquires and releases a lock until a grant has several tokens. It returns this grant and
+// its requester. The tokens of each grant must be above those of the grant before it.
 func Reserved(t testing.TB, s driver.Store, name string, before driver.Grant) (driver.Grant, *Requester) {
 	t.Helper()
 	const n = 16
@@ -37,8 +37,8 @@ func Reserved(t testing.TB, s driver.Store, name string, before driver.Grant) (d
 }
 
 // ReservedTokensAtGuard requires that a guard in the database accepts every token of a grant in
-// turn. After the write of a later grant it must refuse all of them. The later grant follows a
-// release, and then a break.
+// turn. After the write of a later grant it must refuse all of them. The earlier grant ends with
+// a release in the first round, and with a break in the second.
 func ReservedTokensAtGuard(t *testing.T, d *Database, dialect fence.Dialect) {
 	guard := fence.SQL{Dialect: dialect}
 	d.eachTokens(t, func(t *testing.T, params, database string) {
@@ -92,7 +92,8 @@ func write(ctx context.Context, db *sql.DB, guard fence.SQL, resource string, to
 	return tx.Commit()
 }
 
-// eachTokens runs a test for every recipe, and with durable tokens as well.
+// eachTokens runs a test for every recipe, and with durable tokens as well. The recipe optimistic
+// runs once: its tokens are always durable.
 func (d *Database) eachTokens(t *testing.T, run func(t *testing.T, params, database string)) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		t.Run("clock", func(t *testing.T) { run(t, params, database) })
@@ -102,8 +103,8 @@ func (d *Database) eachTokens(t *testing.T, run func(t *testing.T, params, datab
 	})
 }
 
-// TokensOfBothKindsRise requires that tokens rise while some clients of a name have durable tokens
-// and others have not, as during an upgrade.
+// TokensOfBothKindsRise requires that tokens rise while some clients of a name use durable tokens
+// and others use tokens of the clock, as during an upgrade.
 func TokensOfBothKindsRise(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		durable, clock := d.Store(t, database, params+"&tokens=durable"), d.Store(t, database, params)
