@@ -24,8 +24,8 @@ import (
 )
 
 var (
-	duration = flag.Duration("duration", 30*time.Second, "how long each store is tortured")
-	seed     = flag.Uint64("seed", 1, "of the schedules")
+	duration = flag.Duration("duration", 30*time.Second, "the duration of the check of each store")
+	seed     = flag.Uint64("seed", 1, "the seed of the checks")
 )
 
 // TestMain makes this binary the worker of its own checks. A check mostly waits, so two
@@ -39,15 +39,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// alike are locals that share most of their steps with another local. Each of them is
-// checked for a third of the time.
+// alike are the stores that share most of their steps with another store of check.Locals. Each of
+// them is checked for a third of the time.
 var alike = []string{"redis-redisson-fenced", "redis-redisson-permits", "redis-redisson-rw", "redis-redisson-semaphore", "redis-redisson-spin"}
 
 func TestStores(t *testing.T) {
 	for _, local := range check.Locals() {
-		// Stores without a server are checked by the tests of package check. The short
-		// names of databases mean their first recipe. MySQL is checked in
-		// conformance/versions.
+		// Package check itself tests the stores without a server. The names mariadb and postgres
+		// mean the default recipe of the database, which has a longer name in the list, too.
+		// The tests in conformance/versions cover MySQL.
 		if slices.Contains([]string{"memory", "file", "mariadb", "postgres"}, local) || strings.HasPrefix(local, "mysql") {
 			continue
 		}
