@@ -41,8 +41,8 @@ func (z *ZooKeeper) Backup(to string) error {
 	})
 }
 
-// Restore kills the server and starts it again on a backup of its directory data. It keeps
-// the backup, so that a caller can restore it again.
+// Restore kills the server, replaces its directory "data" with a backup, and starts the server
+// again. It keeps the backup, so that the caller can restore it again.
 func (s *Server) Restore(ctx context.Context, from string) error {
 	s.Kill()
 	data := filepath.Join(s.cfg.Dir, "data")
@@ -59,7 +59,7 @@ func (s *Server) Restore(ctx context.Context, from string) error {
 // its start sometimes stops serving and keeps running.
 const restartTimeout = 20 * time.Second
 
-// Restart restarts the server. It tries up to three times, until the server serves.
+// Restart restarts the server up to three times, until it serves.
 func (z *ZooKeeper) Restart(ctx context.Context) (err error) {
 	for range 3 {
 		try, cancel := context.WithTimeout(ctx, restartTimeout)
