@@ -41,7 +41,8 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 	return nil
 }
 
-// line writes the fields with tabs between them. It quotes a field that contains a tab.
+// line writes the fields with tabs between them. Text quotes a field that contains a tab, and
+// writes an empty field as "-".
 func line(w io.Writer, fields ...string) error {
 	for i, f := range fields {
 		fields[i] = Text(f)
@@ -62,6 +63,7 @@ func Process(o driver.Owner) string {
 	return s
 }
 
+// address returns the host:pid of an owner.
 func address(o driver.Owner) string {
 	if o.Host == "" && o.PID == 0 {
 		return ""
@@ -86,6 +88,7 @@ func since(o driver.Owner) string {
 	return Time(o.Since)
 }
 
+// secondsLeft formats the remaining time of a lease for scripts.
 func secondsLeft(d time.Duration) string {
 	if d == driver.Forever || d == 0 {
 		return ""
@@ -93,7 +96,8 @@ func secondsLeft(d time.Duration) string {
 	return strconv.FormatFloat(*seconds(d), 'f', 3, 64)
 }
 
-// Age formats a duration for people, in seconds, or with less precision when it is long.
+// Age formats a duration for people: to the second, from an hour on to the minute, and from a day
+// on to the hour.
 func Age(d time.Duration) string {
 	d = max(d, 0).Truncate(time.Second)
 	switch {
