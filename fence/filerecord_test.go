@@ -7,11 +7,12 @@ import (
 	"pgregory.net/rapid"
 )
 
+// FuzzParseCopy requires that parseCopy accepts only the output of formatCopy.
 func FuzzParseCopy(f *testing.F) {
 	f.Add(formatCopy(0))
 	f.Add(formatCopy(1))
 	f.Add(formatCopy(1<<63 - 1))
-	f.Add([]byte("holdfast-fence 1 0000000000000000001 00000000\n"))
+	f.Add([]byte("holdfast-fence 1 0000000000000000001 00000000\n")) // a wrong checksum
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		token, ok := parseCopy(b)
@@ -21,6 +22,8 @@ func FuzzParseCopy(f *testing.F) {
 	})
 }
 
+// TestCopyRoundTrip requires that parseCopy returns the token of an intact copy, and refuses a copy
+// in which one byte has changed.
 func TestCopyRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		token := rapid.Uint64Range(0, 1<<63-1).Draw(t, "token")
