@@ -2,8 +2,8 @@ package filesystem
 
 import "testing"
 
-// TestOnlyKnownFileSystemsAreLocal requires that file systems count as local only if the list contains
-// them. A network file system without a name in this package does not count as local, either.
+// TestOnlyKnownFileSystemsAreLocal requires that a file system counts as local only if localTypes
+// contains it. A file system without a name in this package does not count as local.
 func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 	for kind, want := range map[uint32]struct {
 		name  string
