@@ -16,17 +16,17 @@ type EventKind string
 const (
 	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
-	// EventQueued: the store answered that the name is held. Holders are the holders that it
-	// named. A [driver.Swapper]'s next request is held back for at most driver.HandoffTime. In
-	// that time the event may report a waiter behind a lock of the same Locker, without an
-	// answer for that waiter.
+	// EventQueued: the store reported that the name is held, by Holders. With a
+	// [driver.Swapper], the Locker holds the next waiter's request back for at most
+	// driver.HandoffTime. In that time it may report the waiter as queued behind its own lock,
+	// before the store has the request.
 	EventQueued EventKind = "queued"
 	// EventAcquired: the store granted the lock, after Took.
 	EventAcquired EventKind = "acquired"
 	// EventFailed: the acquisition failed because of Err, after Took.
 	EventFailed EventKind = "failed"
-	// EventRenewed and EventRenewFailed: the store answered a renewal. The Locker repeats a
-	// failed one as long as the lock is valid.
+	// EventRenewed and EventRenewFailed: a renewal succeeded, or failed because of Err. The
+	// Locker repeats a failed one as long as the lock is valid.
 	EventRenewed     EventKind = "renewed"
 	EventRenewFailed EventKind = "renewal failed"
 	// EventHoldLimit: MaxHold ended the lock's context.
@@ -37,11 +37,11 @@ const (
 	// The event comes without EventAcquired for a grant that arrived after its waiter had left.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was refused or not confirmed in time, because of Err.
-	// It continues in the background, until EventReleased or until the lease must have
-	// expired.
+	// The release continues in the background, until EventReleased or until the lease must
+	// have expired.
 	EventUnconfirmed EventKind = "release unconfirmed"
 	// EventUndoFailed: an acquisition with unknown outcome could not be rolled back yet. The
-	// Locker repeats the roll back.
+	// Locker repeats the rollback.
 	EventUndoFailed EventKind = "undo failed"
 )
 
@@ -51,8 +51,8 @@ type Event struct {
 	// At is when the event happened, which may be a little before it is reported.
 	At          time.Time
 	Name, Store string
-	// StoreKind is the store's recipe. There are few, so it can label a metric, which
-	// Name cannot.
+	// StoreKind is the store's recipe, such as "redis". There are few recipes, so it can
+	// label a metric, which Name cannot.
 	StoreKind string
 	Limit     int
 	Token     uint64
@@ -77,8 +77,9 @@ type Hooks interface {
 	Event(ctx context.Context, e Event)
 }
 
-// LogHooks returns Hooks that write events to a logger: losses as errors, failures as
-// warnings, the rest at debug level.
+// LogHooks returns Hooks that write events to a logger: losses as errors; failed renewals,
+// releases and rollbacks, and the end of a MaxHold, as warnings; the rest, also failed
+// acquisitions, at debug level.
 func LogHooks(log *slog.Logger) Hooks { return logHooks{log} }
 
 type logHooks struct{ log *slog.Logger }
@@ -194,7 +195,7 @@ func (l *Locker) drainEvents() {
 	var batch []pendingEvent
 	done := false
 	defer func() {
-		if !done { // a hook has ended this goroutine
+		if !done { // a hook has ended this goroutine with runtime.Goexit
 			l.eventsMu.Lock()
 			l.events = append(batch, l.events...)
 			l.eventsMu.Unlock()

@@ -41,7 +41,7 @@ func FromRequest(req *http.Request) (uint64, error) {
 		}
 		return token, nil
 	default:
-		// A proxy might use another one of several values than this server.
+		// If there are several values, a proxy might use another one than this server.
 		return 0, fmt.Errorf("%w: header %s is there %d times, want once", ErrInvalid, Header, len(values))
 	}
 }
@@ -55,7 +55,7 @@ func FromRequest(req *http.Request) (uint64, error) {
 //
 // A response of 412 is an ordinary response: [FromResponse] returns the [*StaleError] for it.
 // Redirects carry the token, too, so set CheckRedirect if the server may redirect to
-// one that must not get it.
+// another server that must not get the token.
 type Transport struct {
 	// Base sends the requests. Default: http.DefaultTransport.
 	Base http.RoundTripper
@@ -67,11 +67,11 @@ type Transport struct {
 // RoundTrip implements http.RoundTripper.
 func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	var err error
-	again := req.Clone(req.Context()) // a RoundTripper must not change its request
+	clone := req.Clone(req.Context()) // a RoundTripper must not change its request
 	if t.Token == nil {
 		err = fmt.Errorf("%w: Transport.Token is nil", ErrInvalid)
 	} else {
-		err = SetHeader(again, t.Token(req.Context()))
+		err = SetHeader(clone, t.Token(req.Context()))
 	}
 	if err != nil {
 		if req.Body != nil {
@@ -83,10 +83,10 @@ func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if base == nil {
 		base = http.DefaultTransport
 	}
-	return base.RoundTrip(again)
+	return base.RoundTrip(clone)
 }
 
-// problem is the body of a refusal, after RFC 9457.
+// problem is the body of a refusal, as in RFC 9457.
 type problem struct {
 	Title    string `json:"title"`
 	Status   int    `json:"status"`

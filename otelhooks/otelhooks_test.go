@@ -493,19 +493,19 @@ func TestEventsInAnyOrderBalance(t *testing.T) {
 		return e
 	}
 	const (
-		acquired, failed       = holdfast.EventAcquired, holdfast.EventFailed
-		lost, released, unsure = holdfast.EventLost, holdfast.EventReleased, holdfast.EventUnconfirmed
+		acquired, failed            = holdfast.EventAcquired, holdfast.EventFailed
+		lost, released, unconfirmed = holdfast.EventLost, holdfast.EventReleased, holdfast.EventUnconfirmed
 	)
 	for name, c := range map[string]struct {
 		kinds []holdfast.EventKind
 		holds int // the grants that the caller received
 	}{
-		"lost before acquired":       {[]holdfast.EventKind{lost, acquired, unsure, unsure}, 0},
+		"lost before acquired":       {[]holdfast.EventKind{lost, acquired, unconfirmed, unconfirmed}, 0},
 		"released before failed":     {[]holdfast.EventKind{released, failed}, 0},
 		"released after failed":      {[]holdfast.EventKind{failed, released}, 0},
-		"unconfirmed after failed":   {[]holdfast.EventKind{failed, unsure, unsure}, 0},
-		"unconfirmed, then lost":     {[]holdfast.EventKind{acquired, unsure, lost}, 1},
-		"lost, then unconfirmed":     {[]holdfast.EventKind{acquired, lost, unsure, unsure}, 1},
+		"unconfirmed after failed":   {[]holdfast.EventKind{failed, unconfirmed, unconfirmed}, 0},
+		"unconfirmed, then lost":     {[]holdfast.EventKind{acquired, unconfirmed, lost}, 1},
+		"lost, then unconfirmed":     {[]holdfast.EventKind{acquired, lost, unconfirmed, unconfirmed}, 1},
 		"released twice":             {[]holdfast.EventKind{acquired, released, released}, 1},
 		"acquired twice (two hooks)": {[]holdfast.EventKind{acquired, acquired, released, released}, 1},
 	} {

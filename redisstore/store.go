@@ -41,7 +41,7 @@ type Store struct {
 	closing      bool
 	entries      map[string]*entry   // requests and grants by ID
 	queued       map[string][]*entry // requests with a queue entry, by name
-	late         map[string]int64    // requests without an answer, and until when they may arrive
+	late         map[string]int64    // until when a request without an answer may arrive, by ID
 	subscription subscription
 	checkTimer   *time.Timer
 	checksGrants bool // checkTimer is set, or checkGrants runs
@@ -71,10 +71,10 @@ type entry struct {
 	start       string        // the last message by which the request may start: "TOKEN TTL TAG"
 	passed      *driver.Grant // granted by a Release of this client
 	proven      time.Time     // when the server last confirmed that the grant stands
-	held        bool          // the grant was returned to the caller: it has the token and the handle
+	held        bool          // the grant was returned to the caller; token and handle are set
 	token       uint64
 	handle      *handle
-	lead        time.Duration // the lease at the server is at least this much longer than the TTL; see serverTTL
+	lead        time.Duration // the lease at the server is at least this much longer than the TTL, -1 if unknown; see serverTTL
 }
 
 // handle is the store's own data in a grant.
@@ -159,9 +159,9 @@ func (s *Store) begin(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the waiting calls, withdraws their queue entries, and closes the connections that
-// the store opened. If ctx ends first, Close returns its error and the rest continues in the
-// background; a second Close waits for it. Grants stay at the server until their TTL expires.
+// Close ends the waiting calls, withdraws their queue entries, and closes the client (see [New]).
+// If ctx ends first, Close returns its error and the rest continues in the background; a second
+// Close waits for it. Grants stay at the server until their TTL expires.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closing
@@ -173,7 +173,7 @@ func (s *Store) Close(ctx context.Context) error {
 	if first {
 		s.cancel()
 		deadline.Wait(ctx, &s.ops)
-		go func() { // a client may wait for a silent server
+		go func() { // the client's Close may wait for a silent server
 			defer close(s.finished)
 			s.client.Close()
 			s.combiner.wait()

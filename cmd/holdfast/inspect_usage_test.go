@@ -23,8 +23,8 @@ var inspections = map[string][]string{
 	"watch": {"watch"},
 }
 
-// TestInspectionsRefuseBadInput: the subcommands that inspect locks, check and completion refuse every
-// invalid input. TestBadInputIsRefused does the same for run.
+// TestInspectionsRefuseBadInput: the subcommands that inspect or break locks, and the subcommands check
+// and completion, refuse every invalid input. TestBadInputIsRefused does the same for run.
 func TestInspectionsRefuseBadInput(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	type bad struct{ args, message []string }
@@ -79,7 +79,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		} {
 			cases[sub+", "+flag] = bad{append(slices.Clone(args), c.args...), c.message}
 		}
-		if sub != "break" {
+		if sub != "break" { // break has no --json
 			cases[sub+", JSON"] = bad{append(slices.Clone(args), "--json=5"), []string{"--json", `"5"`, "true or false"}}
 		}
 	}
@@ -112,7 +112,7 @@ var invalidValues = map[string]string{
 // TestEveryFlagRefusesBadInput: every flag refuses an invalid value before the command opens a
 // store. The message names the flag and the value.
 func TestEveryFlagRefusesBadInput(t *testing.T) {
-	around := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", "1", "x"}, "break": {"--token", "1", "x"}}
+	otherArgs := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", "1", "x"}, "break": {"--token", "1", "x"}}
 	seen := 0
 	everyFlag(cli.Command(), func(cmd *cobra.Command, f *pflag.Flag) {
 		if !cmd.Runnable() {
@@ -126,7 +126,7 @@ func TestEveryFlagRefusesBadInput(t *testing.T) {
 		path := strings.Fields(cmd.CommandPath())[1:]
 		args := append(slices.Clone(path), "--"+f.Name+"="+value)
 		if len(path) > 0 {
-			args = append(args, around[path[0]]...)
+			args = append(args, otherArgs[path[0]]...)
 		}
 		t.Run(strings.Join(append(slices.Clone(path), f.Name), " "), func(t *testing.T) {
 			w := newSandbox(t)
@@ -153,7 +153,7 @@ func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
 	}
 }
 
-// TestInspectionsPrintNoPassword searches the whole output of failing subcommands for a password.
+// TestInspectionsPrintNoPassword searches the whole output of subcommands for a password.
 func TestInspectionsPrintNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"

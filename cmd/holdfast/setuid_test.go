@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-// rootsOwn is the source of a set-uid program, which has the rights of root for every user. It ends
-// when no process has the FIFO open for writing any more.
-const rootsOwn = `
+// setuidSource is the source of a set-uid program, which runs as root whichever user starts it. The
+// program ends when no process has the FIFO open for writing any more.
+const setuidSource = `
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ int main(void) {
 
 const nobody = 65534
 
-// newSetuidSandbox returns a sandbox with this set-uid program, on which an unprivileged user can run commands.
+// newSetuidSandbox returns a sandbox with the set-uid program, in which an unprivileged user can run commands.
 func newSetuidSandbox(t *testing.T) *processSandbox {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -45,7 +45,7 @@ func newSetuidSandbox(t *testing.T) *processSandbox {
 	}
 	s := newProcessSandbox(t)
 	source, program := s.path("own.c"), s.path("own")
-	if err := os.WriteFile(source, []byte(rootsOwn), 0o600); err != nil {
+	if err := os.WriteFile(source, []byte(setuidSource), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command(cc, "-o", program, source).CombinedOutput(); err != nil {
@@ -63,7 +63,7 @@ func newSetuidSandbox(t *testing.T) *processSandbox {
 	return s
 }
 
-// asNobody runs a command as an unprivileged user.
+// asNobody starts a command as an unprivileged user.
 func (s *processSandbox) asNobody(words []string, command ...string) *process {
 	s.t.Helper()
 	words = append(slices.Clone(words), command...)
@@ -75,8 +75,8 @@ func (s *processSandbox) asNobody(words []string, command ...string) *process {
 	return s.startCmd(c, nil)
 }
 
-// startSetuid runs the set-uid program under a lock as an unprivileged user. It skips the test if the
-// system does not let the program become root.
+// startSetuid starts the set-uid program under a lock as an unprivileged user, and returns when the
+// program runs. It skips the test if the system does not let the program become root.
 func (s *processSandbox) startSetuid(words ...string) (p *process, pid int) {
 	s.t.Helper()
 	p = s.asNobody(words, "./own")
@@ -112,14 +112,14 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 				p.signal(c.sig)
 			}
 			p.stderr.expect(c.message)
-			if name != "SIGTERM" { // in these cases run also tries SIGKILL, which fails as well
+			if name != "SIGTERM" { // in the other cases SIGKILL follows after --grace, and fails as well
 				next := s.asNobody([]string{"$holdfast", "run", "--wait", "300ms", "x", "--"}, "true")
 				if got := next.status(); got != 75 {
 					t.Errorf("the next holder has status %d, want 75", got)
 				}
 			}
 			if err := syscall.Kill(pid, 0); err != nil {
-				t.Fatalf("it does not run: %v", err)
+				t.Fatalf("the set-uid command does not run: %v", err)
 			}
 			next := s.asNobody([]string{"$holdfast", "run", "x", "--"}, "sh", "-c", `test -d /proc/$0 && grep -q "^State:.[^Z]" /proc/$0/status && echo alive || echo gone`, fmt.Sprint(pid))
 			s.endTestProcesses()
@@ -155,10 +155,10 @@ func runSetuid(t *testing.T, tool tool) outcome {
 	p, pid := s.startSetuid(tool.hold...)
 	alive := func() bool { return syscall.Kill(pid, 0) == nil }
 	next := s.asNobody(tool.hold, "sh", "-c", `grep -q "^State:.[^Z]" /proc/$0/status 2>/dev/null && echo "found 1" || echo "found 0"`, fmt.Sprint(pid))
-	// An unprivileged user and root compete for the same lock.
+	// The store belongs to the unprivileged user and refuses root, so holdfastTool.wait cannot open it.
 	if tool.name == holdfastTool.name {
-		await := s.asNobody([]string{"$holdfast", "watch", "x"})
-		await.stdout.expect("\twaiting\t")
+		watch := s.asNobody([]string{"$holdfast", "watch", "x"})
+		watch.stdout.expect("\twaiting\t")
 	} else {
 		tool.wait(s, next)
 	}

@@ -27,7 +27,8 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	data, copied := filepath.Join(c.dir, "m0", "data"), filepath.Join(t.TempDir(), "copy")
 	s, l := c.late(t)
 
-	// epoch makes an epoch key of the session. The copy contains only the first of two.
+	// epoch rolls back a request with an unknown outcome, so that the session writes an epoch key.
+	// The copy contains only the first of two such writes.
 	epoch := func(id string) {
 		t.Helper()
 		l.mu.Lock()
@@ -136,10 +137,12 @@ func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 	}
 }
 
-// TestRestoreEndsLocksOfTheCopy: a client is led to a server with a copy of all its keys and leases, which has
-// an older revision, or which belongs to another cluster. The client ends its locks, although they
-// stand there.
+// TestRestoreEndsLocksOfTheCopy: a client reaches a server that has a copy of all its keys and leases. The
+// server has an older revision, or belongs to another cluster. The client ends its locks, although the
+// server has their keys.
 func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
+	// Each restore calls compared, which waits until the client has compared the server with what it
+	// has seen.
 	for what, restore := range map[string]func(t *testing.T, c *cluster, client *clientv3.Client, compared func()){
 		"an older revision": func(t *testing.T, c *cluster, client *clientv3.Client, compared func()) {
 			copied := filepath.Join(t.TempDir(), "copy")
@@ -180,7 +183,7 @@ func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
 			must(t, s, held)
 			c.watched(t, 2)
 			restore(t, c, client, func() {
-				seen := read.Load()
+				seen := read.Load() // the first of two further reads may have begun already
 				eventually(t, "the client compares the server with what it has seen", func() bool { return read.Load() >= seen+2 })
 			})
 			receive(t, "the loss", held.From.(*requester).lost)
@@ -188,8 +191,8 @@ func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
 	}
 }
 
-// copyOf starts another cluster with the same keys and their lease, at the same revisions. It is ahead of
-// the first cluster.
+// copyOf starts another cluster with the same keys and their lease, at the same revisions. The revision
+// of the new cluster is higher than that of the first one, so the client finds no older revision.
 func copyOf(t *testing.T, client *clientv3.Client) *cluster {
 	t.Helper()
 	all, err := client.Get(t.Context(), "", clientv3.WithPrefix())

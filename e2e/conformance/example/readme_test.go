@@ -37,7 +37,7 @@ func TestReadmeProgramRuns(t *testing.T) {
 	locks := "file://" + filepath.Join(dir, "locks")
 	source := strings.Replace(program[1], "file:///tmp/holdfast-example", locks, 1)
 	if !strings.Contains(source, locks) {
-		t.Fatal("the program's locks are somewhere else")
+		t.Fatal("the program of README.md does not open file:///tmp/holdfast-example")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source), 0o600); err != nil {
 		t.Fatal(err)

@@ -106,11 +106,11 @@ func TestLayoutForgetsBrokenGrants(t *testing.T) {
 		}
 		first := broken()
 		if len(first) != 1 {
-			t.Fatalf("%q", first)
+			t.Fatalf("records of broken grants: %q, want one", first)
 		}
 		do(t, r, "HSET", "holdfast:beside:{x}", first[0], "1") // expires the record
 		if second := broken(); len(second) != 1 || second[0] == first[0] {
-			t.Errorf("%q after %q", second, first)
+			t.Errorf("records of broken grants: %q, want one that is not in %q", second, first)
 		}
 	})
 }
@@ -178,13 +178,14 @@ func TestLayoutReaderReleasesAfterSlotMove(t *testing.T) {
 	}
 }
 
-// layoutRights are the commands that docs/redis-layouts.md lists beside those of docs/redis.md.
+// layoutRights are the commands that docs/redis-layouts.md requires on a single server, in addition to
+// those of docs/redis.md.
 var layoutRights = strings.Fields("exists hexists hkeys hlen setnx incr incrby decrby lindex lrange lpop rpush lrem " +
 	"zadd zscore zrem zincrby zrange zrangebyscore zcard")
 
 // TestLayoutRefusedCommandKeepsGrants takes each documented right away from a client. The client
-// then requests, renews, releases, rolls back and breaks grants. Afterwards all grants stand or
-// are released, waiters are served, and nothing is left.
+// then requests, renews, releases, rolls back and breaks grants. When the client has the right again,
+// each grant stands or is released, the waiter gets its grant, and each name is free after all releases.
 func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 	r := start(t)
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
@@ -196,7 +197,7 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 			do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
 			s := open(t, "redis://app:app-secret@"+r.Address(), withLayout(l)...)
 			mine := must(t, s, request("mine", limit, long))
-			beside := func() (g *driver.Grant) { // another holder, if the layout has shared locks or permits
+			otherHolder := func() (g *driver.Grant) { // nil if the layout has no shared locks or permits
 				if limit == driver.Exclusive {
 					return nil
 				}
@@ -210,8 +211,9 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 			}
 			expired := must(t, admin, request("expired", driver.Exclusive, long))
 			expire(t, r, l, "expired")
-			do(t, r, "ACL", "SETUSER", "app", "-"+right)
 
+			// The client uses the store without the right.
+			do(t, r, "ACL", "SETUSER", "app", "-"+right)
 			refusal := func(what string, err error) {
 				t.Helper()
 				if c := s.Classify(err); err != nil && c != driver.CodeRefused && c != driver.CodeBusy && c != driver.CodeUnknown {
@@ -233,31 +235,32 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 					requests = append(requests, q)
 				}
 			}
-			kept := s.Renew(t.Context(), []driver.Grant{mine})[0].Err
-			refusal("a renewal", kept)
-			released := s.Release(t.Context(), mine, 0)
-			refusal("a release", released)
+			renewErr := s.Renew(t.Context(), []driver.Grant{mine})[0].Err
+			refusal("a renewal", renewErr)
+			releaseErr := s.Release(t.Context(), mine, 0)
+			refusal("a release", releaseErr)
 			refusal("an undo", s.Undo(t.Context(), request("busy", 1, long)))
-			broken := s.Break(t.Context(), "busy", busy.Token)
-			refusal("a break", broken)
+			breakErr := s.Break(t.Context(), "busy", busy.Token)
+			refusal("a break", breakErr)
 
+			// The client has the right again.
 			do(t, r, "ACL", "SETUSER", "app", "+"+right)
 			for _, q := range requests {
 				undone(t, s, q)
 			}
-			if released != nil {
+			if releaseErr != nil {
 				if err := s.Release(t.Context(), mine, 0); err != nil {
-					t.Errorf("without %s a release was refused (%v), and then: %v", right, released, err)
+					t.Errorf("without %s a release was refused (%v), and then: %v", right, releaseErr, err)
 				}
 			}
-			if beside != nil {
-				if a := admin.Renew(t.Context(), []driver.Grant{*beside})[0]; a.Err != nil {
+			if otherHolder != nil {
+				if a := admin.Renew(t.Context(), []driver.Grant{*otherHolder})[0]; a.Err != nil {
 					t.Errorf("without %s another holder's lease has ended: %v", right, a.Err)
 				}
-				release(t, admin, *beside)
+				release(t, admin, *otherHolder)
 			}
-			if a := admin.Renew(t.Context(), []driver.Grant{busy})[0]; broken != nil && a.Err != nil {
-				t.Errorf("without %s a break was refused (%v), and the lease has ended: %v", right, broken, a.Err)
+			if a := admin.Renew(t.Context(), []driver.Grant{busy})[0]; breakErr != nil && a.Err != nil {
+				t.Errorf("without %s a break was refused (%v), and the lease has ended: %v", right, breakErr, a.Err)
 			}
 			release(t, admin, busy)
 			if w != nil {
@@ -267,7 +270,7 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 			for _, name := range []string{"free", "busy", "mine", "expired"} {
 				n := 1
 				if limit == 3 && name == "mine" {
-					n = 3
+					n = 3 // all permits of the semaphore
 				}
 				for range n {
 					if _, err := admin.Acquire(t.Context(), request(name, n, long)); err != nil {
@@ -284,9 +287,9 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 	})
 }
 
-// TestFairLayoutRefusedRemovalKeepsTimes: a client lacks a right that it needs to remove queue entries.
-// It finds the entry of a dead waiter, and its own waiter is cancelled. Each entry that stays keeps its
-// time, so it expires. When the client has the right, a rollback removes both entries and their times.
+// TestFairLayoutRefusedRemovalKeepsTimes: a client lacks a right that it needs to change the queue. It
+// finds the entry of a dead waiter, and its own waiter is cancelled or refused. Each entry that stays
+// keeps its time, so it expires. Clients with the right remove both entries and their times.
 func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
 	r := start(t)
 	const queued, times = "redisson_lock_queue:{x}", "redisson_lock_timeout:{x}"
@@ -295,7 +298,7 @@ func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
 			do(t, r, "FLUSHALL")
 			admin := open(t, "redis://"+r.Address(), withLayout(redisstore.RedissonFair)...)
 			s := limited(t, r, redisstore.RedissonFair)
-			timed := func(after string) {
+			timed := func(after string) { // requires that each queue entry has a time
 				t.Helper()
 				with := strungTogether(do(t, r, "ZRANGE", times, "0", "-1"))
 				for _, of := range strungTogether(do(t, r, "LRANGE", queued, "0", "-1")) {
@@ -315,7 +318,7 @@ func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
 			do(t, r, "ACL", "SETUSER", "app", "+"+right)
 			q := request("x", driver.Exclusive, long)
 			q.Wait = true
-			queues := right != "rpush" && right != "zadd"
+			queues := right != "rpush" && right != "zadd" // without these rights the waiter gets no queue entry
 			if !queues {
 				do(t, r, "ACL", "SETUSER", "app", "-"+right)
 			}
@@ -332,7 +335,7 @@ func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
 				cancel()
 			}
 			if err := <-ended; err == nil {
-				t.Fatal("granted beside its holder")
+				t.Fatal("granted while another client holds the name")
 			}
 			_ = s.Undo(t.Context(), q)
 			timed("the waiter's end")
@@ -358,7 +361,7 @@ func TestLayoutRefusedExpiryLeavesNoGrant(t *testing.T) {
 		must(t, admin, request("x", many(l), 2*long))
 		switch l {
 		case redisstore.RedissonPermits, redisstore.RedissonSemaphore:
-			do(t, r, "PEXPIRE", "x", "600000") // as a program of Redisson may
+			do(t, r, "PEXPIRE", "x", "600000") // as a program that uses Redisson may do
 		default:
 			do(t, r, "DEL", "x")
 		}
@@ -382,7 +385,8 @@ func TestLayoutRefusedExpiryLeavesNoGrant(t *testing.T) {
 	})
 }
 
-// limited returns a store of the user app, which has all documented rights and has used them.
+// limited returns a store whose user app has all documented rights. The first request also connects
+// and probes the server, so limited makes one before a test takes a right away.
 func limited(t *testing.T, r *servers.Redis, l redisstore.Layout) driver.Store {
 	restrict(t, []*servers.Redis{r}, layoutRights...)
 	do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
