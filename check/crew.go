@@ -19,8 +19,8 @@ type crew struct {
 	target  *Target
 	open    func(context.Context) (driver.Store, error)
 	round   int
-	dir     string
-	regs    string
+	dir     string // of the round's histories
+	regs    string // the directory of the registers
 	command []string
 	log     *historyLog // the coordinator's
 	// waitTimeout is the time for which waiters may wait at the end.
@@ -28,7 +28,7 @@ type crew struct {
 
 	mu       sync.Mutex
 	members  []*member
-	logs     []string
+	logs     []string // the paths of all histories
 	failures []error
 }
 
@@ -37,9 +37,9 @@ type crew struct {
 type member struct {
 	mu     sync.Mutex
 	index  int
-	life   int
-	proc   *process
-	worker *worker
+	life   int      // the number of the present incarnation, from 1
+	proc   *process // nil for a part of this process
+	worker *worker  // nil for a process, like log
 	log    *historyLog
 }
 
@@ -116,7 +116,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	return c.injectWorkerFault(ctx, c.members[f.Worker], f)
 }
 
-// injectStoreFault carries out a fault of the store, unless the fault does not admit that now.
+// injectStoreFault carries out a fault of the store, unless Admit reports that it cannot begin now.
 // If Begin fails because ctx ended, that is no failure, and injectStoreFault still calls End.
 func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) error {
 	if sf.Admit != nil && !sf.Admit(f) {
@@ -134,12 +134,12 @@ func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) er
 	}
 	c.log.Add(e)
 	err := sf.Begin(ctx, f)
-	early := err != nil && over(ctx)
-	if early {
+	interrupted := err != nil && over(ctx)
+	if interrupted {
 		err = nil
 	}
 	if err == nil && sf.End != nil {
-		if !early {
+		if !interrupted {
 			sleep(ctx, f.For)
 		}
 		err = sf.End(context.WithoutCancel(ctx), f)
@@ -182,7 +182,7 @@ func (c *crew) injectWorkerFault(ctx context.Context, m *member, f Fault) error 
 	return err
 }
 
-// order orders the worker to begin the fault.
+// order makes the worker begin the fault. The kind faultHeal ends the present one.
 func (m *member) order(ctx context.Context, f Fault) error {
 	if m.proc != nil {
 		err := m.proc.order(f)
@@ -194,11 +194,12 @@ func (m *member) order(ctx context.Context, f Fault) error {
 	return m.worker.inject(ctx, f)
 }
 
-// breakOne breaks a lock as an operator does: by the token that an inspection shows.
+// breakOne breaks a lock as an operator does: by the token that an inspection shows. An error is no
+// failure of the check, because other faults may affect the server at the same time.
 func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	s, err := c.open(ctx)
 	if err != nil {
-		return nil // the server is being demoted
+		return nil // the server may be demoted now, and refuses clients
 	}
 	defer s.Close(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithTimeout(ctx, f.For)
@@ -261,7 +262,7 @@ func (c *crew) stopProcess(m *member) {
 	}
 }
 
-// abort ends the remaining workers at once.
+// abort kills the worker processes that remain.
 func (c *crew) abort() {
 	for _, m := range c.members {
 		if m.proc != nil {
@@ -270,7 +271,7 @@ func (c *crew) abort() {
 	}
 }
 
-// written returns the size of the history so far.
+// written returns the size of the history so far, in bytes.
 func (c *crew) written() (n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -22,9 +22,11 @@ func (s *Store) Classify(err error) driver.Code {
 }
 
 // codeOf returns the code of an error after which it is certain that nothing was applied. For any
-// other error it returns CodeUnknown. The exception is CodeRefused of a server without space: it
-// still applies the request that exceeds the space. A caller that undoes that request compares the
-// error with rpctypes.ErrNoSpace. Other callers use writeError.
+// other error it returns CodeUnknown. A driver.Error keeps its code.
+//
+// The exception is CodeRefused of a server without space: the server still applies the request that
+// exceeds the space. A caller that undoes such a request compares the error with
+// rpctypes.ErrNoSpace. A caller that does not undo it uses writeError.
 func codeOf(err error) driver.Code {
 	var own *driver.Error
 	if errors.As(err, &own) {
@@ -48,7 +50,7 @@ func codeOf(err error) driver.Code {
 		return driver.CodeRefused
 	}
 	// ResourceExhausted without etcd's text may come from this client, for an answer that is too
-	// large: the request has been applied.
+	// large: the request may have been applied.
 	return driver.CodeUnknown
 }
 
@@ -102,9 +104,9 @@ func deadlinePassed(err error) bool {
 	return status.Convert(err).Message() == context.DeadlineExceeded.Error()
 }
 
-// limited limits one request to requestTimeout. The caller's context may have no deadline, and a
-// client that the caller has made may not probe its connections. Over a silent connection such a
-// request would wait until the operating system ends the connection.
+// limited limits one request to requestTimeout. The caller's context may have no deadline, and an
+// etcd client that the program has made may not probe its connections. Over a silent connection such
+// a request would wait until the operating system ends the connection.
 func limited[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -23,8 +23,8 @@ const reservedTokens = 1 << 16
 // fileID identifies a file, as long as a process has it open.
 type fileID struct{ dev, ino uint64 }
 
-// bucket is one file of names. sem guards every field. A goroutine that holds sem, and has locked
-// the file, may read and change the state.
+// bucket is one file of names. sem guards the fields that change, except used. A goroutine that holds
+// sem, and has locked the file, may read and change the state.
 type bucket struct {
 	store *Store
 	path  string
@@ -42,12 +42,13 @@ type bucket struct {
 var errNoFile = errors.New("no such bucket")
 
 // lock enters the critical section and reads the state. If another process is stopped in the
-// critical section, lock waits until ctx ends.
+// critical section, lock waits until ctx ends or Close is called. If the file does not exist, lock
+// creates it, or returns errNoFile without create.
 func (b *bucket) lock(ctx context.Context, create bool) error {
 	return b.lockUntil(ctx, b.store.done, create)
 }
 
-// lockUntil is like lock, but also ends when done is closed.
+// lockUntil is like lock, but waits until ctx ends or done is closed. A nil done is never closed.
 func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -84,9 +85,9 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 	return nil
 }
 
-// reserveFile waits for sem. The caller frees sem.
+// reserveFile waits for sem. If it returns nil, the caller frees sem.
 func (b *bucket) reserveFile(ctx context.Context, done <-chan struct{}) error {
-	select { // first, because a free sem comes before an ended context
+	select { // a free sem is taken even if ctx has ended
 	case b.sem <- struct{}{}:
 		return nil
 	default:
@@ -103,7 +104,7 @@ func (b *bucket) reserveFile(ctx context.Context, done <-chan struct{}) error {
 
 // isCurrent reports whether the locked file is the one at the path, which is the valid one. If not, other
 // processes may use a new file. isCurrent then closes this one, and notifies the holders with entries there.
-// It does so, too, if it cannot check the path.
+// It does the same if it cannot check the path.
 func (b *bucket) isCurrent() (bool, error) {
 	var st unix.Stat_t
 	err := stat(b.path, &st)
@@ -120,8 +121,8 @@ func (b *bucket) isCurrent() (bool, error) {
 }
 
 // flock locks the file. If another process has it locked, a goroutine waits for the lock, because a
-// blocking flock cannot be cancelled. If the wait ends first, lent is true: the goroutine keeps sem, and
-// frees it together with the file when it gets the lock.
+// blocking flock cannot be cancelled. If the wait ends first, lent is true: the goroutine keeps sem. When
+// it gets the lock, it unlocks the file and frees sem.
 func (b *bucket) flock(ctx context.Context, done <-chan struct{}) (lent bool, err error) {
 	if err = flock(b.fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK {
 		return false, b.lockError(err)
@@ -167,7 +168,7 @@ func (b *bucket) stalled(ctx context.Context) error {
 	return driver.Errorf(driver.CodeUnavailable, "%w while another process kept %s locked: it may be stopped", ctx.Err(), b.path)
 }
 
-// unlock leaves the critical section. It returns the notices of its changes.
+// unlock leaves the critical section. It returns the notices of the changes that were made there.
 func (b *bucket) unlock() []notice {
 	n := b.notices
 	b.notices = nil
@@ -190,6 +191,7 @@ func (b *bucket) forget() {
 	}
 }
 
+// open opens the file. If the file does not exist, open creates it, or returns errNoFile without create.
 func (b *bucket) open(create bool) error {
 	flags := unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
 	if create {
@@ -268,8 +270,8 @@ func (b *bucket) read() error {
 	return nil
 }
 
-// write writes the state to the file. After an error of code CodeUnavailable the file is
-// unchanged.
+// write writes the state to the file. After an error of another code than CodeUnknown, the state in the
+// file is unchanged.
 func (b *bucket) write() error {
 	b.out = append(b.out[:0], b.page[:inlineAt]...)
 	for i := range b.entries {
@@ -298,13 +300,13 @@ func (b *bucket) writeInline(h *header) error {
 	h.off = inlineAt
 	putHeader(b.out, h)
 	if b.empty {
-		// It writes the whole page, so that later writes of this page need no more disk space.
+		// The first write fills the page, so that later writes of this page need no more disk space.
 		b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
 	}
 	if err := b.replace(b.out); err != nil {
 		return err
 	}
-	if b.off >= pageLen { // the last body was a long one
+	if b.off >= pageLen { // the body before this one was a long one
 		unix.Ftruncate(b.fd, pageLen)
 	}
 	return nil
@@ -335,7 +337,7 @@ func (b *bucket) replace(p []byte) error {
 		return nil
 	}
 	if n > 0 {
-		// No known file system stops inside a page. Restore the old page if possible.
+		// No known file system cuts a write off inside a page. Restore the old page if possible.
 		back, again := pwrite(b.fd, b.page[:n], 0)
 		if again != nil || back != n {
 			return fmt.Errorf("writing %s: cut off after %d of %d bytes: %w", b.path, n, len(p), errors.Join(err, again))
@@ -347,7 +349,7 @@ func (b *bucket) replace(p []byte) error {
 // reserve writes a higher ceiling to the disk before a token below it is used. After a crash of the
 // machine, tokens continue from the ceiling. reserve changes only the header, not the body. Until the
 // ceiling is on the disk, the header has an ID that belongs to no boot. If this process ends before that,
-// or the disk fails, the next process does not rely on the ceiling.
+// or the disk fails, the next process does not rely on the ceiling, as after a crash of the machine.
 func (b *bucket) reserve() error {
 	h, ok := parseHeader(b.page)
 	if !ok {
@@ -388,5 +390,5 @@ func (b *bucket) drop(match func(*entry) bool) (bool, error) {
 
 func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
 
-// wallMicros returns the clock's microseconds. New counters start there, and entries have this time.
+// wallMicros returns the clock's microseconds. New counters start there, and entries record it.
 func wallMicros() int64 { return max(time.Now().UnixMicro(), 1) }

@@ -65,31 +65,31 @@ func TestFIFOOverManyStores(t *testing.T) {
 	dir := tempDir(t)
 	holder := open(t, dir)
 	g := take(t, holder, "a", driver.Exclusive)
-	var places []*waiter
+	var waiters []*waiter
 	var stores []*filestore.Store
 	for range 12 {
 		s := open(t, dir)
 		s.NoFallback()
 		stores = append(stores, s)
-		places = append(places, queue(t, s, "a", driver.Exclusive))
+		waiters = append(waiters, queue(t, s, "a", driver.Exclusive))
 	}
 	st, err := holder.Inspect(testContext(t), "a")
-	if err != nil || len(st.Waiters) != len(places) {
+	if err != nil || len(st.Waiters) != len(waiters) {
 		t.Fatalf("%d waiters, %v", len(st.Waiters), err)
 	}
 	for i, w := range st.Waiters {
-		if w.ID != places[i].r.ID {
+		if w.ID != waiters[i].r.ID {
 			t.Fatalf("waiter %d is %s", i, w.ID)
 		}
 	}
 	last := g
 	release(t, holder, g)
-	for i, p := range places {
+	for i, p := range waiters {
 		got := p.granted(t)
 		if got.Token <= last.Token {
 			t.Fatalf("waiter %d: token %d after %d", i, got.Token, last.Token)
 		}
-		for _, q := range places[i+1:] {
+		for _, q := range waiters[i+1:] {
 			select {
 			case <-q.done:
 				t.Fatalf("granted out of order: %v", q.err)
@@ -105,11 +105,11 @@ func TestQueueWithinOneStore(t *testing.T) {
 	s := open(t, tempDir(t))
 	s.NoFallback()
 	g := take(t, s, "a", driver.Exclusive)
-	var places []*waiter
+	var waiters []*waiter
 	for range 20 {
-		places = append(places, queue(t, s, "a", driver.Exclusive))
+		waiters = append(waiters, queue(t, s, "a", driver.Exclusive))
 	}
-	for _, p := range places {
+	for _, p := range waiters {
 		release(t, s, g)
 		g = p.granted(t)
 	}
@@ -333,13 +333,13 @@ func TestInspectionMakesNoSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, err := range s.List(testContext(t), "") {
-		t.Fatal("a name, or ", err)
+		t.Fatalf("List yields a name or an error: %v", err)
 	}
 	if p := s.SessionPath(); p != "" {
-		t.Errorf("session %s", p)
+		t.Errorf("the store has made session %s", p)
 	}
 	if _, err := os.Stat(s.BucketPath("a")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("bucket made: %v", err)
+		t.Errorf("the store has made a bucket: %v", err)
 	}
 }
 

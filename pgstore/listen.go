@@ -13,8 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
-// listener receives the notifications of releases, on one connection that exists while there
-// are waiters and a little longer. Without a listener, and behind a pooler, waiters poll.
+// listener receives the notifications of releases for recipe Optimistic. It has one connection,
+// which exists while there are waiters and a little longer. Waiters poll behind a pooler, and in a
+// store over the caller's pool, which has no listener.
 type listener struct {
 	pg     *pgconn.Config
 	ctx    context.Context
@@ -31,7 +32,7 @@ type listener struct {
 const (
 	// listenOn is how long the connection stays after the last waiter.
 	listenOn = 10 * time.Second
-	// connectTimeout limits one attempt to listen, and retryListen is the pause after it.
+	// connectTimeout limits one attempt to listen, and retryListen is the wait before the next.
 	connectTimeout, retryListen = 5 * time.Second, 500 * time.Millisecond
 )
 
@@ -91,7 +92,7 @@ func (l *listener) notify(payload string) {
 	wakeAll(l.waiting[payload])
 }
 
-// notifyAll wakes all waiters. A notification may have been lost.
+// notifyAll wakes all waiters, because a notification may have been lost.
 func (l *listener) notifyAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +107,8 @@ func wakeAll(waiters map[chan struct{}]struct{}) {
 	}
 }
 
-// run listens until there were no waiters for a while.
+// run listens, on one connection after another, until there were no waiters for a while. It also ends
+// when it finds a pooler or Close is called.
 func (l *listener) run() {
 	for {
 		l.listenOnce()
@@ -123,7 +125,7 @@ func (l *listener) run() {
 	}
 }
 
-// setReady ends the wait of Listen.
+// setReady ends the wait of each Listen.
 func (l *listener) setReady() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,7 +180,8 @@ func (l *listener) connect() (*pgLink, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Behind a pooler the settings would stay in a backend that other clients use next.
+	// Behind a pooler the setting and LISTEN below would stay in a backend that other clients use
+	// next.
 	isDirect, err := direct(ctx, link)
 	if err == nil && !isDirect {
 		l.mu.Lock()

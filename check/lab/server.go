@@ -14,17 +14,18 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
-// server keeps values under names, as the servers do on which programs build such locks.
-// Each method is one command and one atomic step.
+// server simulates a key-value server on which programs build locks. It keeps values under
+// names. Each command of a client is one method, and one atomic step; leave takes one step for
+// each name.
 type server struct {
 	mu     sync.Mutex
 	values map[string][]value
 	counts map[counter]int
-	token  uint64
+	token  uint64 // the last token
 	// subscribers are the channels of the subscribers of each name.
 	subscribers map[string]map[chan struct{}]bool
-	// before has the states of about the last replicaLag, if the recipe has a replica. The
-	// first is the replica's state.
+	// before has the states of about the last replicaLag, if lagged is set: then a replica
+	// follows the server with that lag. The first is the replica's state.
 	before []snapshot
 	lagged bool
 	// networkFaults is the number of present faults of the network. Such a fault delays answers
@@ -52,6 +53,7 @@ type counter struct {
 	permits int
 }
 
+// snapshot is the values of the server at one time.
 type snapshot struct {
 	at     time.Time
 	values map[string][]value
@@ -64,7 +66,7 @@ func newServer() *server {
 	return &server{values: map[string][]value{}, counts: map[counter]int{}, subscribers: map[string]map[chan struct{}]bool{}}
 }
 
-// unexpired returns the values of a name that have not expired. The caller holds s.mu.
+// unexpired removes the expired values of a name, and returns the others. The caller holds s.mu.
 func (s *server) unexpired(name string, now time.Time) []value {
 	s.values[name] = slices.DeleteFunc(s.values[name], func(v value) bool { return !v.expires.IsZero() && !v.expires.After(now) })
 	return s.values[name]
@@ -77,6 +79,7 @@ func (s *server) free(name string, limit int, now time.Time) bool {
 	return s.admits(name, limit, now)
 }
 
+// admits does what free does. The caller holds s.mu.
 func (s *server) admits(name string, limit int, now time.Time) bool {
 	all := s.unexpired(name, now)
 	for _, v := range all {
@@ -102,12 +105,14 @@ func (s *server) has(name string, pick func(value) bool) bool {
 	return slices.ContainsFunc(s.unexpired(name, time.Now()), pick)
 }
 
+// put writes a value without a check.
 func (s *server) put(name string, v value) value {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.add(name, v)
 }
 
+// add writes a value, with a new token if it has none. The caller holds s.mu.
 func (s *server) add(name string, v value) value {
 	s.token++
 	if v.token == 0 {
@@ -148,7 +153,7 @@ func (s *server) remove(name string, pick func(value) bool) bool {
 	return len(s.values[name]) < n
 }
 
-// leave removes all values of a client, like the end of its session.
+// leave removes all values of a client, as the end of its session does.
 func (s *server) leave(c *client) {
 	s.mu.Lock()
 	names := slices.Collect(maps.Keys(s.values))
@@ -171,7 +176,7 @@ func (s *server) count(name string, permits, by int) bool {
 	return true
 }
 
-// listen subscribes to the removals of a name.
+// listen subscribes to the removals of a name, until the caller calls end.
 func (s *server) listen(name string) (notified <-chan struct{}, end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +208,8 @@ func (s *server) changed() {
 	}
 }
 
-// failover makes the replica the primary. The writes of the last replicaLag are lost.
+// failover makes the replica, if there is one, the primary. The writes of the last replicaLag are
+// lost.
 func (s *server) failover() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,6 +219,7 @@ func (s *server) failover() {
 	}
 }
 
+// state returns the holders of a name.
 func (s *server) state(name string) driver.State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,13 +237,13 @@ const slowBy = ttl / 4
 // disturbNetwork delays the answers of far clients and loses renewals, until ctx ends. If other
 // faults of the network are under way, the effect lasts until all have ended.
 func (s *server) disturbNetwork(ctx context.Context) {
-	count := func(by int) {
+	addFaults := func(by int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.networkFaults += by
 	}
-	count(1)
-	defer count(-1)
+	addFaults(1)
+	defer addFaults(-1)
 	<-ctx.Done()
 }
 

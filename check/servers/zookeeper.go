@@ -22,18 +22,18 @@ import (
 // ErrNoZooKeeper means that ZooKeeper or Java is missing.
 var ErrNoZooKeeper = fmt.Errorf("servers: Java or ZooKeeper is %w (Debian: apt-get install default-jdk-headless libzookeeper-java libslf4j-java)", ErrNotInstalled)
 
-// ZooKeeperConfig configures a ZooKeeper. Zero fields have defaults.
+// ZooKeeperConfig configures a ZooKeeper server. Zero fields have defaults.
 type ZooKeeperConfig struct {
-	// Tick is tickTime, default 100 ms. Sessions last from two ticks to MaxSession, default
-	// 3 minutes. SyncTicks is the number of ticks for which a follower may be silent,
-	// default 20.
+	// Tick is tickTime, default 100 ms. The timeout of a session is two ticks at least and
+	// MaxSession, default 3 minutes, at most. SyncTicks is the number of ticks for which a
+	// follower may be silent, default 20.
 	Tick       time.Duration
 	MaxSession time.Duration
 	SyncTicks  int
 	// Settings are further lines of the configuration file. Java has further arguments of
 	// the virtual machine.
 	Settings, Java []string
-	// Synced lets the server answer a write only when it is on the disk, which is
+	// Synced makes the server answer a write only when it is on the disk, which is
 	// ZooKeeper's default. Otherwise the server answers when the write is in the system's
 	// cache. The cache outlives the process, which is enough for tests that kill only
 	// servers.
@@ -50,13 +50,15 @@ type ZooKeeperConfig struct {
 // ZooKeeperTLS are the PEM files of a server with TLS.
 type ZooKeeperTLS struct {
 	// KeyStore has the server's key and certificates. TrustStore has the certificates of
-	// the authorities that sign clients' certificates. Every client must have one.
+	// the authorities that sign clients' certificates. Every client must have such a
+	// certificate.
 	KeyStore, TrustStore string
 }
 
 // ZooKeeperInstalled returns ErrNoZooKeeper if no ZooKeeper can be started.
 func ZooKeeperInstalled() error { return new(ZooKeeperConfig).complete() }
 
+// complete sets the defaults and the classpath. It returns ErrNoZooKeeper if no server can be started.
 func (c *ZooKeeperConfig) complete() error {
 	c.Tick = cmp.Or(c.Tick, 100*time.Millisecond)
 	c.MaxSession = cmp.Or(c.MaxSession, 3*time.Minute)
@@ -81,7 +83,8 @@ func (c *ZooKeeperConfig) complete() error {
 	return nil
 }
 
-// givenZooKeeper returns the jars of the first directory of HOLDFAST_SERVERS with a ZooKeeper.
+// givenZooKeeper returns the jars of the first directory of HOLDFAST_SERVERS with a zookeeper.jar,
+// or "" if there is none.
 func givenZooKeeper() string {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		zookeeper := filepath.Join(dir, "zookeeper.jar")
@@ -168,7 +171,7 @@ func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKee
 		return nil, err
 	}
 	var err error
-	for range 3 {
+	for range 3 { // another process may take the port before the server does
 		var port int
 		if port, err = FreePort(); err != nil {
 			return nil, err
@@ -184,7 +187,8 @@ func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKee
 	return nil, err
 }
 
-// joinTime is the time for which an elected leader waits for followers.
+// joinTime is the least time for which an elected leader waits for followers. With longer SyncTicks it
+// waits longer.
 const joinTime = 3 * time.Second
 
 // start writes the configuration and starts the server. It does not wait until a member of
@@ -211,7 +215,7 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 			"ssl.trustStore.type=PEM", "ssl.trustStore.location="+c.Secure.TrustStore)
 	}
 	lines = append(append(lines, members...), c.Settings...)
-	// The configuration is outside the data, so that a Restore keeps it.
+	// The configuration is outside the data, so that Restore keeps it.
 	cfg := filepath.Join(dir, "zoo.cfg")
 	if err := os.WriteFile(cfg, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		return err
@@ -237,12 +241,12 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	return err
 }
 
-// Ensemble is three ZooKeepers. A follower reaches the leader through its own proxy.
+// Ensemble is three servers. A follower reaches the leader through its own proxy.
 type Ensemble struct {
 	Members []*ZooKeeper
 
 	mu sync.Mutex
-	// links[i][j] is the proxy from member i to j's port for followers.
+	// links[i][j] is the proxy from member i to j's port for followers, nil if i is j.
 	links [][]*Proxy
 }
 
@@ -254,7 +258,7 @@ func StartEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (*Ensembl
 		return nil, err
 	}
 	var err error
-	for range 3 {
+	for range 3 { // another process may take a port before a server does
 		var e *Ensemble
 		if e, err = startEnsemble(ctx, dir, c); err == nil {
 			return e, nil
@@ -373,6 +377,7 @@ func (e *Ensemble) Silence(m *ZooKeeper) error { return e.each(m, (*Proxy).Silen
 // Heal ends the effect of Silence.
 func (e *Ensemble) Heal(m *ZooKeeper) error { return e.each(m, (*Proxy).Heal) }
 
+// each calls do with each proxy from m to another member.
 func (e *Ensemble) each(m *ZooKeeper, do func(*Proxy) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -22,7 +22,7 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 		case err != nil && driver.CodeOf(err) == driver.CodeUnknown:
 			released(err)
 			return driver.Grant{}, err
-		case err != nil: // nothing was written
+		case err != nil: // nothing was written, and the core releases old
 			return driver.Grant{}, o.withdrawn(ctx, err)
 		case outcome == PassGranted:
 			released(nil)
@@ -64,8 +64,8 @@ func (o *Optimistic) setHeldSince(id string, heldSince time.Time) {
 	}
 }
 
-// replace replaces old by a grant of r in one write. With PassReleased the row has neither grant. With
-// PassNotHeld the row had no old grant, and nothing was written.
+// replace replaces old by a grant of r in one write. With PassReleased the row had old, and now has neither
+// grant. With PassNotHeld the row did not have old, and nothing was written.
 func (o *Optimistic) replace(ctx context.Context, old driver.Grant, r driver.Request) (g driver.Grant, outcome PassOutcome, err error) {
 	o.forget(old.ID) // from now on the client does not report the grant's end as a loss
 	c := claim{r: r}

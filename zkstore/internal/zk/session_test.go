@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// TestReasonIsKept: an attempt to connect fails for a clear reason, and a later attempt times out.
-// The session still reports the clear reason.
+// TestReasonIsKept: an attempt to connect fails for a clear reason, and later attempts time out.
+// Open and Limits still return the clear reason.
 func TestReasonIsKept(t *testing.T) {
 	refused := errors.New("first record does not look like a TLS handshake")
-	late := &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
+	timedOut := &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	tries := 0
@@ -24,7 +24,7 @@ func TestReasonIsKept(t *testing.T) {
 		case 5:
 			cancel()
 		}
-		return nil, late
+		return nil, timedOut
 	}}
 	if _, err := Open(ctx, c); !errors.Is(err, refused) {
 		t.Errorf("a session, after %d tries: %v", tries, err)
