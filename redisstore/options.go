@@ -18,7 +18,7 @@ type config struct {
 	fairWait   time.Duration
 }
 
-// The limits of the options.
+// The limits and the default of WaitReplicas.
 const (
 	maxReplicas       = 100
 	minAckTimeout     = time.Millisecond
@@ -32,13 +32,14 @@ func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // WaitReplicas makes the store wait for n replicas, 0 to 100, to acknowledge each grant and each
 // renewal. within is the timeout: 1 ms to 1 min, and 0 means 1 s. The store rolls back a grant that
-// too few replicas acknowledged, and returns an error of code CodeUnavailable. Each request under
-// way needs a connection of its own, and one more round trip.
+// too few replicas acknowledged, and returns an error of code CodeUnavailable. If the rollback is not
+// confirmed, the code is CodeUnknown. Each request under way needs a connection of its own, and one
+// more round trip.
 func WaitReplicas(n int, within time.Duration) Option {
 	return func(c *config) { c.replicas, c.ackTimeout = n, within }
 }
 
-// Insist accepts a server whose maxmemory-policy evicts keys, so that it may lose locks. The
+// Insist accepts a server whose maxmemory-policy evicts keys. Such a server may lose locks. The
 // guarantees then list the eviction.
 func Insist() Option { return func(c *config) { c.insist = true } }
 

@@ -31,7 +31,8 @@ func fifo(t *testing.T, w *sandbox) (path string, fire func()) {
 		if _, err := f.WriteString("now\n"); err != nil {
 			t.Fatal(err)
 		}
-		// The store closes its end of the FIFO after the fault.
+		// The store closes its end of the FIFO after the fault. Poll requests no event, so it returns
+		// when that end is closed.
 		for {
 			_, err := unix.Poll([]unix.PollFd{{Fd: int32(f.Fd())}}, -1)
 			if err == nil {
@@ -88,14 +89,14 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 		longest string
 		grace   string
 	}{
-		"nothing given":              {nil, "24h", "10s"},
-		"a shorter TTL":              {[]string{"--ttl", "10s"}, "24h", "3.3s"},
-		"a longer TTL":               {[]string{"--ttl", "1h"}, "24h", "10s"},
-		"a longer grace":             {[]string{"--grace", "20s"}, "1m", "20s"},
-		"a store with shorter TTLs":  {nil, "12s", "4s"},
-		"a shorter TTL there":        {[]string{"--ttl", "6s"}, "12s", "2s"},
-		"a shorter grace there":      {[]string{"--grace", "1s"}, "12s", "1s"},
-		"the longest possible grace": {[]string{"--grace", "4s"}, "12s", "4s"},
+		"nothing given":                                    {nil, "24h", "10s"},
+		"a shorter TTL":                                    {[]string{"--ttl", "10s"}, "24h", "3.3s"},
+		"a longer TTL":                                     {[]string{"--ttl", "1h"}, "24h", "10s"},
+		"a longer grace":                                   {[]string{"--grace", "20s"}, "1m", "20s"},
+		"a store with shorter TTLs":                        {nil, "12s", "4s"},
+		"a store with shorter TTLs, and --ttl":             {[]string{"--ttl", "6s"}, "12s", "2s"},
+		"a store with shorter TTLs, and a shorter grace":   {[]string{"--grace", "1s"}, "12s", "1s"},
+		"a store with shorter TTLs, and its longest grace": {[]string{"--grace", "4s"}, "12s", "4s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newSandbox(t)
@@ -127,7 +128,7 @@ func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 }
 
 // TestLossFoundByReleaseSetsStatus: the command succeeded, but the release finds that the lock
-// was lost. Run ends with status 74.
+// was lost. holdfast run ends with status 74.
 func TestLossFoundByReleaseSetsStatus(t *testing.T) {
 	w := newSandbox(t)
 	on, fire := fifo(t, w)
@@ -162,13 +163,14 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 			if err := syscall.SetNonblock(fd, true); err != nil {
 				t.Fatal(err)
 			}
-			for err == nil {
+			for err == nil { // fill the pipe
 				_, err = syscall.Write(fd, make([]byte, 512))
 			}
 			if err := syscall.SetNonblock(fd, false); err != nil {
 				t.Fatal(err)
 			}
-			// Only the command has this FIFO open, so the end of the file shows its end.
+			// Only the command has this FIFO open for writing, so the FIFO's end of file shows that the
+			// command has ended.
 			alive := w.path("alive")
 			if err := syscall.Mkfifo(alive, 0o600); err != nil {
 				t.Fatal(err)
@@ -189,7 +191,7 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 			if _, err := f.Read(make([]byte, 1)); err != io.EOF { // returns when the command has ended
 				t.Fatal(err)
 			}
-			go func() { _, _ = io.Copy(io.Discard, r) }()
+			go func() { _, _ = io.Copy(io.Discard, r) }() // empty the pipe, so that holdfast can end
 			if got := p.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}

@@ -26,13 +26,14 @@ type holder struct {
 	Token   uint64 `json:"token"`
 	Tokens  int    `json:"tokens,omitempty"` // how many it has; 0 means 1
 	Expires int64  `json:"expires"`          // microseconds, by the database's clock
-	TTL     int64  `json:"ttl,omitempty"`    // microseconds; Expires is the time of the grant plus TTL; 0 if unknown
+	TTL     int64  `json:"ttl,omitempty"`    // microseconds from the grant, its last renewal or its release to Expires; 0 if unknown
 	Left    bool   `json:"left,omitempty"`   // released, and stays until Expires
 }
 
+// taken is a grant that was broken. The row keeps it until Until.
 type taken struct {
 	Token uint64 `json:"token"`
-	Until int64  `json:"until"`
+	Until int64  `json:"until"` // microseconds, by the database's clock
 }
 
 // Owner is driver.Owner as a database stores it.
@@ -50,7 +51,7 @@ func OwnerOf(o driver.Owner, since int64) Owner {
 	return Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: o.Reason, Since: since}
 }
 
-// Driver converts it back.
+// Driver converts the stored form back to a driver.Owner.
 func (o Owner) Driver() driver.Owner {
 	return driver.Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: o.Reason, Since: time.UnixMicro(o.Since)}
 }

@@ -12,10 +12,10 @@ import (
 type Engine interface {
 	driver.Inspector
 	driver.Breaker
-	// Classify returns the code that every error of the engine carries.
+	// Classify returns the code of an error of the engine. Every such error has one.
 	Classify(err error) driver.Code
 	// Sweep removes rows of [Optimistic] that have been idle for at least this time.
-	// Engines without rows have nothing to remove.
+	// That of [Sessions] does nothing.
 	Sweep(ctx context.Context, idle time.Duration) error
 	Acquire(context.Context, driver.Request) (driver.Grant, error)
 	Undo(context.Context, driver.Request) error

@@ -14,11 +14,11 @@ type Values struct {
 	Namespace string
 	// Run runs statements on a connection without a transaction, at a primary.
 	Run func(ctx context.Context, statements ...string) (Answers, error)
-	// Sort returns an error of Run with a code.
+	// Sort adds a code to an error of Run, like Sort of [Faults].
 	Sort func(error) (error, bool)
-	// Read selects version and data, in hexadecimal, of a key. Insert and Update are the
-	// statements of a Put. Their last answer is one row. It begins with 1 if a row of the
-	// table was written.
+	// Read selects the version of a key, and its data in hexadecimal. Insert and Update return
+	// the statements of a Put. The first row of their last answer begins with 1 if a row of
+	// the table was written. Otherwise it has another number, or there is no row.
 	Read   func(key []byte) string
 	Insert func(key, data []byte, version string) []string
 	Update func(key, data []byte, old, version string) []string
@@ -28,7 +28,7 @@ type Values struct {
 func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
 	answer, err := v.run(ctx, key, nil, func(k []byte) []string { return []string{v.Read(k)} })
 	if err != nil {
-		if driver.CodeOf(err) == driver.CodeUnknown { // it was only to read
+		if driver.CodeOf(err) == driver.CodeUnknown { // a read writes nothing, so its outcome is known
 			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 		return nil, "", err

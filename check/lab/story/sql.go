@@ -114,7 +114,7 @@ func (s *stage) transactions(db *sql.DB, number string) (n int) {
 	return n
 }
 
-// conn returns a connection that no other step uses.
+// conn takes a connection out of the pool until the play ends.
 func (s *stage) conn(db *sql.DB) *sql.Conn {
 	c, err := db.Conn(s.ctx)
 	s.must(err)
@@ -131,9 +131,9 @@ func (s *stage) query(a Actor, text string, c *sql.Conn, query string) string {
 	return fmt.Sprint(v)
 }
 
-// sellSeat starts the sale of one item: the client reads the stock. The returned write writes
+// sellItem starts the sale of one item: the client reads the stock. The returned write writes
 // the stock less one.
-func (s *stage) sellSeat(a Actor, c *sql.Conn) (write func()) {
+func (s *stage) sellItem(a Actor, c *sql.Conn) (write func()) {
 	stock := s.query(a, "SELECT stock", c, "SELECT stock FROM item WHERE id = 1")
 	return func() {
 		var left int
@@ -145,8 +145,8 @@ func (s *stage) sellSeat(a Actor, c *sql.Conn) (write func()) {
 	}
 }
 
-// count records a violation unless the table shows that two of five items are sold.
-func (s *stage) count(c *sql.Conn) {
+// checkStock records a violation unless the table shows that two of five items are sold.
+func (s *stage) checkStock(c *sql.Conn) {
 	var left int
 	s.must(c.QueryRowContext(s.ctx, "SELECT stock FROM item").Scan(&left))
 	if left != 3 {
@@ -228,22 +228,22 @@ var sqlStories = []Story{
 		wrong: func(s *stage) {
 			db := s.postgres()
 			a, b := s.conn(db), s.conn(db)
-			writeA, writeB := s.sellSeat(A, a), s.sellSeat(B, b)
+			writeA, writeB := s.sellItem(A, a), s.sellItem(B, b)
 			writeA()
 			writeB()
-			s.count(a)
+			s.checkStock(a)
 		},
 		right: func(s *stage) {
 			db := s.postgres()
 			a, b := s.conn(db), s.conn(db)
 			s.expect(s.tryLock(A, long), "A gets the lock")
-			write := s.sellSeat(A, a)
+			write := s.sellItem(A, a)
 			s.expect(!s.tryLock(B, long), "B waits")
 			write()
 			s.unlock(A)
 			s.expect(s.tryLock(B, long), "B gets the lock")
-			s.sellSeat(B, b)()
-			s.count(a)
+			s.sellItem(B, b)()
+			s.checkStock(a)
 			s.survive("B reads what A wrote: two are sold, and the stock is two less.")
 		},
 	},

@@ -1,5 +1,5 @@
-// Torture runs one check and prints its report as JSON. Tests build it with a defect
-// planted in the library.
+// Torture runs one check. Its first argument is the check.Config as JSON. It prints the report as
+// JSON, or as text if there is a second argument. Tests build it with a defect planted in the library.
 package main
 
 import (

@@ -18,21 +18,25 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// slow delays a transaction that makes an entry, and the end of the stream of watches.
+// slow delays requests and watches of one client. It stops a transaction that creates a queue
+// entry, and delays the report that the stream of watches has ended. It records the responses of
+// the stream that the store has handled.
 type slow struct {
 	mu            sync.Mutex
 	before, after *stop           // stop the next such transaction before its send, and before its answer returns
-	end           <-chan struct{} // the end of a stream is reported when this is closed; nil for at once
-	made          int             // the watches that the store has handled the making of
-	revision      int64           // the newest one that the stream has reported
-	deleted       map[string]bool
+	end           <-chan struct{} // if it is not nil, the end of a stream is reported when it is closed
+	created       int             // the number of watches that the server has created
+	revision      int64           // the newest revision of the responses
+	deleted       map[string]bool // the keys whose deletion was reported
 }
 
-// stop stops one call.
+// stop is a point at which one call waits. reached is closed when the call arrives there. The call
+// continues when through is closed.
 type stop struct{ reached, through chan struct{} }
 
 func newStop() *stop { return &stop{make(chan struct{}), make(chan struct{})} }
 
+// wait waits at *which, unless it is nil, and sets it to nil for the next call.
 func (s *slow) wait(which **stop) {
 	s.mu.Lock()
 	at := *which
@@ -65,7 +69,7 @@ func (s *slow) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clien
 type slowWatch struct {
 	grpc.ClientStream
 	slow *slow
-	last *etcdserverpb.WatchResponse // the store has handled it when it receives the next one
+	last *etcdserverpb.WatchResponse // the store has handled it when it calls RecvMsg again
 }
 
 func (w *slowWatch) RecvMsg(msg any) error {
@@ -76,7 +80,7 @@ func (w *slowWatch) RecvMsg(msg any) error {
 			s.deleted[string(e.Kv.Key)] = s.deleted[string(e.Kv.Key)] || e.Type == mvccpb.DELETE
 		}
 		if w.last.Created {
-			s.made++
+			s.created++
 		}
 		s.revision = max(s.revision, w.last.GetHeader().GetRevision())
 	}
@@ -92,7 +96,8 @@ func (w *slowWatch) RecvMsg(msg any) error {
 	return err
 }
 
-func (s *slow) handled(f func() bool) func() bool {
+// locked returns a function that calls f with the mutex held.
+func (s *slow) locked(f func() bool) func() bool {
 	return func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -100,13 +105,13 @@ func (s *slow) handled(f func() bool) func() bool {
 	}
 }
 
-// TestRestoreWhileWatchIsKept: a server is replaced by one that was restored from an older copy. There the
-// lock of a client stands, which an operator has deleted meanwhile on the replaced server. Another client
-// has a watch of the name from the replaced server, which has reported that deletion. Its waiter is not
-// granted the lock beside the holder, and is granted it after the holder's release.
+// TestRestoreWhileWatchIsKept: a server is replaced by one that was restored from an older copy. A holder
+// has its lock in the copy. On the replaced server an operator deleted that lock later, and a watch of
+// another client has reported the deletion. The waiter of that client is not granted the lock beside the
+// holder. It is granted the lock after the holder's release.
 func TestRestoreWhileWatchIsKept(t *testing.T) {
 	for what, test := range map[string]struct {
-		old, noticed bool // the entry is in the copy; the client has noticed the end of its watch
+		old, noticed bool // the waiter's entry is in the copy; its client has noticed the end of the watch
 	}{
 		"an entry of the copy, and the watch is made again": {old: true, noticed: true},
 		"a new entry, and the watch is made again":          {noticed: true},
@@ -128,6 +133,7 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 			})
 			waiter, client := over(t, lib), c.direct(t)
 
+			// A first waiter creates the watch of the name.
 			held := must(t, holder, request("held", "n", 1, time.Hour))
 			key := keyOf(t, client, "n")
 			ctx, cancel := context.WithCancel(t.Context())
@@ -139,13 +145,15 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 				_, _ = waiter.Acquire(ctx, warm)
 			}()
 			receive(t, "the first waiter", warm.From.(*requester).queued)
+			// Each client watches its sentinel and its entry, and the waiter's client also the name.
 			c.watched(t, 5)
-			eventually(t, "no client writes any more", func() bool {
+			eventually(t, "both clients have written their sentinels", func() bool {
 				resp, err := client.Get(t.Context(), sentinels, clientv3.WithPrefix())
 				return err == nil && len(resp.Kvs) == 2
 			})
 
-			// The next waiter shares the watch of the first one.
+			// submitNext starts the next waiter, which shares the watch of the first one. It returns when
+			// the waiter's transaction has stopped at *which.
 			var next <-chan result
 			at := newStop()
 			submitNext := func(which **stop) {
@@ -158,6 +166,8 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 			if test.old {
 				submitNext(&s.after)
 			}
+
+			// The member is copied, and the holder's client continues on the restored server.
 			data := filepath.Join(t.TempDir(), "m0", "data")
 			if err := c.members[0].Backup(data); err != nil {
 				t.Fatal(err)
@@ -170,7 +180,9 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 			if err := holderTo.Redirect(restored[0].Client); err != nil {
 				t.Fatal(err)
 			}
-			raise := func() (rev int64) { // the revision is far above that of the copy
+
+			// On the replaced server the revision rises, the first waiter ends, and the lock is deleted.
+			raise := func() (rev int64) { // the revision becomes far larger than that of the copy
 				for i := range 20 {
 					resp, err := client.Put(t.Context(), "raise", fmt.Sprint(i))
 					if err != nil {
@@ -182,7 +194,7 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 			}
 			if !test.old && !test.noticed {
 				rev := raise()
-				eventually(t, "the stream reports the revision", s.handled(func() bool { return s.revision >= rev }))
+				eventually(t, "the stream reports the revision", s.locked(func() bool { return s.revision >= rev }))
 			}
 			if !test.old {
 				submitNext(&s.before)
@@ -193,11 +205,13 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 			if _, err := client.Delete(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the watch reports the deletion", s.handled(func() bool { return s.deleted[key] }))
+			eventually(t, "the watch reports the deletion", s.locked(func() bool { return s.deleted[key] }))
+
+			// The waiter's client is led to the restored server.
 			ended, end := context.WithCancel(context.Background())
 			t.Cleanup(end)
 			s.mu.Lock()
-			made := s.made
+			created := s.created
 			if !test.noticed {
 				s.end = ended.Done()
 			}
@@ -210,8 +224,8 @@ func TestRestoreWhileWatchIsKept(t *testing.T) {
 				return err == nil
 			})
 			if test.noticed {
-				// One watch is that of the name, the other ones are those of entries and of the sentinel.
-				eventually(t, "the watches are made again", s.handled(func() bool { return s.made >= made+2 }))
+				// One is the watch of the name, and the other watches are those of entries and of the sentinel.
+				eventually(t, "the watches are made again", s.locked(func() bool { return s.created >= created+2 }))
 			}
 			close(at.through)
 
