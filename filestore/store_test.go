@@ -196,9 +196,7 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 func TestAdmissionFollowsRule(t *testing.T) {
 	dir := tempDir(t)
 	s := []*filestore.Store{open(t, dir), open(t, dir)}
-	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		run++
 		name := newID()
 		type standing struct {
 			g driver.Grant

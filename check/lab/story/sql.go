@@ -223,7 +223,7 @@ var sqlStories = []Story{
 	{
 		Name: "lost-update", Title: "an update that does not check the version", Mistake: "check-then-act", Server: "PostgreSQL",
 		Code:   "SELECT stock; UPDATE item SET stock = what I computed",
-		Tale:   "Two shops sellSeat one item each. Both read that five are left, and both write that four are left. Two items are sold, and one is missing in the books.",
+		Tale:   "Two shops sell one item each. Both read that five are left, and both write that four are left. Two items are sold, and one is missing in the books.",
 		Lesson: "Update only the version that was read, or read and write under a lock.",
 		wrong: func(s *stage) {
 			db := s.postgres()

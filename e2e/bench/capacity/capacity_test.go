@@ -1,7 +1,7 @@
 // Package capacity measures what held and awaited locks cost: the figures of
 // docs/capacity.md.
 //
-//	go test -run '^$' -bench . -benchtime 1x ./bench/capacity
+//	go test -run '^$' -bench Capacity -benchtime 1x ./bench/capacity
 package capacity
 
 import (
