@@ -404,6 +404,28 @@ func TestReleaseWithLostAnswersIsNoLoss(t *testing.T) {
 	}
 }
 
+// TestReleaseWithoutAnswersIsNoLoss: the answers to a release are lost until the votes must have expired, so
+// that the client does not repeat its requests. It must not report that the grant was lost before.
+func TestReleaseWithoutAnswersIsNoLoss(t *testing.T) {
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour), redlock.Skew(100 * time.Millisecond)})
+	s := f.open(t)
+	release(t, s, must(t, s, "warm", time.Hour)) // so that the servers have the scripts
+	g := must(t, s, "released", 500*time.Millisecond)
+	for _, p := range f.proxies {
+		if err := p.DropAnswers(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeUnknown {
+		t.Errorf("the release: %v, want an error of code Unknown", err)
+	}
+	for _, p := range f.proxies {
+		if err := p.Heal(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestBrokenLockIsNotHealed: a lock's holder reaches no server, and its votes expire soon.
 // An operator breaks the lock. When the holder reaches the servers again, its renewal is
 // refused.
