@@ -376,6 +376,15 @@ func TestReleaseWithLostAnswersIsNoLoss(t *testing.T) {
 	s := f.open(t)
 	release(t, s, must(t, s, "warm", time.Hour)) // so that the servers have the scripts
 	g := must(t, s, "released", time.Hour)
+	// Both calls return after the answers of a quorum.
+	until(t, "every server has the scripts and the vote", func() bool {
+		for i := range f.all {
+			if f.do(i, "EXISTS", "holdfast:redlock:l::warm") != int64(0) || f.do(i, "EXISTS", "holdfast:redlock:l::released") != int64(1) {
+				return false
+			}
+		}
+		return true
+	})
 	for _, p := range f.proxies {
 		if err := p.DropAnswers(); err != nil {
 			t.Fatal(err)
