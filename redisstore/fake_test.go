@@ -199,6 +199,33 @@ func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	}
 }
 
+// TestCancelledWaiterReturnsNoUndoneGrant has a grant that too few replicas acknowledge, and that was
+// undone. The waiter's context ends before its next call. The test requires that the waiter does not
+// return this grant.
+func TestCancelledWaiterReturnsNoUndoneGrant(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	undos := 0
+	f := &fake{eval: func(sc *Script, _, _ []string) ([]string, error) {
+		if undos++; undos == 1 {
+			time.AfterFunc(time.Millisecond, cancel) // within the delay before the next call
+		}
+		return []string{"U", serverNow()}, nil
+	}}
+	calls := 0
+	f.acked = func(context.Context, *Script, []string, []string) ([]string, int, error) {
+		if calls++; calls == 1 {
+			return placed("1"), 0, nil
+		}
+		return granted(serverNow(), "0"), 0, nil
+	}
+	s := store(t, f, WaitReplicas(1, time.Second))
+	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}})
+	if s.Classify(err) != driver.CodeWithdrawn || undos < 2 {
+		t.Errorf("%+v, %v after %d undos", g, err, undos)
+	}
+}
+
 // TestCancelledRequestDoesNotWaitForProbe makes a request wait for the probe of another request.
 // It requires that the request returns when its own context ends.
 func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {

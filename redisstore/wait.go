@@ -81,6 +81,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 		}
 		a.sleep(ctx, timer, delay)
 		if ctx.Err() != nil || s.passedTo(e) != nil {
+			rep = reply{} // a failed call may have an answer, which is no grant
 			continue
 		}
 		if g, ok := a.startUnconfirmed(); ok {

@@ -280,10 +280,12 @@ func (b *ballot) endAt(n *node, keepOut string) {
 	for failures := 0; ; failures++ {
 		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key},
 			b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake))
+		unclear := err != nil && driver.CodeOf(err) == driver.CodeUnknown
 		if err == nil || time.Now().After(expiry) {
 			b.mu.Lock()
 			v := &b.votes[n.i]
 			v.state = voteNone
+			v.unclear = v.unclear || unclear
 			if v.ended != answerVoteEnded { // the answer of a renewal may arrive later, so that the vote ends twice
 				v.ended = r.kind
 			}
@@ -295,7 +297,7 @@ func (b *ballot) endAt(n *node, keepOut string) {
 			}
 			return
 		}
-		if driver.CodeOf(err) == driver.CodeUnknown {
+		if unclear {
 			keepOut = b.s.keepOutMillis() // also refuses a late request for the vote
 			b.mu.Lock()
 			b.votes[n.i].unclear = true

@@ -376,6 +376,15 @@ func TestReleaseWithLostAnswersIsNoLoss(t *testing.T) {
 	s := f.open(t)
 	release(t, s, must(t, s, "warm", time.Hour)) // so that the servers have the scripts
 	g := must(t, s, "released", time.Hour)
+	// Both calls return after the answers of a quorum.
+	until(t, "every server has the scripts and the vote", func() bool {
+		for i := range f.all {
+			if f.do(i, "EXISTS", "holdfast:redlock:l::warm") != int64(0) || f.do(i, "EXISTS", "holdfast:redlock:l::released") != int64(1) {
+				return false
+			}
+		}
+		return true
+	})
 	for _, p := range f.proxies {
 		if err := p.DropAnswers(); err != nil {
 			t.Fatal(err)
@@ -401,6 +410,28 @@ func TestReleaseWithLostAnswersIsNoLoss(t *testing.T) {
 	}
 	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
 		t.Errorf("the repeated release: %v, want an error of code NotHeld", err)
+	}
+}
+
+// TestReleaseWithoutAnswersIsNoLoss: the answers to a release are lost until the votes must have expired, so
+// that the client does not repeat its requests. It must not report that the grant was lost before.
+func TestReleaseWithoutAnswersIsNoLoss(t *testing.T) {
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour), redlock.Skew(100 * time.Millisecond)})
+	s := f.open(t)
+	release(t, s, must(t, s, "warm", time.Hour)) // so that the servers have the scripts
+	g := must(t, s, "released", 500*time.Millisecond)
+	for _, p := range f.proxies {
+		if err := p.DropAnswers(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeUnknown {
+		t.Errorf("the release: %v, want an error of code Unknown", err)
+	}
+	for _, p := range f.proxies {
+		if err := p.Heal(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
