@@ -224,6 +224,15 @@ func (s *Session) dialTimeout() time.Duration {
 	return min(max(d, 200*time.Millisecond), 5*time.Second)
 }
 
+// attemptTimeout returns the limit of an attempt to continue a session, after so many attempts in a
+// row that timed out. It grows from one second to full, the limit for a new session. A server that is
+// starting may accept a connection and never answer: ZooKeeper 3.8 fails to close a connection before
+// it has loaded its database (a NullPointerException in ZooKeeperServer.removeCnxn). To continue a
+// session the server writes nothing to its disk, so most servers answer at once.
+func attemptTimeout(full time.Duration, timeouts int) time.Duration {
+	return min(full, time.Second<<min(timeouts, 10))
+}
+
 func (s *Session) end(err error) {
 	s.mu.Lock()
 	if s.ended != nil {
@@ -266,14 +275,24 @@ func (s *Session) run(ctx context.Context) {
 	defer s.stop()
 	at := rand.IntN(len(s.cfg.Servers))
 	var why reason
+	timeouts := 0 // of the attempts in a row
 	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	for failures := 0; ctx.Err() == nil; at++ {
 		server := s.cfg.Servers[at%len(s.cfg.Servers)]
-		err := s.connect(ctx, server)
+		limit := s.dialTimeout()
+		if s.ID() != 0 {
+			limit = attemptTimeout(limit, timeouts)
+		}
+		err := s.connect(ctx, server, limit)
 		if err == nil {
-			failures = 0
+			failures, timeouts = 0, 0
 			retry.Reset()
 			continue
+		}
+		if isTimeout(err) {
+			timeouts++
+		} else {
+			timeouts = 0
 		}
 		s.mu.Lock()
 		s.last = why.choose(s.last, server, err)
@@ -305,14 +324,18 @@ func (s *Session) rewound(ctx context.Context, server string) bool {
 	return err == nil && now < seen
 }
 
+func isTimeout(err error) bool {
+	slow, ok := errors.AsType[net.Error](err)
+	return ok && slow.Timeout()
+}
+
 // reason selects the error to report after consecutive failed attempts.
 type reason struct{ timeouts int }
 
 // choose returns the error to report from now on. One attempt that timed out, or was cancelled, does
 // not hide the reason of earlier failures. Several such attempts in a row do.
 func (r *reason) choose(last error, server string, err error) error {
-	slow, ok := errors.AsType[net.Error](err)
-	if ok && slow.Timeout() || errors.Is(err, context.Canceled) {
+	if isTimeout(err) || errors.Is(err, context.Canceled) {
 		r.timeouts++
 	} else {
 		r.timeouts = 0
@@ -324,9 +347,9 @@ func (r *reason) choose(last error, server string, err error) error {
 }
 
 // connect serves the session on one connection until that ends. It returns an error if there
-// was no connection.
-func (s *Session) connect(ctx context.Context, server string) error {
-	trying, cancel := context.WithTimeout(ctx, s.dialTimeout())
+// was no connection within limit.
+func (s *Session) connect(ctx context.Context, server string, limit time.Duration) error {
+	trying, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	nc, err := s.cfg.Dial(trying, "tcp", server)
 	if err != nil {

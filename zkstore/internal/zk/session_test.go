@@ -36,3 +36,20 @@ func TestReasonIsKept(t *testing.T) {
 		t.Errorf("the limits, after %d tries: %v", tries, err)
 	}
 }
+
+// TestAttemptTimeoutGrows: a server that does not answer costs a session one second at first. A slow
+// server gets the whole limit.
+func TestAttemptTimeoutGrows(t *testing.T) {
+	const full = 5 * time.Second
+	for n, want := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, full, full} {
+		if got := attemptTimeout(full, n); got != want {
+			t.Errorf("after %d timeouts: %s, want %s", n, got, want)
+		}
+	}
+	if got := attemptTimeout(full, 1000); got != full {
+		t.Errorf("after many timeouts: %s, want %s", got, full)
+	}
+	if got := attemptTimeout(300*time.Millisecond, 0); got != 300*time.Millisecond {
+		t.Errorf("of a short limit: %s", got)
+	}
+}
