@@ -250,3 +250,15 @@ func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
 		})
 	}
 }
+
+// TestSchemeNamesItsImport: a URL whose store is not linked in fails with the import that is missing.
+func TestSchemeNamesItsImport(t *testing.T) {
+	for url, want := range map[string]string{
+		"redlock://a?node=b": `_ "github.com/holdfast-go/holdfast/redisstore/redlock"`,
+		"etcds://a":          `_ "github.com/holdfast-go/holdfast/etcdstore"`,
+	} {
+		if _, err := holdfast.Open(bg, url); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want the import %s", url, err, want)
+		}
+	}
+}

@@ -160,6 +160,7 @@ var packages = map[string]string{
 	"postgres": "pgstore", "postgresql": "pgstore",
 	"redis": "redisstore", "rediss": "redisstore", "redis+sentinel": "redisstore", "rediss+sentinel": "redisstore",
 	"redis+cluster": "redisstore", "rediss+cluster": "redisstore",
+	"redlock": "redisstore/redlock", "redlocks": "redisstore/redlock",
 }
 
 func unknownScheme(scheme string) error {
