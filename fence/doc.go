@@ -9,7 +9,7 @@
 // has worked for most of that minute. No check in the holder closes the gap
 // between the check and the write, because the pause can fall into the gap.
 //
-// The resource closes it. Every grant of holdfast carries a fencing token, a
+// The resource closes the gap. Every grant of holdfast carries a fencing token, a
 // number larger than that of every earlier grant of the same name. The holder
 // sends the token with each write. A guard at the resource keeps the largest
 // token that it has seen, the high-water mark, and refuses a smaller one with
@@ -39,6 +39,8 @@
 //	                                                                  process
 //	Files        the new content           the content of one file    processes of one
 //	                                       and its token              machine
+//	Objects      the new content           one conditional write of   all clients of one
+//	                                       content and token          store
 //	SQL          a function in a           the transaction, by a row  all clients of one
 //	             transaction               of a table of tokens       database
 //	Column       the same                  the same, by a column of   all clients of one
