@@ -95,14 +95,14 @@ func TestRegisterRefusesDuplicates(t *testing.T) {
 	if _, ok := driver.OpenerOf("unregistered"); ok {
 		t.Error("found an unregistered scheme")
 	}
-	for name, bad := range map[string]func(){
+	for want, bad := range map[string]func(){ // by a part of the panic's message
 		"twice":             func() { driver.Register(scheme, open) },
 		"without an opener": func() { driver.Register(scheme+"-2", nil) },
 	} {
 		func() {
 			defer func() {
-				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), name) {
-					t.Errorf("%s: %v", name, r)
+				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), want) {
+					t.Errorf("%s: %v", want, r)
 				}
 			}()
 			bad()
@@ -129,17 +129,18 @@ func TestGuaranteesAsRows(t *testing.T) {
 	}
 }
 
-type fake struct{ slept time.Duration }
+// fakeClock is a clock on which a test sets for how long the machine was suspended.
+type fakeClock struct{ slept time.Duration }
 
-func (f *fake) Now() time.Time       { return time.Now() }
-func (f *fake) Slept() time.Duration { return f.slept }
+func (f *fakeClock) Now() time.Time       { return time.Now() }
+func (f *fakeClock) Slept() time.Duration { return f.slept }
 
 func TestInstantsMeasureSuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if total, slept := (driver.Instant{}).Elapsed(); total != driver.Forever || slept != 0 || !(driver.Instant{}).IsZero() {
 			t.Errorf("the zero instant: %s, %s", total, slept)
 		}
-		f := &fake{}
+		f := &fakeClock{}
 		for _, now := range []func() driver.Instant{driver.NowInProcess, func() driver.Instant { return driver.NowOn(f) }} {
 			i := now()
 			time.Sleep(time.Second)
@@ -153,12 +154,12 @@ func TestInstantsMeasureSuspend(t *testing.T) {
 		if total, slept := i.Elapsed(); total != time.Minute+time.Second || slept != time.Minute {
 			t.Errorf("%s, %s", total, slept)
 		}
-		f.slept = -time.Minute // a shorter reading than the true one
+		f.slept = -time.Minute // less than when i was taken: Elapsed ignores it
 		if total, slept := i.Elapsed(); total != time.Second || slept != 0 {
 			t.Errorf("%s, %s", total, slept)
 		}
 	})
-	// The machine's own clocks agree that it was not suspended now.
+	// Between Now and Elapsed the machine is not suspended, and the system's clock reports that.
 	if total, slept := driver.Now().Elapsed(); total < 0 || slept > time.Second {
 		t.Errorf("%s, %s", total, slept)
 	}

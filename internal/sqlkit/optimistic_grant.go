@@ -84,14 +84,15 @@ type claim struct {
 	writes []grantWrite
 }
 
-// grantWrite is a write of a grant: the expiry time in it, and when the client sent the read of the row that it
-// replaces.
+// grantWrite is a write of a grant: the expiry time of the grant, and when the client sent the read of the
+// row that the write replaces.
 type grantWrite struct {
 	expires int64
 	sent    driver.Instant
 }
 
-// grant returns the grant of the request, if the row has one.
+// grant returns the grant of the request, if the row has one. Its expiry time shows which write took effect,
+// because a retry makes a second write. The validity counts from the read before that write.
 func (c *claim) grant(row *row) (g driver.Grant, ok bool, err error) {
 	h := row.byID(c.r.ID)
 	if h == nil {
@@ -107,7 +108,8 @@ func (c *claim) grant(row *row) (g driver.Grant, ok bool, err error) {
 	return g, true, driver.Errorf(driver.CodeUnknown, "the row has another grant under the ID %s", c.r.ID)
 }
 
-// write returns the content of a row that admits the request, with its grant.
+// write returns the content that adds the grant of the request to a row that admits it. It records the
+// write for grant.
 func (c *claim) write(p *op, row *row) *content {
 	r := &c.r
 	first, n := row.draw(tokens(r))
@@ -163,7 +165,7 @@ func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
 	p.step = func(row *row) (*content, error) {
 		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
 		there := next.remove(func(h holder) bool { return h.ID == r.ID })
-		// The row has another version than at the first read. A late write of the request names
+		// The row has another version than at the previous read. A late write of the request names
 		// a version that the client read before Undo, so it has no effect.
 		if !there && !first && (row.version != version || row.exists != exists) {
 			return nil, nil

@@ -13,16 +13,16 @@ import (
 // unconnected makes a store over three servers, to which it does not connect.
 func unconnected(t *testing.T) *Store {
 	t.Helper()
-	var below []*redisstore.Store
+	var stores []*redisstore.Store
 	for i := range 3 {
-		one, err := redisstore.Open(t.Context(), fmt.Sprintf("redis://127.0.0.1:%d", i+1))
+		store, err := redisstore.Open(t.Context(), fmt.Sprintf("redis://127.0.0.1:%d", i+1))
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = one.Close(context.Background()) })
-		below = append(below, one)
+		t.Cleanup(func() { _ = store.Close(context.Background()) })
+		stores = append(stores, store)
 	}
-	s, err := New(below)
+	s, err := New(stores)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,22 +30,23 @@ func unconnected(t *testing.T) *Store {
 	return s
 }
 
-// TestCheckBesideRequests runs checkGrants while the votes of a ballot begin to end. It
-// requires that the two do not wait for each other forever.
+// TestCheckBesideRequests runs checkGrants while another goroutine starts tasks under the mutex of a
+// ballot. task locks the mutex of the store. If checkGrants locked the two in the other order, both
+// goroutines would wait forever.
 func TestCheckBesideRequests(t *testing.T) {
 	s := unconnected(t)
 	b := s.newBallot(driver.Request{ID: "r", Name: "n", Limit: driver.Exclusive, TTL: time.Second}, 1, "", 1)
-	const often = 20_000
+	const rounds = 20_000
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for range often {
+		for range rounds {
 			s.checkGrants()
 		}
 	}()
-	for range often {
+	for range rounds {
 		b.mu.Lock()
-		s.task(func() {}) // as a release begins to end votes
+		s.task(func() {}) // endVote does the same
 		b.mu.Unlock()
 	}
 	<-done

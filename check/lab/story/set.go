@@ -11,12 +11,13 @@ import (
 )
 
 // Set has the servers of stories. The first story that needs a kind of server starts it,
-// and it runs until Close. The stories of one set are played one after the other.
+// and it runs until Close. The stories share the servers, so the caller plays the stories of
+// one set one after the other.
 type Set struct {
 	mu      sync.Mutex
 	dir     string
-	started map[string]any
-	stops   []func()
+	started map[string]any // the servers, by kind
+	stops   []func()       // end the servers, in the order of their starts
 }
 
 // NewSet returns a set without servers. Their files are in a temporary directory.
@@ -36,7 +37,8 @@ func (s *Set) Close() {
 }
 
 // server returns the server of a kind, and starts the server if it does not run. start
-// receives a directory of its own, and returns the server and a function that ends it.
+// receives the path of a directory for this kind, and returns the server and a function that
+// ends it.
 func server[S any](s *stage, kind string, start func(ctx context.Context, dir string) (S, func(), error)) S {
 	s.set.mu.Lock()
 	defer s.set.mu.Unlock()
@@ -49,9 +51,9 @@ func server[S any](s *stage, kind string, start func(ctx context.Context, dir st
 	return v
 }
 
-// scratch returns an empty directory for one play.
-func (s *Set) scratch(g *stage) string {
+// scratch returns an empty directory for one play. If that fails, it ends the play.
+func (s *Set) scratch(play *stage) string {
 	dir, err := os.MkdirTemp(s.dir, "")
-	g.must(err)
+	play.must(err)
 	return dir
 }

@@ -73,8 +73,8 @@ func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	counter := key[:len("holdfast:{000}")]
 	release(t, s, must(t, s, request("y", driver.Exclusive, long)))
 	script, args := used("acquire")
-	args = append(args[:5], "0", "0", "1")
-	args[0] = "1 - o w"
+	args = append(args[:5], "0", "0", "1") // does not wait, has no queue entry, repeats an unanswered call
+	args[0] = "1 - o w"                    // limit, channel, owner, ID
 	var token string
 	for _, keys := range [][]string{{key}, {key, counter}} {
 		answer, err := p.Eval(t.Context(), script, keys, args)
@@ -93,7 +93,8 @@ func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	}
 }
 
-// fakeClock lets a test set the clock of a server, or skips the test.
+// fakeClock restarts a server with a clock that SetClock sets. It skips or fails the test if
+// libfaketime is missing or does not work with the server.
 func fakeClock(t *testing.T, r *servers.Redis) {
 	t.Helper()
 	if err := r.FakeClock(t.Context()); err != nil {
@@ -179,7 +180,7 @@ func TestEveryGrantExceedsTokensSeen(t *testing.T) {
 				other = name + strconv.Itoa(i)
 			}
 			grant := prepare(t, name)
-			do(t, r, "SET", counter, "8000000000000000")
+			do(t, r, "SET", counter, "8000000000000000") // microseconds: ahead of the server's clock
 			seen := must(t, a, request(other, driver.Exclusive, long))
 			release(t, a, seen)
 			do(t, r, "DEL", counter)

@@ -25,7 +25,8 @@ import (
 
 var update = flag.Bool("update", false, "write the documentation's tables")
 
-// TestGuaranteesPageIsCurrent compares docs/guarantees.md with the stores' declarations.
+// TestGuaranteesPageIsCurrent compares docs/guarantees.md with the tested versions of the servers and the
+// stores' declarations. With the flag -update it writes the page.
 func TestGuaranteesPageIsCurrent(t *testing.T) {
 	const path = "../../../docs/guarantees.md"
 	page, err := os.ReadFile(path)
@@ -71,7 +72,7 @@ func isVariant(base, g driver.Guarantees) bool {
 	return layout && !slices.ContainsFunc(base.Notes, func(note string) bool { return !slices.Contains(g.Notes, note) })
 }
 
-// declared returns what every store promises.
+// declared returns the guarantees of every store. A store with variants comes before them.
 func declared(t *testing.T) []driver.Guarantees {
 	t.Helper()
 	var all []driver.Guarantees
@@ -118,7 +119,8 @@ func declared(t *testing.T) []driver.Guarantees {
 	return all
 }
 
-// started skips or fails the test where a server is missing.
+// started skips or fails the test if err reports that a server is not installed. It fails the test for any
+// other error.
 func started(t *testing.T, err error) {
 	t.Helper()
 	servertest.Started(t, err)

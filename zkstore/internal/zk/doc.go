@@ -1,10 +1,9 @@
 // Package zk is the small ZooKeeper client that the recipes of zkstore need: one session, its
-// reconnection, pipelined requests that end with contexts, watches, multi, digest
-// authentication and TLS.
+// reconnection, pipelined requests with contexts, watches, multi, digest authentication and TLS.
 //
-// The validity of a lock depends on three facts that the common client does not report. These are:
-// when a request was sent, on which connection its answer was lost, and which answers have passed
-// the leader. This client reports them in [Session.Proof], [Call.Conn] and [Call.Sent].
+// The validity of a lock depends on three facts that the usual Go client, go-zookeeper, does not report:
+// when a request was sent, on which connection its answer was lost, and until when the session is
+// proven to exist. This client reports them in [Call.Sent], [Call.Conn] and [Session.Proof].
 //
 // On purpose, it never repeats a request by itself, and it never restores watches after a
 // reconnection. A waiter is notified of the reconnection and reads again, so that a lost

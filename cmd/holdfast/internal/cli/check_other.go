@@ -10,8 +10,10 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 )
 
+// worker does nothing: on this system no check starts worker processes.
 func worker() {}
 
+// newCheck returns a hidden command that reports where it runs. newLab does the same.
 func newCheck(*console.Printer) *cobra.Command {
 	return &cobra.Command{
 		Use: "check", Short: "Torture a store and judge what happens (Linux and macOS only)", Hidden: true,
