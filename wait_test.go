@@ -92,8 +92,8 @@ func TestLocalWaitersAreServedInOrder(t *testing.T) {
 	})
 }
 
-// TestQueueEntryOutlivesItsHead: the first waiter is cancelled. The next of the same Locker
-// gets its queue entry, before the other Locker's.
+// TestQueueEntryOutlivesItsHead: the first waiter is cancelled. The next waiter of the same Locker
+// inherits its queue entry, and so is served before the waiter of the other Locker.
 func TestQueueEntryOutlivesItsHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -124,7 +124,7 @@ func TestQueueEntryOutlivesItsHead(t *testing.T) {
 			t.Errorf("served %v", order)
 		}
 
-		// A waiter with other options cannot get the entry.
+		// A waiter with other options cannot inherit the entry.
 		k, order = mustLock(t, holder, "a"), nil
 		ctx, cancel = context.WithCancel(bg)
 		wait(l, ctx, "cancelled")
@@ -175,7 +175,7 @@ func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 // name is free soon after that, not only after the TTL.
 func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 	for _, outcome := range []memstore.Outcome{memstore.Applied, memstore.Dropped, memstore.Late} {
-		for _, wait := range []bool{false, true} {
+		for _, otherFirst := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
 				script := s.Script()
@@ -183,9 +183,8 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				script.LoseAcquireAnswer("a", outcome, time.Minute)
 				script.FailUndos("a", 3, driver.Errorf(driver.CodeUnavailable, "down"))
 				began := time.Now()
-				if wait {
-					// The waiter repeats its request, which is granted after the rollback of
-					// the first.
+				if otherFirst {
+					// The script names "a", so a request for another name is answered.
 					k, err := l.Lock(bg, "b")
 					if err != nil {
 						t.Fatal(err)
@@ -242,7 +241,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			t.Error(err)
 		}
 
-		// Its wait ends with ErrBusy, although the store does not answer any more.
+		// A wait with a timeout ends with ErrBusy, although the store has become unavailable.
 		k = mustLock(t, holder, "a")
 		go func() {
 			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
@@ -296,7 +295,7 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 			}
 			s.Script().Reset()
 			s.Script().FailAcquire("a", 1, driver.Errorf(driver.CodeUnavailable, "connection refused"))
-			if name != "process" { // a network store's Lock retries, so the failure is not seen
+			if name != "process" { // Lock retries at a network store, so its caller does not see the failure
 				unlock(t, mustLock(t, l, "a"))
 			}
 			s.Script().Reset()
@@ -318,15 +317,15 @@ func (s *failingGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, 
 	return s.Store.Guarantees(ctx)
 }
 
-// TestWaiterRetriesTheGuarantees: a waiter does not fail because the store was away when the
-// waiter requested its guarantees.
+// TestWaiterRetriesTheGuarantees: a waiter requests the guarantees again if the store was
+// unavailable at the first request. It does so until the request timeout or the end of its wait.
 func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	locker := func(t *testing.T, failures int64, code driver.Code) *holdfast.Locker {
 		d := &failingGuarantees{Store: memstore.New(), code: code}
 		d.left.Store(failures)
 		return newLocker(t, d, holdfast.RequestTimeout(2*time.Second))
 	}
-	const ever = 1 << 40
+	const always = 1 << 40
 	synctest.Test(t, func(t *testing.T) {
 		unlock(t, mustLock(t, locker(t, 3, driver.CodeUnavailable), "a"))
 
@@ -337,20 +336,20 @@ func TestWaiterRetriesTheGuarantees(t *testing.T) {
 		if _, err := locker(t, 1, driver.CodeRefused).Lock(bg, "a"); !errors.Is(err, holdfast.ErrRefused) || time.Since(began) != 0 {
 			t.Errorf("refused: %v after %s", err, time.Since(began))
 		}
-		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
+		if _, err := locker(t, always, driver.CodeUnavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
 			t.Errorf("the request timeout: %v after %s", err, time.Since(began))
 		}
 		began = time.Now()
-		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
+		if _, err := locker(t, always, driver.CodeUnavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
 			t.Errorf("Wait: %v after %s", err, time.Since(began))
 		}
 		began = time.Now()
 		ctx, cancel := context.WithTimeout(bg, time.Second)
 		defer cancel()
-		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+		if _, err := locker(t, always, driver.CodeUnavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
 			t.Errorf("the context: %v after %s", err, time.Since(began))
 		}
-		l := locker(t, ever, driver.CodeUnavailable)
+		l := locker(t, always, driver.CodeUnavailable)
 		began = time.Now()
 		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
 		if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) || time.Since(began) != time.Second {
@@ -402,7 +401,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 		}
 		wantFree(t, other, "a")
 
-		// After the lease has certainly expired, the release is not retried.
+		// After the lease has certainly expired, the client does not retry the release.
 		l2, err := holdfast.New(s.Client())
 		if err != nil {
 			t.Fatal(err)
@@ -466,7 +465,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		}
 		unlock(t, foreign)
 
-		// Close ends with its context, although something is unconfirmed.
+		// Close returns when its context ends, although a release is unconfirmed.
 		l, _ = holdfast.New(s.Client())
 		mustLock(t, l, "a", holdfast.TTL(time.Hour))
 		s.Script().Stop()
@@ -621,7 +620,7 @@ func TestNotifiedPollDoesNotPause(t *testing.T) {
 type requests struct {
 	driver.Store
 	mu    sync.Mutex
-	waits []bool
+	waits []bool // the field Wait of each
 }
 
 func (s *requests) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {

@@ -41,8 +41,8 @@ func TestBadURLsAreRefused(t *testing.T) {
 	}
 }
 
-// TestNoPasswordInErrors: an error does not quote an unescaped password as another part of
-// the URL.
+// TestNoPasswordInErrors: an unescaped character splits the password, so that a piece of it is
+// parsed as another part of the URL. An error does not quote that piece.
 func TestNoPasswordInErrors(t *testing.T) {
 	for _, url := range []string{
 		"etcd://u:hush/2@h", "etcd://u:hush?2@h", "etcd://u:hush#2@h", "etcd://u:%hush@h", "etcd://u:1?hush@h",
@@ -91,7 +91,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	for _, o := range []Option{Namespace(strings.Repeat("n", 200)), Namespace("a\x00b"), Namespace("\xff"), Prefix("a\x00")} {
 		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.CodeInvalid {
-			t.Errorf("%v, %v", s, err)
+			t.Errorf("an invalid option: store %v, error %v, want code invalid", s, err)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// errReplica refuses a server in recovery. It would grant advisory locks that the clients of
+// errReplica refuses a server in recovery. Such a server grants advisory locks that the clients of
 // the primary do not see.
 var errReplica = driver.Errorf(driver.CodeUnavailable, "the server is a replica, which grants nothing: give the primary's address")
 

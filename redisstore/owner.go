@@ -80,8 +80,9 @@ func readOwner(id, text string, since int64) driver.Owner {
 const lingering = "*"
 
 // readHolder parses the record of a grant, "SLOT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL".
-// With reserved tokens "SINCE-TOKENS" replaces SINCE. It returns false if the text is no record,
-// or if the grant has expired.
+// With reserved tokens "SINCE-TOKENS" replaces SINCE. The grant expires at AT+TTL, in microseconds
+// by the server's clock, like now. readHolder returns false if the text is no record, or if the
+// grant has expired.
 func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	part := strings.Split(rec, " ")
 	if len(part) != 8 {
@@ -111,7 +112,7 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 }
 
 // slotOf returns the slot of a permit, or driver.NoSlot for a grant that is no permit. The
-// scripts choose the lowest free slot. Fewer than limit others exist, so it is below the limit.
+// scripts choose the lowest free slot. Fewer than limit other grants exist, so it is below limit.
 func slotOf(slot, limit int) int {
 	if limit > driver.Exclusive && limit <= driver.MaxLimit {
 		return slot

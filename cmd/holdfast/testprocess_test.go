@@ -16,19 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A test process is the command under a lock, or a process that the command has started. It
-// ends when no process has the FIFO named hold open for writing. Its arguments select its
-// behaviour:
+// A test process is the command under a lock, or a process that the command has started. Unless its
+// arguments end it earlier, it ends when no process has the FIFO named hold open for writing. The
+// first argument selects its behaviour:
 //
-//	ends     on HUP, INT and TERM, with status 5
-//	ignores  HUP, INT and TERM
-//	closes   all files except the standard streams, as a daemon does
-//	leaves   a child of the following words behind, and ends with status 3 when
-//	         it reads a line
-//	daemon   like leaves, but leaves a grandchild in a new session
+//	ends     ends with status 5 on HUP, INT and TERM
+//	ignores  ignores HUP, INT and TERM
+//	closes   closes the inherited files and its standard streams, as a daemon does
+//	leaves   starts a child, whose arguments follow, and ends with status 3 when it reads a
+//	         line; if its input ends first, it waits for the end of the FIFO
+//	daemon   like leaves, but the arguments are those of a grandchild in a new session
+//	child    the child of daemon: starts the grandchild, and ends when that is ready
 //
-// A test process prints "ready" when it has opened the FIFO. A lister prints which test processes of
-// one test are alive. It finds them by the mark in their environment.
+// A test process prints "ready" when it has opened the FIFO. If it starts another process, it prints
+// the line of that process instead.
+//
+// A lister prints which test processes of one test are alive. It finds them by the mark in their
+// environment.
 const (
 	roleTestProcess = "test-process"
 	roleLister      = "lister"
@@ -69,7 +73,8 @@ func runTestProcess(words []string) int {
 	return 0
 }
 
-// leave starts another test process and ends when it reads a line.
+// leave starts another test process. It returns when this process reads a line, or, in the child of a
+// daemon, when the other one is ready.
 func leave(words []string, daemon bool) int {
 	c := exec.Command(os.Args[0], words...)
 	if daemon {
@@ -78,7 +83,7 @@ func leave(words []string, daemon bool) int {
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	}
 	c.Stderr = os.Stderr
-	for fd := 3; fd < 20; fd++ { // the test process inherits the descriptor that flock passes to its command
+	for fd := 3; fd < 20; fd++ { // the child inherits the descriptor that flock passes to its command
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && !isCloseOnExec(fd) {
 			for len(c.ExtraFiles) < fd-3 {
 				c.ExtraFiles = append(c.ExtraFiles, nil)
@@ -102,7 +107,7 @@ func leave(words []string, daemon bool) int {
 		return 0
 	}
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
-		// The test has closed the input without a line. This process waits for the FIFO's end.
+		// The input has ended without a line. This process waits for the end of the FIFO.
 		if hold, err := os.Open("hold"); err == nil {
 			_, _ = io.Copy(io.Discard, hold)
 		}
@@ -115,7 +120,7 @@ func isCloseOnExec(fd int) bool {
 	return flags&unix.FD_CLOEXEC != 0
 }
 
-// closeOthers closes inherited descriptors; Go's own are close-on-exec.
+// closeOthers closes the inherited descriptors, starting with from. Go's own are close-on-exec.
 func closeOthers(from int) {
 	for fd := from; fd < 100; fd++ {
 		if !isCloseOnExec(fd) {
@@ -131,7 +136,8 @@ func printMarked(mark string) int {
 	return 0
 }
 
-// marked returns the processes with the mark in their environment, on Linux only.
+// marked returns the IDs of the processes with the mark in their environment. It finds none except on
+// Linux.
 func marked(mark string) (alive []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, f := range files {

@@ -362,7 +362,7 @@ func (e *env) release(s driver.Store, g driver.Grant) {
 	}
 }
 
-// code requires an error with a code.
+// code requires an error of the code want.
 func (e *env) code(s driver.Store, err error, want driver.Code, what string) {
 	e.Helper()
 	if err == nil {
@@ -382,8 +382,8 @@ type waiting struct {
 	done   chan struct{}
 	g      driver.Grant
 	err    error
-	at     time.Time // of the answer
-	left   bool
+	at     time.Time // when Acquire last returned
+	left   bool      // cancelled by leave, or granted in cancelInTheMiddle
 }
 
 // wait starts to wait: inside the store if it notifies its waiters, else by polling, as the
@@ -486,7 +486,7 @@ func (w *waiting) pendingStill() {
 	}
 }
 
-// eventually polls until a condition is true that no event announces.
+// eventually polls until ok returns true. It is for conditions that no event announces.
 func (e *env) eventually(what string, ok func() bool, detail func() string) {
 	e.Helper()
 	for end := time.Now().Add(e.timeout()); !ok(); time.Sleep(2 * time.Millisecond) {

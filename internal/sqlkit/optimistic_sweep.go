@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// sweep removes unused rows at intervals, in the background.
+// sweep starts a Sweep in the background if the last one began at least sweepEvery ago.
 func (o *Optimistic) sweep() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -21,7 +21,7 @@ func (o *Optimistic) sweep() {
 	})
 }
 
-// Sweep removes rows that were unused for at least this time. The engine calls it with
+// Sweep removes the rows that were unused for at least idle. The engine calls it with
 // rowIdleTime. Only tests use a shorter time.
 func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 	const maxRows = 200
@@ -33,7 +33,7 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 		rows := answers[len(answers)-1]
 		var raise, remove []string
 		marks := map[int]int64{}
-		for _, r := range rows {
+		for _, r := range rows { // name, bucket, version, token
 			key, err := hex.DecodeString(r.Text(0))
 			if err != nil {
 				return err
@@ -42,7 +42,7 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 			marks[bucket] = max(marks[bucket], r.Int(3))
 			remove = append(remove, o.table.Delete(key, r.Int(2)))
 		}
-		for bucket := range Buckets { // always in the same order
+		for bucket := range Buckets { // a fixed order, so that two clients that raise the same marks do not deadlock
 			if token, ok := marks[bucket]; ok {
 				raise = append(raise, o.table.Raise(bucket, token))
 			}
@@ -63,7 +63,7 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 	}
 }
 
-// coded returns an error of a connection with a code.
+// coded adds a code to an error of a connection.
 func (o *Optimistic) coded(err error) error {
 	coded, _ := o.faults.Sort(err)
 	return coded

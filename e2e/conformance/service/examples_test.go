@@ -17,11 +17,11 @@ import (
 // root is the root of this clone.
 const root = "../../.."
 
-// example is an example of the documentation, with the output that it declares.
+// example is an example of example_test.go, with the output that it declares.
 type example struct{ name, want string }
 
-// program builds the program of all examples once: example_test.go as a main package with
-// the store of a URL.
+// program is one program with all examples, built once: example_test.go and exampleMain. Its
+// arguments are the name of an example and the URL of a store.
 var program = struct {
 	sync.Once
 	path     string
@@ -61,6 +61,8 @@ EXAMPLES	}[os.Args[1]]()
 }
 `
 
+// buildExamples collects the examples and builds the program. The sources are in dir. The overlay shows
+// them to the go command as a package of this module, so that they can import holdfast.
 func buildExamples(dir string) error {
 	text, err := os.ReadFile(filepath.Join(root, "example_test.go"))
 	if err != nil {
@@ -104,7 +106,7 @@ func buildExamples(dir string) error {
 
 var digits = regexp.MustCompile(`-?\d+`)
 
-// normal removes the tokens from a text, because they differ from store to store.
+// normal replaces the numbers in a text, because tokens differ from store to store.
 func normal(s string) string { return digits.ReplaceAllString(strings.TrimSpace(s), "N") }
 
 // run runs an example, and returns its output. The example must end by itself.
@@ -121,8 +123,9 @@ func (e example) run(t *testing.T, url string) string {
 	return out.String()
 }
 
-// testExamples runs every example during an outage of the server. The example must end, and
-// must not crash. Then each runs again with the server, and must print the declared output.
+// testExamples runs every example during an outage of the server, if the store has one. The
+// example must end, and must not crash. Then each runs without an outage. It must print the
+// declared output, or that the store does not support it.
 func testExamples(t *testing.T, srv server, url string) {
 	program.Do(func() {
 		dir, err := os.MkdirTemp("", "holdfast-examples")
@@ -143,7 +146,7 @@ func testExamples(t *testing.T, srv server, url string) {
 		for _, e := range program.examples {
 			running.Go(func() { e.run(t, url) })
 		}
-		time.Sleep(time.Second) // the store is away when the examples start
+		time.Sleep(time.Second) // the server is down when the examples start
 		restart(t, srv)
 		running.Wait()
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// kind is the kind of a message between the front and the guardian, over a socket pair. Before the
-// first message, the front sends the orders to the guardian.
+// kind is the kind of a message between the front and the guardian. The messages go over a socket
+// pair. Before its first message, the front sends the orders to the guardian.
 type kind byte
 
 const (
@@ -24,7 +24,7 @@ const (
 
 	// The guardian sends these to the front.
 	msgSuspend // stop, with this signal of the terminal
-	msgStarted // the process and group ID of the command
+	msgStarted // the process ID of the command, which is also the ID of its group
 	msgLimit   // the deadline of the command, by proc.Boottime; 0 is forever
 	msgToken   // the token of a section's lock
 	msgSlot    // the slot of a section's lock, -1 without one
@@ -46,15 +46,16 @@ type link struct {
 	f    *os.File
 	in   chan message // the received messages; closed when the other process has died
 	mu   sync.Mutex
-	out  chan message // nil once closed
-	sent chan struct{}
+	out  chan message  // nil once closed
+	sent chan struct{} // closed when flush was called and all messages are written
 }
 
 // queued limits the messages that wait for a stopped process. A further signal is lost, which is
-// acceptable, because the system coalesces signals as well. Other messages do not fill the queue,
-// because their sender waits for an answer.
+// acceptable, because the system coalesces signals as well. Other messages do not fill the queue:
+// they are few, or the sender waits for an answer before it sends the next one.
 const queued = 64
 
+// newLink starts the writing of messages. The caller starts read.
 func newLink(f *os.File) *link {
 	l := &link{f: f, in: make(chan message), out: make(chan message, queued), sent: make(chan struct{})}
 	go l.write(l.out)
@@ -104,8 +105,8 @@ func (l *link) flush() {
 	<-l.sent
 }
 
-// orders contains the Options that the front sends to the guardian. Fields that need not be valid
-// UTF-8 are bytes.
+// orders contains the Options that the front sends to the guardian, as JSON. Fields that need not be
+// valid UTF-8 are bytes, because JSON would change them as text.
 type orders struct {
 	Name, Namespace, Reason, Once string
 	Store, Path                   []byte
@@ -118,6 +119,7 @@ type orders struct {
 	Front, FrontGroup             int
 }
 
+// toOrders returns the orders without Front and FrontGroup.
 func toOrders(o Options) orders {
 	w := orders{
 		Name: o.Name, Namespace: o.Namespace, Reason: o.Reason, Once: o.Once, Store: []byte(o.Store), Path: []byte(o.Command.Path),
