@@ -172,10 +172,11 @@ func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 }
 
 // TestUnknownOutcomeIsRolledBack: the answer to a request is lost. Whatever its outcome, the
-// name is free soon after that, not only after the TTL.
+// name is free soon after that, not only after the TTL. A caller that waits repeats the request,
+// which is granted after the rollback of the first one.
 func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 	for _, outcome := range []memstore.Outcome{memstore.Applied, memstore.Dropped, memstore.Late} {
-		for _, otherFirst := range []bool{false, true} {
+		for _, waits := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
 				script := s.Script()
@@ -183,15 +184,13 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				script.LoseAcquireAnswer("a", outcome, time.Minute)
 				script.FailUndos("a", 3, driver.Errorf(driver.CodeUnavailable, "down"))
 				began := time.Now()
-				if otherFirst {
-					// The script names "a", so a request for another name is answered.
-					k, err := l.Lock(bg, "b")
+				if waits {
+					k, err := l.Lock(bg, "a")
 					if err != nil {
 						t.Fatal(err)
 					}
 					unlock(t, k)
-				}
-				if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+				} else if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
 					t.Fatalf("TryLock: %v", err)
 				}
 				k, err := other.Lock(bg, "a")
