@@ -17,7 +17,7 @@ import (
 
 var bg = context.Background()
 
-// newLocker makes a Locker that the end of the test closes.
+// newLocker returns a Locker, and closes it at the end of the test.
 func newLocker(t testing.TB, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.New(s, o...)
@@ -425,8 +425,9 @@ func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
 	})
 }
 
-// TestGoroutinesOfOneContextExcludeEachOther: goroutines with one context do not hold a
-// lock together.
+// TestGoroutinesOfOneContextExcludeEachOther: goroutines that use the context of a lock are
+// refused, or join that lock with Reentrant. Goroutines with a context of NewOwner wait, and
+// exclude each other.
 func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, s)
@@ -449,7 +450,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	if refused.Load() != 8 || joined.Load() != 8 {
 		t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
 	}
-	// With an owner of their own, the goroutines exclude each other.
+	// These goroutines wait until k.Unlock ends their contexts. None of them gets the lock.
 	n := 0
 	for range 8 {
 		wg.Go(func() {
@@ -466,6 +467,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 			}
 		})
 	}
+	// These goroutines share one context, which Unlock does not end. Each gets the lock once.
 	ctx := holdfast.NewOwner(context.WithoutCancel(k.Context()))
 	for range 8 {
 		wg.Go(func() {

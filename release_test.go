@@ -50,7 +50,7 @@ func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 		}
 		l, other := newLocker(t, h), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
-		time.Sleep(26 * time.Second) // The lost renewal was within the last try: the lease stands for 55 s.
+		time.Sleep(26 * time.Second) // The store last renewed at 25 s or later, so its lease stands until 55 s at least.
 		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
 		time.Sleep(26 * time.Second)
@@ -63,7 +63,8 @@ func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 }
 
 // TestRefusedReleaseIsRepeated: the store refuses a few releases. The name is free soon
-// after that, or at the end of a MinHold that the store keeps. It is not kept until the TTL.
+// after that, or at the end of a MinHold that the store keeps. No caller has to wait until the
+// lease expires.
 func TestRefusedReleaseIsRepeated(t *testing.T) {
 	for _, minHold := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
@@ -81,8 +82,8 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 				t.Errorf("MinHold %s: free after %s", minHold, took)
 			}
 			synctest.Wait()
-			no, want := holdfast.EventUnconfirmed, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired}
-			if want = append(want, no, no, no, holdfast.EventReleased); !slices.Equal(r.kinds(), want) {
+			unconfirmed, want := holdfast.EventUnconfirmed, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired}
+			if want = append(want, unconfirmed, unconfirmed, unconfirmed, holdfast.EventReleased); !slices.Equal(r.kinds(), want) {
 				t.Errorf("events %q, want %q", r.kinds(), want)
 			}
 		})

@@ -48,7 +48,8 @@ func (s *schedule) remove(x *lease) {
 	}
 }
 
-// take removes and returns the leases that are due, or all leases after a suspend.
+// take removes and returns the leases that are due now or shortly after (see renewTogether), or
+// all leases after a suspend. kind is the event that the caller applies to them.
 func (s *schedule) take(now time.Duration) (due []*lease, kind eventKind) {
 	_, slept := s.checked.Elapsed()
 	s.checked = driver.Now()
@@ -193,6 +194,7 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 	l.mu.Lock()
 	switch {
 	case e.kind == renewalFailed:
+		// Each failure starts a new Backoff, so that the delay is random but does not grow.
 		b := backoff.Backoff{First: x.state.ttl / 20, Max: time.Second}
 		e.keep = b.Next()
 	case e.kind == renewed && x.state.alive():

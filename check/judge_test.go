@@ -23,15 +23,15 @@ var promises = driver.Guarantees{
 	Shared: true, Semaphore: true, Mixed: true, Slots: true,
 }
 
-// story is a hand-written history. Every worker acts correctly until the test changes an
-// event.
+// story is a hand-written history. Its methods add the events of workers. The test chooses their
+// order, times and values, and so whether the history is correct.
 type story struct {
-	t      int64
+	t      int64 // the present time
 	events []Event
-	ops    map[string]int
-	token  map[string]uint64
-	value  map[string]int64
-	ids    int
+	ops    map[string]int    // by worker: the number of its operations
+	token  map[string]uint64 // by name: the largest token
+	value  map[string]int64  // by name: the value of its register
+	ids    int               // the number of request IDs
 }
 
 func newStory() *story {
@@ -96,7 +96,7 @@ func secondConfirmedFirst(limit int) func(*story) {
 // lock is one lock of the story.
 type lock struct {
 	s       *story
-	w, n    string
+	w, n    string // the worker and the name
 	op      int
 	id      string
 	limit   int
@@ -562,8 +562,9 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 	}
 }
 
-// TestModelAgreesWithSweep breaks correct histories at random and compares the verdicts of
-// porcupine and of the sweeps, so that each verifies the other.
+// TestModelAgreesWithSweep makes correct histories, and changes every other one at random. It
+// requires that the model (porcupine) and the sweep of RuleExclusion convict the same histories,
+// so that each verifies the other.
 func TestModelAgreesWithSweep(t *testing.T) {
 	broken := 0
 	for seed := range uint64(300) {
@@ -632,8 +633,8 @@ func TestLargeHistoryIsJudgedInBoundedMemory(t *testing.T) {
 	}
 }
 
-// simulate returns a correct history with about that many events. Six workers lock four
-// names as writers, as readers and with permits.
+// simulate returns a correct history with at least that many events. Four workers, w0 to w2 and
+// w5, lock four names as writers, as readers and with permits.
 func simulate(seed uint64, events int) *story {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	s := newStory()

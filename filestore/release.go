@@ -62,6 +62,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 		return err
 	}
 	defer s.ops.Done()
+	// A token of 0 would match every entry. No grant has the token 1.
 	found, err := s.remove(ctx, s.bucketOf(g.Name), key{s.ns, g.Name}, g.ID, max(g.Token, 1))
 	if err == nil && !found {
 		return errNotHeld

@@ -9,8 +9,9 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// newValues returns the values of the store, which are in the table holdfast_value. A version is
-// random, so that every Put changes the row, and ROW_COUNT() means the same under all settings.
+// newValues returns the values of the store, which are in the table holdfast_value. The new version
+// of a Put is random, so an UPDATE changes every row that it finds. ROW_COUNT() is then the same with
+// and without clientFoundRows.
 func newValues(s *Store) *sqlkit.Values {
 	return &sqlkit.Values{
 		Namespace: s.cfg.Namespace, Run: s.commit, Sort: faults{}.Sort,

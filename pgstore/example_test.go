@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// Advisory locks need no table. Tokens that survive a clock set back do: see Store.Init.
+// The default recipe, Advisory, needs no table. DurableTokens needs one: Store.Init creates it.
 func ExampleOpen() {
 	ctx := context.Background()
 	store, err := pgstore.Open(ctx, "postgres://app:secret@db/app", pgstore.DurableTokens())
@@ -19,7 +19,7 @@ func ExampleOpen() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// Close releases the locks and closes the store.
+	// Close releases the locks. It does not close the store: call store.Close after it.
 	defer func() { _ = locker.Close(ctx) }()
 
 	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {

@@ -21,19 +21,20 @@ const (
 	// abandonedFor is how long an abandoned request counts as part of the ring. A server that
 	// is silent for longer has lost its connections.
 	abandonedFor = keepAliveIdle + 2*silentTimeout
-	// unstableFor is how long all requests are detached after a connection was opened or lost:
-	// in that time the client may open or lose further connections.
+	// unstableFor is how long all requests are detached after the client was created, a
+	// connection was lost or not opened, or a request was abandoned. In that time the client may
+	// open or lose further connections.
 	unstableFor = time.Second
 )
 
 // inflight limits the requests inside rueidis, so that none of them waits there: a waiting
 // request ignores its context.
 //
-// A direct request runs on the goroutine of its caller. Rueidis respects its context if the
-// connection is open and the ring has space. The request first reserves that space: a mere check
-// would race with other requests. A request that its caller abandons stays in the ring until the
-// server answers or the connection ends. Rueidis reports neither, so the request counts until one
-// of them is certain.
+// A direct request runs on the goroutine of its caller. Rueidis returns when the request's context
+// ends, if the connection is open and the ring has space. The request first reserves that space: a
+// mere check would race with other requests. A request that its caller abandons stays in the ring
+// until the server answers or the connection ends. Rueidis reports neither, so the request counts
+// until one of them is certain.
 //
 // All other requests are detached: each runs on a goroutine of its own, which waits for the answer
 // even if the caller has returned. So the client counts each of them exactly.
@@ -96,6 +97,7 @@ func runDirect[T any](ctx context.Context, c *rueidisClient, f func(context.Cont
 		return runDetached(ctx, c, f)
 	}
 	v, err := f(withoutDeadline{ctx})
+	// v can contain errors while err is nil, so only ctx shows whether the answer may be missing.
 	c.inflight.leave(ctx.Err() != nil)
 	return v, err
 }

@@ -8,9 +8,8 @@ import (
 )
 
 // DurableToken replaces the tokens of a lock by those that commit has committed to the
-// database. If commit fails, the recipe clears the session. The code of the error then
-// proves that the request had no effect. It is CodeUnknown if the server does not confirm
-// the clearing within a second.
+// database. If commit fails, the recipe clears the session, so the request has no effect. If
+// the server does not confirm that within cancelTimeout, the error has CodeUnknown.
 //
 // During commit the session has the lock, and other clients wait for it. If a user's pool
 // has no connection left for commit, two requests could wait for each other. So the timeout
@@ -33,6 +32,7 @@ func clearAfter(ctx context.Context, r Recipe, s *Session, err error) error {
 		// Neither error is wrapped: an error of a link does not prove the state of the lock.
 		return driver.Errorf(driver.CodeUnknown, "%v, and the server has not confirmed that the lock is given back: %v", err, cerr)
 	}
+	// The session is clear: the outcome of the request is known, even if that of commit is not.
 	if coded, again := r.Sort(err); !again && driver.CodeOf(coded) == driver.CodeUnknown {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}

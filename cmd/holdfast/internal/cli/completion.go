@@ -73,12 +73,14 @@ func completeNames(f *storeFlags) cobra.CompletionFunc {
 		case n := <-found:
 			return n, cobra.ShellCompDirectiveNoFileComp
 		case <-ctx.Done():
-			// A store that ignores its context runs until this process ends.
+			// A store that ignores ctx continues its call until this process ends.
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 	}
 }
 
+// names returns the names at the store that begin with prefix, except those that a shell does not
+// read as one plain word.
 func names(ctx context.Context, f *storeFlags, prefix string) []cobra.Completion {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
