@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// redisRights are the commands that docs/redis.md lists for a restricted user. Scripts call
-// the first redisScriptRights of these commands.
+// redisRights are the commands that docs/redis.md lists for a restricted user. The scripts of
+// locks call only the first redisScriptRights of these commands.
 var redisRights = []string{
 	"hset", "hsetnx", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
 	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "wait",
@@ -33,9 +33,9 @@ func redisUserSettings() []string {
 	return user
 }
 
-// revokeRights takes the documented rights away from the user, one after another, each for
-// a part of the fault's time. It takes the rights that scripts need three times as often as
-// the others.
+// revokeRights revokes three of the documented rights, one after another, each for a part of
+// the fault's time. The next fault continues with the rights that follow. Each right of the
+// scripts is revoked three times as often as each of the others.
 func revokeRights(all []*servers.Redis) StoreFault {
 	var next atomic.Uint32
 	change := func(ctx context.Context, sign, right string) error {
@@ -83,7 +83,7 @@ func fillMemory(all []*servers.Redis) StoreFault {
 // evictKeys makes servers evict keys, although their configuration forbade it. It first
 // changes the policy, and the store has redisNotice to notice the change. Then it lowers the
 // memory limit, so that the servers evict keys. Grants that were requested before that moment
-// may be evicted. From then on the store must make no grants.
+// may be evicted. From then on, until the policy is set back, the store must make no grants.
 func evictKeys(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
 		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
@@ -130,8 +130,8 @@ func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) erro
 	return nil
 }
 
-// setBack resets a setting of every running server. It tries again if a busy server does
-// not answer.
+// setBack sets a setting of every running server back to value. It retries for up to 30
+// seconds, because a busy server may not answer.
 func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (err error) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); sleep(ctx, 50*time.Millisecond) {
 		if err = eachRunning(ctx, all, "CONFIG", "SET", setting, value); err == nil || ctx.Err() != nil {

@@ -32,7 +32,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 		return driver.State{}, unavailable(ctx, err)
 	}
 	q := newQueue(resp.Kvs, prefix)
-	// The queue also contains keys below the name that are no locks, because other clients wait for
+	// The queue also contains keys below the name that are not locks, because other clients wait for
 	// them, too.
 	return s.state(ctx, name, q, ttls{})
 }
@@ -69,7 +69,7 @@ func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error 
 		mu.Lock()
 		_, known := left[lease]
 		if !known {
-			left[lease] = driver.Forever // a key without a lease
+			left[lease] = driver.Forever // right for a key without a lease; the read below replaces it for a lease
 		}
 		mu.Unlock()
 		if known || lease == clientv3.NoLease {
@@ -87,6 +87,7 @@ func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error 
 			case err != nil:
 				failed = unavailable(ctx, err)
 			default:
+				// Not 0, which would mean that the TTL is unknown.
 				left[lease] = max(time.Duration(resp.TTL)*time.Second, time.Microsecond)
 			}
 		})
@@ -99,7 +100,7 @@ func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error 
 const page = 1000
 
 // List yields the names that start with prefix and have an entry, in byte order. It reads all
-// keys below the store's prefix that start so, and skips those that are no locks.
+// keys below the prefix of the store's locks that start with prefix, and skips those that are not locks.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if s.isClosed() {
@@ -150,15 +151,15 @@ func (s *Store) entries(ctx context.Context, start string) (map[string]queue, er
 		if !resp.More {
 			return found, nil
 		}
-		if rev == 0 { // an answer has the newest revision, whatever revision was read
+		if rev == 0 { // the header has the server's newest revision, even if the pages have an older one
 			rev = resp.Header.Revision
 		}
 		start = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
 }
 
-// Break deletes the entry that was granted with the token. The guarantees' Notice is how soon a holder
-// of this package is notified.
+// Break deletes the entry that was granted with the token. If the holder is a client of this package,
+// it notices that within the Notice of the guarantees.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.isClosed() {
 		return errClosed
@@ -189,8 +190,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return errNotHeld
 }
 
-// Watch calls changed after each change of the name's entries, or of all entries if name is
-// empty.
+// Watch calls changed when the watch is set, and after each change of the name's entries, or of all
+// entries if name is empty.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if s.isClosed() {
 		return errClosed
@@ -225,7 +226,8 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// aboutLocks reports whether a key may belong to a lock. The store's own keys do not.
+// aboutLocks reports whether a key may belong to a lock. The keys that begin with reserved do not,
+// except the locks of namespaces.
 func (l layout) aboutLocks(key string) bool {
 	rest, own := strings.CutPrefix(key, l.prefix+reserved)
 	return !own || strings.HasPrefix(rest, namespaces)

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Values keep data under keys, with versions. Every store of holdfast implements it. For a
-// store of your own, implement its two methods, Get and Put.
+// Values keeps data under keys, with versions. Every store of holdfast except Redlock implements
+// it. For a store of your own, implement its two methods, Get and Put.
 //
 // A key is valid UTF-8, 1 to 512 bytes, no NUL. Data has at most 512 KiB.
 type Values = driver.Values
@@ -62,9 +62,9 @@ func Put(ctx context.Context, v Values, key string, data []byte, version string)
 }
 
 // Update replaces the data of a key by the result of f. If another write came between, Update
-// calls f again with the newer data, until ctx ends. Old is nil for a key that was never
-// written. F must have no effect but its result, because it may run several times. If f fails,
-// Update returns its error unchanged, and nothing is written.
+// calls f again with the newer data, until ctx ends. The argument old is nil for a key that was
+// never written. The function f must have no effect except its result, because it may run several
+// times. If f fails, Update returns its error unchanged, and nothing is written.
 //
 // Between two attempts Update waits for a random time below a limit that doubles: see
 // [Backoff]. Errors wrap [ErrUnknown], an error of package holdfast, or both [ErrConflict] and
@@ -101,15 +101,16 @@ type Conflict struct {
 type Option func(*settings)
 
 type settings struct {
-	first, most time.Duration
-	onConflict  []func(context.Context, Conflict)
+	first, largest time.Duration // the limits of the wait: see Backoff
+	onConflict     []func(context.Context, Conflict)
 }
 
-// Backoff sets the limit of the wait after the first conflict, and the largest limit; it
-// doubles between. The waits are random below the limit, so that processes with a conflict do
-// not try again at the same time. Default: 1 ms to 250 ms. Values below 1 ns count as 1 ns.
-func Backoff(first, most time.Duration) Option {
-	return func(s *settings) { s.first, s.most = max(first, 1), max(most, 1) }
+// Backoff sets the limit of the wait after the first conflict, and the largest limit. The limit
+// doubles after each conflict. The waits are random below the limit, so that processes with a
+// conflict do not try again at the same time. Default: 1 ms to 250 ms. Values below 1 ns count as
+// 1 ns.
+func Backoff(first, largest time.Duration) Option {
+	return func(s *settings) { s.first, s.largest = max(first, 1), max(largest, 1) }
 }
 
 // OnConflict calls f for each conflict, on the goroutine of the update, for a counter or a
@@ -122,13 +123,13 @@ func OnConflict(f func(context.Context, Conflict)) Option {
 // an ErrConflict of another update.
 type callerError struct{ error }
 
-// repeat calls attempt until it returns something other than ErrConflict.
+// repeat calls attempt until it returns something other than ErrConflict, or ctx ends.
 func repeat(ctx context.Context, key string, o []Option, attempt func() error) error {
-	s := settings{first: time.Millisecond, most: 250 * time.Millisecond}
+	s := settings{first: time.Millisecond, largest: 250 * time.Millisecond}
 	for _, f := range o {
 		f(&s)
 	}
-	limit := min(s.first, s.most)
+	limit := min(s.first, s.largest)
 	for n := 1; ; n++ {
 		err := attempt()
 		if e, ok := err.(callerError); ok {
@@ -144,11 +145,12 @@ func repeat(ctx context.Context, key string, o []Option, attempt func() error) e
 		if backoff.Sleep(ctx, c.Backoff) != nil {
 			return fmt.Errorf("optimistic: %q after %d conflicts: %w: %w", key, n, ErrConflict, errors.Join(ctx.Err(), context.Cause(ctx)))
 		}
-		limit = min(2*limit, s.most)
+		limit = min(2*limit, s.largest)
 	}
 }
 
-// wrap adds the error that the caller tests for to an error of a store.
+// wrap adds to an error of a store the error of this package, or of package holdfast, that matches
+// its code.
 func wrap(err error) error {
 	if err == nil {
 		return nil

@@ -44,8 +44,9 @@ type Options struct {
 	Duration time.Duration
 	// Run is the length of one run, default 4 s, and at least 2 s.
 	Run time.Duration
-	// Dir is the directory for the history and the page. The default is a temporary
-	// directory, which Run keeps if a rule was broken.
+	// Dir is the directory in which Run creates a directory, with the mistake's name, for the
+	// history and the page. The default is a temporary directory, which Run keeps if the last
+	// run broke a rule.
 	Dir string
 	// Run calls Progress with the progress of a run.
 	Progress func(check.Progress)
@@ -108,7 +109,7 @@ func Run(ctx context.Context, name string, o Options) (*Verdict, error) {
 	for runs := 1; ; runs++ {
 		seed := o.Seed + uint64(runs-1)
 		faults := m.faults
-		if faults == nil {
+		if faults == nil { // nil would select all faults
 			faults = []string{}
 		}
 		report, err := check.Run(ctx, check.Config{
@@ -135,14 +136,15 @@ func Run(ctx context.Context, name string, o Options) (*Verdict, error) {
 	}
 }
 
-// shown reports whether a violation of r shows the mistake. The model counts for exclusion
-// and for tokens. It checks both, and may find overlaps that last only microseconds.
+// shown reports whether a violation of r shows the mistake. A violation of the model counts for
+// exclusion and for tokens: the model checks both, and may find overlaps that last only
+// microseconds.
 func (m *Mistake) shown(r check.Rule) bool {
 	return slices.Contains(m.rules, r) || r == check.RuleModel &&
 		(slices.Contains(m.rules, check.RuleExclusion) || slices.Contains(m.rules, check.RuleTokens))
 }
 
-// target returns a new simulated server, with clients that use the recipe.
+// target returns a new simulated server, with clients that use the mistake's recipe.
 func (m *Mistake) target() *check.Target {
 	s := newServer()
 	s.lagged = m.recipe.forgetsFailover

@@ -29,7 +29,7 @@ func (w *sandbox) onTerminal(c *exec.Cmd) *process {
 	p.stdin, p.stdout = tty, readLines(w.t, "terminal", tty)
 	p.wait = sync.OnceValue(c.Wait)
 	w.t.Cleanup(func() {
-		_ = c.Process.Kill() // the end of the session sends HUP to the rest
+		_ = c.Process.Kill() // the end of the session's leader sends HUP to the processes in the foreground
 		_ = p.wait()
 		tty.Close()
 	})
@@ -300,15 +300,15 @@ func TestKilledStoppedJobLeavesNoQueueEntry(t *testing.T) {
 }
 
 // TestKillReturnsTerminalToShell: the front or the guardian is killed. The shell gets the terminal back
-// with its former modes, and no process of the command is left. A shell with job control takes the
-// terminal back and restores the modes itself.
+// with its former modes, and no process of the command is left. If the front is killed, a shell with
+// job control takes the terminal back itself, and run leaves the modes to it.
 func TestKillReturnsTerminalToShell(t *testing.T) {
 	for _, jobs := range []string{"sh -i", "sh"} {
 		for _, killed := range []string{"front", "guardian"} {
 			t.Run(jobs+", "+killed, func(t *testing.T) {
 				w := withStore(t)
 				c := exec.Command("sh", "-i")
-				if jobs == "sh" { // no job control: no other process takes the terminal back for it
+				if jobs == "sh" { // no job control: only run can give the terminal back to this shell
 					c = exec.Command("sh", "-c", `while :; do printf "prompt$ "; until read line; do :; done; eval "$line"; done`)
 				}
 				p := w.onTerminal(c)

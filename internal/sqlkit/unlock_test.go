@@ -28,9 +28,10 @@ func (*mute) Cause(*Session, *LockRequest, *Pool) (driver.Cause, error) {
 	return driver.CauseSessionEnded, nil
 }
 
-// TestUnansweredReleaseIsUncertain: the session ends without an answer to the release. The
-// release may have arrived too late: the server's timer may have ended the session before,
-// and another client may have held the lock.
+// TestUnansweredReleaseIsUncertain: the session ends without an answer to the release. Within
+// the TTL the outcome is unknown. After the TTL the server's timer may have ended the session
+// before the release arrived, and another client may have held the lock. So the release then
+// reports that the lock is not held, as it does if the server has ended the session.
 func TestUnansweredReleaseIsUncertain(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -7,9 +7,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestReservedTokensStayBehindTheClock: after a flush the server has no tokens, and gives a new client
-// its clock as a token. So no reserved token may be ahead of the clock. A request for a bucket without a
-// counter reserves none.
+// TestReservedTokensStayBehindTheClock: after a flush the server has no tokens, and grants a new client
+// the time of its clock as the token. So no reserved token may be ahead of the clock. A grant has one
+// token if the bucket has no counter.
 func TestReservedTokensStayBehindTheClock(t *testing.T) {
 	r := start(t)
 	url := "redis://" + r.Address()
@@ -48,8 +48,8 @@ func TestReservedTokensStayBehindTheClock(t *testing.T) {
 	}
 }
 
-// TestReservedTokensWithoutTheCounter: while a hash slot moves, a grant without the bucket's counter has
-// one token.
+// TestReservedTokensWithoutTheCounter: while a hash slot moves, a script cannot use the bucket's
+// counter. The tokens of a grant without the counter, and of the grant after it, still rise.
 func TestReservedTokensWithoutTheCounter(t *testing.T) {
 	c := cluster(t)
 	const name = "reserved-moving"
