@@ -95,14 +95,13 @@ func secondConfirmedFirst(limit int) func(*story) {
 
 // lock is one lock of the story.
 type lock struct {
-	s       *story
-	w, n    string // the worker and the name
-	op      int
-	id      string
-	limit   int
-	token   uint64
-	ttl     int64 // 1,200 ms if 0
-	request int64
+	s     *story
+	w, n  string // the worker and the name
+	op    int
+	id    string
+	limit int
+	token uint64
+	ttl   int64 // 1,200 ms if 0
 }
 
 func (s *story) request(w, n string, limit int) *lock {
@@ -110,7 +109,6 @@ func (s *story) request(w, n string, limit int) *lock {
 	s.ids++
 	l := &lock{s: s, w: w, n: n, op: s.ops[w], id: fmt.Sprintf("r%d", s.ids), limit: limit}
 	s.add(Event{K: kindLock, W: w, Name: n, Op: l.op, Limit: limit, Wait: true})
-	l.request = s.t
 	s.add(Event{K: kindRequest, W: w, Name: n, ID: l.id, Limit: limit, Wait: true})
 	return l
 }

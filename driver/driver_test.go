@@ -36,7 +36,7 @@ func TestCodesHaveNames(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	seen := map[string]bool{}
-	for c := driver.CodeUnknown; c <= driver.CodeClosed; c++ {
+	for c := driver.CodeUnknown; c <= driver.CodeConflict; c++ {
 		if seen[c.String()] || strings.Contains(c.String(), "Code(") {
 			t.Errorf("code %d is called %q", int(c), c)
 		}

@@ -82,7 +82,7 @@ func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error 
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
-			case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			case errors.Is(err, rpctypes.ErrLeaseNotFound), err == nil && resp.TTL < 0: // the lease has ended
 				left[lease] = 0
 			case err != nil:
 				failed = unavailable(ctx, err)

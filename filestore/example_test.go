@@ -24,6 +24,7 @@ func ExampleOpen() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer func() { _ = store.Close(ctx) }() // after the Locker, which does not close it
 	locker, err := holdfast.New(store)
 	if err != nil {
 		log.Fatal(err)

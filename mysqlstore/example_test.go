@@ -16,11 +16,12 @@ func ExampleOpen() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer func() { _ = store.Close(ctx) }() // after the Locker, which does not close it
 	locker, err := holdfast.New(store)
 	if err != nil {
 		log.Fatal(err)
 	}
-	// Close releases the locks and closes the store.
+	// Close releases the locks.
 	defer func() { _ = locker.Close(ctx) }()
 
 	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {

@@ -15,11 +15,12 @@ func ExampleOpen() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer func() { _ = store.Close(ctx) }() // after the Locker, which does not close it
 	locker, err := holdfast.New(store)
 	if err != nil {
 		log.Fatal(err)
 	}
-	// Close releases the locks. It does not close the store: call store.Close after it.
+	// Close releases the locks.
 	defer func() { _ = locker.Close(ctx) }()
 
 	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {

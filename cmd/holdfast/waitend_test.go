@@ -52,6 +52,9 @@ func TestWaitEndsBeforeCleanup(t *testing.T) {
 		if got != 69 {
 			t.Errorf("status %d, want 69: %s", got, waiter.stderr.all())
 		}
+		if guardian == 0 {
+			t.Fatal("the wait ended before its queue entry was seen")
+		}
 		if !living(guardian) {
 			t.Errorf("run ended after its guardian: %s", waiter.stderr.all())
 		}
