@@ -179,7 +179,7 @@ func (e *Sessions) evict(ctx context.Context, side Link, name string, token uint
 	case i >= 0:
 		return true, e.recipe.Evict(ctx, side, sights[i])
 	case first && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Hidden }):
-		return false, driver.Errorf(driver.CodeRefused, "the server does not show this user who holds %q", name)
+		return false, driver.Errorf(driver.CodeRefused, "the server does not show the holder of %q to this user", name)
 	}
 	return false, missing
 }
