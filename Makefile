@@ -1,15 +1,20 @@
 # make test      what a change needs: gets the servers (as root on Debian or Ubuntu), lints, tests
-# make verify    everything else: the race detector, long checks, other clients, other systems
+# make verify    what a merge needs too: the race detector, long checks, other clients, other systems
+# make release   what a release needs too: every test under the race detector, newer servers
 # make build     the command, in bin/
 # make bench     the figures of docs/benchmarks.md, on this machine
 # make help      the rest
 
 GO          ?= go
-# The modules of this repository, each with its own dependencies.
-MODULES     := . $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
+# The modules of this repository, each with its own dependencies. Those of adapters/ have a workspace of their own.
+ADAPTERS    := $(patsubst adapters/%/go.mod,./%,$(wildcard adapters/*/go.mod))
+MODULES     := . $(patsubst %/go.mod,%,$(filter-out adapters/%,$(wildcard */go.mod */*/go.mod)))
 PUBLISHED   := $(filter-out e2e,$(MODULES))
 # The packages of modules, for a go command in the workspace.
 packages     = $(foreach m,$(1),$(if $(filter .,$(m)),./...,./$(m)/...))
+# Compiles every package and its tests, with the given flags, so that no test runs beside a compiler that needs the
+# whole machine.
+compile      = $(GO) list -export -test -deps -f '' $(1) $(call packages,$(filter-out check,$(MODULES))) >/dev/null
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Where scripts/servers puts the servers that it builds.
 export HOLDFAST_SERVERS := $(CURDIR)/bin/servers
@@ -21,23 +26,26 @@ SAY         := @printf '%s %s\n' "$$(date +%T)"
 # A test that hangs fails after this time. It is far above what a package takes.
 TIMEOUT     := -timeout 15m
 
-.PHONY: help build test short verify lint race torture mistakes versions cover cross standalone bench fuzz interop
+.PHONY: help build test short verify release lint race torture mistakes versions cover adapters cross standalone bench fuzz interop
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
 	@echo 'make servers    gets the servers that the tests start'
 	@echo 'make lint       gofmt, go vet, staticcheck'
 	@echo 'make short      the short tests of every package'
-	@echo 'make race       all tests, under the race detector'
+	@echo 'make race       the tests without servers, and the suite of every store, under the race detector'
+	@echo 'make race-all   the other tests with servers, and the check, under the race detector'
+	@echo 'make explore    every interleaving of the state machines, and thousands of seeds in fake time'
 	@echo 'make alone      the tests that need the whole machine'
 	@echo 'make torture    the check on every store, with real servers'
 	@echo 'make mistakes   the check on stores with planted mistakes and former defects, and on many locks; takes hours'
 	@echo 'make versions   the suite and a short check of every store on newer servers, and its layouts'
 	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
+	@echo 'make adapters   the locks for other libraries'
 	@echo 'make cross      builds for the systems that the tests do not run on'
-	@echo 'make standalone builds each module without the workspace'
+	@echo 'make standalone builds each module without the workspace, and with older and newer versions of the others'
 	@echo 'make interop    locks shared with the clients of other projects'
-	@echo 'make fuzz       each fuzz target for a while'
+	@echo 'make fuzz       each fuzz target for $(FUZZTIME) (set it with FUZZTIME=)'
 
 # One file that needs no other and starts fast, without the tables for debuggers (a fifth of it).
 build:
@@ -47,22 +55,25 @@ test: servers lint short
 	$(SAY) 'make test has passed; make verify runs the rest'
 
 # The builds need no server and judge nothing in time: they go beside the tests, and
-# behind them where both want the processor. Torture and versions wait for most of their
-# time, so they go side by side; each prints its output when it ends. A part that fails does
-# not keep the others from running: one run shows all that is wrong.
+# behind them where both want the processor. A part that fails does not keep the others from
+# running: one run shows all that is wrong.
 verify: servers
 	@log=$$(mktemp); trap 'rm -f '$$log EXIT; \
-	nice -n 19 $(MAKE) --no-print-directory -k cross standalone >$$log 2>&1 & builds=$$!; \
-	$(MAKE) --no-print-directory -k race cover alone; tests=$$?; \
-	$(MAKE) --no-print-directory -k -j 2 --output-sync=target torture versions || tests=1; \
+	nice -n 19 $(MAKE) --no-print-directory -k adapters cross standalone >$$log 2>&1 & builds=$$!; \
+	$(MAKE) --no-print-directory -k race interop cover explore fuzz-short alone torture; tests=$$?; \
 	wait $$builds; built=$$?; cat $$log; exit $$((tests + built))
 	$(SAY) 'make verify has passed'
+
+# The race detector makes a test two to three times slower. What it can find in a store, it mostly finds in the suite.
+release: servers
+	@$(MAKE) --no-print-directory -k race-all versions
+	$(SAY) 'make release has passed; make mistakes runs the rest'
 
 # Fails, with the line that helps, where a server is missing and cannot be
 # installed from here.
 .PHONY: servers
 servers:
-	$(SAY) 'servers: install what is missing, build etcd'
+	$(SAY) 'servers: install what is missing, build etcd, NATS and a server of S3'
 	@./scripts/servers
 
 # Gets newer servers than the system has, without installing them.
@@ -74,24 +85,27 @@ newer: servers
 # The short tests of every package. Most of their time they wait, for servers and for
 # leases, so those of several packages go side by side. The check judges what happens
 # in time: its packages go one after the other, and beside no others. What is left to
-# make verify: packages that are long as a whole, and stores run a second time, over
-# another client or on another kind of server.
+# make verify: packages that are long as a whole, and stores run a second time, on
+# another kind of server, or with a layout or a recipe that shares their code.
 LONG        := /(torture|interop|bench|tools|versions)(/|$$)
-LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayoutRefusedCommandKeepsGrants|TestSentinelFailoverKeepsLayoutLocks|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+# The check, and the tests of the command that make one.
+JUDGED      := ./check/... ./cmd/holdfast/internal/lab
+LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Replicas|Sentinel)|TestGalera|TestLayoutRefusedCommandKeepsGrants|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
-ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+ALONE       := ^(TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # The packages that wait longest, first: with them side by side the rest fits beside.
-SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper redis mysql postgres) ./cmd/holdfast
+SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper nats s3 redis mysql postgres) ./cmd/holdfast
 # Tests of ALONE that the race detector makes too slow: they skip themselves under it.
 RACE_FREE   := ^TestManyLocksOverASlowLink$$
 # A dozen suites, each in a process of its own.
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
+	@$(call compile)
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)' \
-		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
+		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)|/lab$$')
 	$(SAY) 'test: the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) $(JUDGED)
 
 # Gets the clients of other projects, in Java and Python, that share locks with ours in the
 # tests.
@@ -117,23 +131,40 @@ lint:
 	$(SAY) 'lint: staticcheck'
 	@$(GO) run $(STATICCHECK) $(call packages,$(MODULES))
 
-# The packages go side by side, those that wait longest first. Checks judge what happens in
-# time: they go one after the other, and beside no others.
-.PHONY: race-tests race-check
-race: race-tests race-check
-race-tests: clients
-	$(SAY) 'race: every package but the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' \
-		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '/(torture|versions)$$|$(COVERED)')
-race-check: servers
+# The packages go side by side, those that wait longest first.
+race: servers
+	$(SAY) 'race: every package without servers, and the command'
+	@$(call compile,-race)
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 $(TIMEOUT) \
+		$$($(GO) list $(call packages,$(filter-out check e2e,$(MODULES))) | grep -vE '/lab$$|$(COVERED)')
+	$(SAY) 'race: the suite of every store, and the long tests'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -run '$(LONG_TESTS)|^TestConformance' -skip '$(ALONE)|$(LAYOUTS)' \
+		$(patsubst ./e2e/%,./%,$(filter ./e2e/%,$(SLOWEST))) $$($(GO) list ./conformance/... | grep -vE '/versions$$')
+
+# Checks judge what happens in time: they go one after the other, and beside no others.
+.PHONY: race-all
+race-all: clients
+	$(SAY) 'race: the other tests with servers'
+	@$(call compile,-race)
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 30m -skip '$(LONG_TESTS)|^TestConformance' \
+		$(patsubst ./e2e/%,./%,$(filter ./e2e/%,$(SLOWEST))) $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
 	$(SAY) 'race: the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -skip '^TestSimulationFindsMistakes$$' $(JUDGED)
+
+# Every interleaving of the core's state machines, deeper than in make test, and more seeds of the simulation.
+.PHONY: explore
+explore:
+	$(SAY) 'explore: every interleaving of the state machines'
+	@$(GO) test -timeout 20m -run '^TestEveryInterleaving' -explore 1 .
+	@cd e2e && $(GO) test -timeout 20m -run '^TestEveryInterleaving' ./conformance/failover -explore 1
+	$(SAY) 'explore: Lockers in fake time, by seeds'
+	@$(GO) test -v -run '^TestSimulationKeepsEveryRule$$' ./check -simulate 2m
 
 # The tests of ALONE, one after the other.
 .PHONY: alone
 alone: servers
-	$(SAY) 'alone: the check beside another Redis client, thousands of locks over a slow link'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/zookeeper
+	$(SAY) 'alone: thousands of locks over a slow link'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/zookeeper
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 
 torture: servers
@@ -143,6 +174,11 @@ torture: servers
 # Runs by hand: it takes up to two hours. Each planted mistake must be convicted. The locks
 # are lost where the machine is too busy to renew them.
 mistakes: servers
+	$(SAY) 'mistakes: the explorations with planted mistakes'
+	@$(GO) test -timeout 60m -run '^TestExploration.*FindsMistakes$$' . ./driver/record
+	@cd e2e && $(GO) test -timeout 60m -run '^TestExploration.*FindsMistakes$$' ./conformance/failover
+	$(SAY) 'mistakes: the simulation of the core with planted mistakes'
+	@$(GO) test -timeout 60m -run '^TestSimulationFindsMistakes$$' ./check
 	$(SAY) 'mistakes: the check on stores with planted mistakes and former defects'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 3h -run '^Test(ServerMistakes|FormerDefects)AreConvicted$$' ./torture -mistakes
 	$(SAY) 'mistakes: 10,000 locks of one client over a slow link'
@@ -166,28 +202,34 @@ cover:
 		awk "BEGIN {exit !($$got >= $(COVERAGE))}"; \
 	done
 
+adapters:
+	$(SAY) 'adapters: lint, and test with the race detector'
+	@cd adapters && $(GO) vet $(ADAPTERS) && $(GO) run $(STATICCHECK) $(ADAPTERS)
+	@cd adapters && $(GO) test -race $(TIMEOUT) $(ADAPTERS)
+
 cross:
 	@set -e; for target in darwin/arm64 darwin/amd64 linux/arm64 linux/386 windows/amd64; do printf '%s %s\n' "$$(date +%T)" "cross: vet for $$target"; \
 		for m in $(PUBLISHED); do (cd $$m && CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) vet ./...); done; done
 
-# Builds each module as its users get it: without the workspace, and with this clone in
-# the place of the published modules. The tests of a module of one store are short, and
-# run with the versions of its own go.mod, too.
+# Builds each module as its users get it, and pairs of versions.
 standalone:
-	@set -e; root=$$(pwd); for m in $(PUBLISHED); do printf '%s %s\n' "$$(date +%T)" "standalone: $$m"; \
-		tmp=$$(mktemp -d); cp $$m/go.mod $$m/go.sum $$tmp/; \
-		for other in $(PUBLISHED); do if [ $$other = . ]; then path=; else path=/$$other; fi; \
-			if [ $$other != $$m ] && grep -q "github.com/holdfast-go/holdfast$$path v" $$m/go.mod; then \
-				$(GO) mod edit -replace=github.com/holdfast-go/holdfast$$path=$$root/$$other $$tmp/go.mod; fi; done; \
-		case $$m in .|check|cmd/holdfast) act='vet' ;; *) act='test -short -timeout 10m' ;; esac; \
-		(cd $$m && GOWORK=off GOFLAGS="-mod=mod -modfile=$$tmp/go.mod" $(GO) $$act ./...); rm -r $$tmp; done
+	@./scripts/standalone
 
 bench:
-	$(GO) test -run '^$$' -bench . -benchmem -count 5 . ./filestore
+	$(GO) test -run '^$$' -bench . -benchmem -count 5 .
 	cd cmd/holdfast && $(GO) test -run '^$$' -bench . ./...
 	cd e2e && $(GO) test -run '^$$' -bench . ./bench/...
 	cd e2e && $(GO) run ./bench
 
+# Each fuzz target of every package that has one. FUZZTIME is a time or a number of runs, as in 300x.
+FUZZTIME    := 20s
 fuzz:
-	@set -e; for pkg in filestore fence; do for f in $$($(GO) test -list '^Fuzz' ./$$pkg | grep ^Fuzz); do \
-		$(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 20s ./$$pkg; done; done
+	@set -e; for dir in $$(git ls-files '*_test.go' | xargs grep -l '^func Fuzz' | xargs -n 1 dirname | sort -u); do \
+		for f in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$dir/*_test.go); do \
+			printf '%s %s\n' "$$(date +%T)" "fuzz: $$dir $$f"; \
+			$(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) ./$$dir; done; done
+
+# Some runs of each, for make verify.
+.PHONY: fuzz-short
+fuzz-short:
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=300x

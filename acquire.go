@@ -103,15 +103,9 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 // join returns a further Lock on the holder's lease, or nil if the lease has just
 // ended: then the caller's context has ended with it, or the name is acquired again.
 func (h *holder) join(ctx context.Context, s *settings) *Lock {
-	l := h.lease.l
 	k := newLock(h, &Lock{}, ctx, s)
-	var o outcome
-	l.mu.Lock()
-	k.open(joined, s, &o)
-	l.mu.Unlock()
-	_ = l.perform(&o)
 	switch {
-	case o.do&endOne != 0:
+	case !k.open(joined, s):
 		return nil
 	case !k.live():
 		k.discard() // it may be the last open Lock by now
@@ -261,11 +255,11 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 // failed applies the failure of a request to its lease, and returns the code of the error.
 func (l *Locker) failed(x *lease, err error) driver.Code {
 	code := l.store.Classify(err)
+	e := event{kind: denied}
 	if code == driver.CodeUnknown {
-		l.apply(x, &event{kind: unanswered})
-	} else {
-		l.apply(x, &event{kind: denied})
+		e.kind = unanswered
 	}
+	_, _ = l.apply(x, &e)
 	return code
 }
 
@@ -280,11 +274,10 @@ func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	}
 	var o outcome
 	l.mu.Lock()
-	x.standing.grant = g // mutation: acquired
 	if l.closed && err == nil {
 		err, first = l.closedError(a.name), nil
 	}
-	l.step(x, &event{kind: granted, lock: first}, &o)
+	l.grant(x, g, first, &o)
 	switch {
 	case x.state.phase != held:
 		err = a.fail(ErrUnavailable, errEndedBeforeAnswer)

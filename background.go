@@ -145,15 +145,15 @@ func (l *Locker) doLater(t *task) {
 // undoLater rolls back a request whose outcome is unknown, so that nothing of it stands or can
 // still appear. It uses a context of its own, and repeats the undo until the store has
 // confirmed it. If leases and queue entries expire by themselves, the task also ends after
-// expiredAfter TTLs.
+// expiredAfter TTLs and the store's granularity.
 func (l *Locker) undoLater(x *lease) {
 	began := time.Now()
-	expires := l.guarantees.Load().LeftoversExpire
+	guarantees := l.guarantees.Load()
 	h := x.holder
 	l.doLater(&task{
 		run: func(ctx context.Context) error {
 			err := l.store.Undo(ctx, x.req) // mutation: undo
-			if expires && time.Since(began) > expiredAfter*x.req.TTL {
+			if guarantees.LeftoversExpire && time.Since(began) > expiredAfter*x.req.TTL+guarantees.Granularity {
 				return nil
 			}
 			return err

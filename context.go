@@ -66,7 +66,8 @@ func find(ctx context.Context, l *Locker, name string) *Lock {
 
 // Token returns the fencing token of the lock of that name which ctx carries, for the
 // resource that checks it. Token returns 0 if there is no such lock, or if it has
-// ended: no grant has token 0, and every guard refuses it. The end of the caller's
+// ended: no grant has token 0, and every guard refuses it with fence.ErrStale. The token of a
+// lost lock would pass a guard until the next holder has written. The end of the caller's
 // context alone does not end the lock; see [Drain].
 func Token(ctx context.Context, name string) uint64 {
 	if k := find(ctx, nil, name); k != nil {

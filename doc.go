@@ -5,16 +5,18 @@
 //
 // A lock is a lease: a store grants a name to one holder, and keeps the grant for a time, the
 // TTL. The holder renews it as long as it lives. If the holder crashes, the lease expires, and
-// the store grants the name to the next waiter. Waiters are served in order, and a release
-// wakes one of them. For a few milliseconds after a grant, a goroutine that unlocks hands the
-// lock off to the next waiter of its own process. It does so where the store can give each of
-// them a fencing token of its own; see [LocalHandoff].
+// the store grants the name to the next waiter. A release wakes the next waiter, or waiters poll. Some stores serve
+// waiters in order, others in any order: [Guarantees] reports which. For a few milliseconds after a
+// grant, a goroutine that unlocks hands the lock off to the next waiter of its own process. It does
+// so where the store can give each of them a fencing token of its own; see [LocalHandoff].
 //
 // A lock is advisory: it protects no resource that does not check it. A process
 // can be paused for longer than its lease and then continue, and no lock can prevent
-// that. Each grant therefore has two safeguards. A context ends before the store can
-// grant the name to anyone else. A fencing token, larger than that of every earlier
-// grant of the name, lets the resource refuse the paused process.
+// that. Each grant therefore has two safeguards. A context ends before the store grants the
+// name to another client. A fencing token, larger than that of every earlier grant of the
+// name, lets the resource refuse the paused process. Some events end a grant early, such as a
+// break or a failover. Then the context ends a moment later: the store declares these events
+// and that time. Until then, only the token protects the resource.
 //
 // # Example
 //
@@ -76,8 +78,8 @@
 //
 // [Token] returns the fencing token of the lock in a context. Send it with each write,
 // and let the resource refuse a token that is smaller than the largest it has seen.
-// Package fence does that for SQL, Redis, etcd, ZooKeeper, object stores, files, HTTP and
-// memory. Only the token is proof:
+// [DoGuarded] runs work under a lock and such a check. Package fence has checks for SQL,
+// Redis, etcd, ZooKeeper, object stores, files, HTTP and memory. Only the token is proof:
 // between the check of a context and the write the process may be paused.
 //
 // # Which store

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // The errors of this package; test for them with [errors.Is]. An acquisition that was cancelled
@@ -21,9 +23,9 @@ var (
 	// the name since. The caller discards or verifies what it did last, and may acquire
 	// the lock again. [LostError] has the cause.
 	ErrLost = errors.New("lock lost")
-	// ErrUnavailable: the store could not be reached or did not answer in time. The
-	// caller tries again with a backoff: the next request may succeed. A request that
-	// may have arrived is rolled back in the background.
+	// ErrUnavailable: the store could not be reached or did not answer in time, or the process
+	// has no connection left for the request. The caller tries again with a backoff: the next
+	// request may succeed. A request that may have arrived is rolled back in the background.
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrRefused: the store refused the request, for example for missing rights, a wrong
 	// password, a full disk or a server that is read-only. Repeating the request does not help
@@ -101,9 +103,9 @@ func (e *BusyError) Error() string {
 	fmt.Fprintf(&b, "holdfast: %q on %s: busy", e.Name, e.Store)
 	if len(e.Holders) > 0 {
 		h := e.Holders[0]
-		fmt.Fprintf(&b, ", held by %s", h.Client())
+		fmt.Fprintf(&b, ", held by %s", printable.Escape(h.Client()))
 		if h.Reason != "" {
-			fmt.Fprintf(&b, " (%s)", h.Reason)
+			fmt.Fprintf(&b, " (%s)", printable.Escape(h.Reason))
 		}
 		if more := len(e.Holders) - 1; more > 0 {
 			fmt.Fprintf(&b, " and %d more", more)
@@ -152,14 +154,10 @@ func (e *LostError) Error() string {
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 // Unwrap returns the work's error and the store's error.
-func (e *LostError) Unwrap() []error {
-	var errs []error
-	for _, err := range []error{e.Work, e.Err} {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errs
+func (e *LostError) Unwrap() []error { return withoutNil(e.Work, e.Err) }
+
+func withoutNil(errs ...error) []error {
+	return slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 }
 
 // failure adds the name, the store and one of the sentinel errors to an error.
@@ -192,15 +190,7 @@ func (e *failure) Error() string {
 	return b.String()
 }
 
-func (e *failure) Unwrap() []error {
-	var errs []error
-	for _, err := range []error{e.kind, e.err} {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errs
-}
+func (e *failure) Unwrap() []error { return withoutNil(e.kind, e.err) }
 
 func invalid(format string, args ...any) error {
 	return &failure{kind: ErrInvalid, err: fmt.Errorf(format, args...)}
@@ -234,11 +224,7 @@ func (l *Locker) unanswered(name string, ended, last error) error {
 func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	code := l.store.Classify(err)
 	if code == driver.CodeBusy {
-		busy := &BusyError{Name: name, Store: l.where}
-		if b, ok := errors.AsType[*driver.BusyError](err); ok {
-			busy.Holders = b.Holders
-		}
-		return busy
+		return &BusyError{Name: name, Store: l.where, Holders: holdersOf(err)}
 	}
 	if (code == driver.CodeUnknown || code == driver.CodeWithdrawn) && ctx.Err() != nil {
 		return &failure{name: name, store: l.where, err: contextError(ctx)}

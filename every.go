@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/wallclock"
+	"github.com/holdfast-go/holdfast/internal/ticks"
 )
 
 // Schedule returns the times at which work is due. The schedules of a cron parser, such
 // as that of robfig/cron, have this method. Next returns the first time after t, or the
 // zero time if there is none. All replicas must compute the same times: Next depends on
-// t alone, and not on when the process has started.
+// t alone, and not on when the process has started. The time t is in the local zone, so a cron
+// expression means local time, as for cron. Give all replicas the same TZ, or an expression with a
+// zone: CRON_TZ=Europe/Berlin 0 3 * * *.
 type Schedule interface {
 	Next(t time.Time) time.Time
 }
@@ -31,7 +33,7 @@ func (p Period) Next(t time.Time) time.Time {
 
 // Tick is a time of a schedule that this process has to serve.
 type Tick struct {
-	// Time is the time of the schedule, the same on every replica. It can serve as the
+	// Time is the time of the schedule in UTC, the same on every replica. It can serve as the
 	// key of what the tick has done.
 	Time time.Time
 	ctx  context.Context
@@ -67,23 +69,29 @@ func (t Tick) Context() context.Context {
 // of the replicas that ran at that time then yields an error that matches [ErrMissed]; after
 // an outage of the store several do. The error comes at the earliest one distance (or an
 // hour) and one TTL after the tick. If a replica dies in the middle of a longer run, the
-// error comes up to eight distances (or 12 hours) after the tick. A replica may also die
-// after the body has ended and before it has recorded that. Then its tick counts as missed,
-// too. Other errors concern only this replica: it could not take part in the tick of that
-// Time, or in several from then on.
+// error comes up to eight distances (or 12 hours) after the tick. If it dies later than four distances
+// (or six hours), less one TTL, after the tick, there may be no error. A replica that dies as it is about to
+// yield the error takes it along. A replica may also die
+// after the body has ended and before it has recorded that, or the store may not confirm the
+// record for longer than the TTL. Then the tick counts as missed, too, unless the replica
+// records it before another one checks it. Other errors concern only this replica: it could not take part in the tick of that
+// Time, or in several from then on, or could not check in time whether the tick was served.
 //
 // This needs a store that keeps a lock without its client (Guarantees.Linger). Other stores
 // lose the records of a replica when it dies or closes its Locker. Then a late replica can
-// serve such a tick again, and a served tick can be reported as missed.
+// serve such a tick again, and a served tick can be reported as missed. Each record is a lock, so in the session recipes
+// of SQL it keeps a connection: at most 15 for each job, and 2 for a daily one, unless the TTL is more than two distances.
 //
 // Give a changed schedule a new name. For up to 13 hours, records of ticks of the old
-// schedule can hide ticks of the new one: they are neither served nor reported.
+// schedule can be in the way of ticks of the new one, which are then reported as missed. The same holds for work
+// that is longer than sixteen distances. A store may keep a record for longer than asked, as etcd does
+// after a change of its leader. Every breaks such a record when its slot is used again, and serves the tick.
 //
 // Ticks of one replica do not overlap. Ticks of two replicas do, if the work takes longer
 // than the distance. Use TryDo in the body to leave such a tick out.
 //
 // TTL is how long the other replicas wait for a dead one. The default is two distances, from
-// the store's minimum to 30 s; the most is four distances. Wait and MinHold have no effect.
+// the store's minimum to 30 s; the most is four distances, or six hours. Wait and MinHold have no effect.
 // Shared, Limit and Reentrant are invalid.
 func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOption) iter.Seq2[Tick, error] {
 	return func(yield func(Tick, error) bool) {
@@ -114,8 +122,6 @@ func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOp
 
 const (
 	day = 24 * time.Hour
-	// everySlots is the number of slots of a day.
-	everySlots = 16
 	// watchedTicks is the number of distances for which a replica watches a tick, at most
 	// maxWatch.
 	watchedTicks, maxWatch = 8, 12 * time.Hour
@@ -148,15 +154,24 @@ type tick struct {
 	slot string
 	// skew limits how late a replica may serve it, and by how much clocks may differ.
 	skew, ttl time.Duration
-	// until is when watching ends; check is when the replica checks the tick next.
-	until, check time.Time
+	// until is when watching ends; check is when the replica checks the tick next. known is set
+	// if an error of the tick was reported. served is set if this replica has done the work, and the store has not
+	// confirmed the record of that.
+	until, check  time.Time
+	known, served bool
+	// done is set if the store has the marker of the tick without a holder: it was served, or reported. unanswered is
+	// set if a check has failed: its request for the marker may stand at the store, and be in the way of all replicas.
+	done, unanswered bool
 }
 
 // late reports whether it is too late to serve the tick: another replica may have served
 // it, and its claim may be gone.
-func (e *every) late(t *tick) bool { return e.now().Sub(t.at) >= t.skew }
+func (e *every) late(t *tick) bool { return e.now().Sub(t.at) >= t.skew } // mutation: every-late
 
-func (e *every) now() time.Time { return wallclock.Now(e.ctx) }
+func (e *every) now() time.Time { return ticks.Now(e.ctx) }
+
+// after returns the next time of the schedule. A cron parser uses the zone of its argument.
+func (e *every) after(t time.Time) time.Time { return e.schedule.Next(t.Local()) }
 
 func (e *every) prepare(o []LockOption) error {
 	set, err := e.l.cfg.resolve(o)
@@ -174,18 +189,16 @@ func (e *every) prepare(o []LockOption) error {
 	if set.hasTTL {
 		e.ttl = set.ttl
 	}
-	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.untilClose = 0, true })
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.job = 0, e.name })
 	if err := checkName(e.name); err != nil {
 		return err
 	}
-	return checkName(e.lockName("tick", "0-00"))
+	return checkName(ticks.Lock(e.name, ticks.Claim, ticks.Slot(0, 0)))
 }
-
-func (e *every) lockName(kind, slot string) string { return e.name + ":" + kind + "-" + slot }
 
 // run waits for ticks, and for the times at which it checks earlier ticks.
 func (e *every) run(yield func(Tick, error) bool) {
-	for next := e.schedule.Next(e.now().UTC()); ; {
+	for next := e.after(e.now()); ; {
 		wake := next
 		for _, t := range e.watched {
 			if wake.IsZero() || t.check.Before(wake) {
@@ -239,7 +252,7 @@ func (e *every) run(yield func(Tick, error) bool) {
 func (e *every) pass(next time.Time) (time.Time, error) {
 	passed := 1
 	for now := e.now(); !next.IsZero() && next.Before(now.Add(-maxSkew)); passed++ {
-		next = e.schedule.Next(next)
+		next = e.after(next)
 	}
 	return next, &failure{name: e.name, store: e.l.where,
 		err: fmt.Errorf("%d ticks have passed while this process did not run, and other replicas may have served them", passed)}
@@ -253,12 +266,12 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 			e.minTTL = max(g.MinTTL, MinTTL)
 		}
 	}
-	next := e.schedule.Next(at)
+	next := e.after(at)
 	distance := next.Sub(at)
 	if next.IsZero() {
 		distance = maxWatch
 	} else if reuse := e.reuse(at); !reuse.IsZero() {
-		distance = min(distance, reuse.Sub(at)/everySlots)
+		distance = min(distance, reuse.Sub(at)/ticks.Slots)
 	}
 	ttl := e.ttl
 	switch {
@@ -271,14 +284,15 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	switch {
 	case distance <= 0:
 		return nil, next, invalid("Every(%q): the schedule does not advance from %s", e.name, at)
-	case ttl > 4*distance:
-		return nil, next, invalid("Every(%q): a TTL of %s is more than four times the distance of two ticks, %s", e.name, ttl, distance)
+	case ttl > min(4*distance, maxWatch/2): // a replica checks a tick before it stops watching it
+		return nil, next, invalid("Every(%q): a TTL of %s is more than four times the distance of two ticks, %s, or than %s",
+			e.name, ttl, distance, maxWatch/2)
 	}
 	slot, err := e.slot(at)
 	if err != nil {
 		return nil, next, err
 	}
-	t := &tick{at: at, slot: slot, skew: min(distance, maxSkew), ttl: ttl}
+	t := &tick{at: at.UTC(), slot: slot, skew: min(distance, maxSkew), ttl: ttl}
 	t.until = at.Add(min(watchedTicks*distance, maxWatch))
 	t.check = at.Add(t.skew + ttl)
 	return t, next, nil
@@ -288,8 +302,8 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 // time if there is none.
 func (e *every) reuse(at time.Time) time.Time {
 	end := at.UTC().Truncate(day).Add(day)
-	for range everySlots {
-		if at = e.schedule.Next(at); at.IsZero() || !at.Before(end) {
+	for range ticks.Slots {
+		if at = e.after(at); at.IsZero() || !at.Before(end) {
 			return time.Time{}
 		}
 	}
@@ -297,14 +311,14 @@ func (e *every) reuse(at time.Time) time.Time {
 }
 
 // slot returns the name of a tick's slot: whether its day is even or odd, and its number within
-// the day, modulo everySlots.
+// the day, modulo ticks.Slots.
 func (e *every) slot(at time.Time) (string, error) {
 	midnight := at.UTC().Truncate(day)
 	if e.counted.Before(midnight) {
 		e.counted, e.index = midnight.Add(-1), -1
 	}
 	for e.counted.Before(at) {
-		next := e.schedule.Next(e.counted)
+		next := e.after(e.counted)
 		if !next.After(e.counted) {
 			break
 		}
@@ -314,23 +328,67 @@ func (e *every) slot(at time.Time) (string, error) {
 	if !e.counted.Equal(at) {
 		return "", invalid("Every(%q): the schedule depends on when it was started, so replicas would disagree: use Period", e.name)
 	}
-	return fmt.Sprintf("%d-%02d", midnight.Unix()/int64(day/time.Second)%2, e.index%everySlots), nil
+	return fmt.Sprintf("%d-%02d", midnight.Unix()/int64(day/time.Second)%2, e.index%ticks.Slots), nil // mutation: every-slot
 }
 
-// try takes a lock of the tick without waiting.
+// errOtherTick is wrapped together with ErrBusy: a lock of another tick is in the way.
+var errOtherTick = errors.New("a lock of another tick is in the way")
+
+// try takes a lock of the tick without waiting. Some stores can keep a lock for longer than asked, up to the next
+// use of its slot. Such a lock of an earlier tick is broken.
 func (e *every) try(t *tick, kind string) (*Lock, error) {
-	reason := Reason(e.name + " of " + t.at.UTC().Format(time.RFC3339Nano))
-	return e.l.TryLock(e.ctx, e.lockName(kind, t.slot), append([]LockOption{reason, TTL(t.ttl)}, e.options...)...)
+	name := ticks.Lock(e.name, kind, t.slot)
+	o := append([]LockOption{Reason(ticks.Reason(t.at)), TTL(t.ttl)}, e.options...)
+	for again := true; ; again = false {
+		k, err := e.l.TryLock(e.ctx, name, o...)
+		if !errors.Is(err, ErrBusy) {
+			return k, e.rename(err)
+		}
+		is, at := e.holderOf(name)
+		switch {
+		case at.IsZero() || at.Equal(t.at): // mutation: every-other
+			t.done = at.Equal(t.at) && is.Kept && kind == ticks.Marker
+			return nil, e.rename(err)
+		case again && is.Kept && e.now().Sub(at) > t.settled().Sub(t.at):
+			limited, cancel := context.WithTimeout(e.ctx, e.l.cfg.requestTimeout)
+			err = e.l.Break(limited, name, is.Token)
+			cancel()
+			if err == nil || errors.Is(err, ErrNotHeld) {
+				continue
+			}
+		}
+		return nil, &failure{name: e.name, store: e.l.where, kind: ErrBusy, err: errOtherTick}
+	}
+}
+
+// holderOf returns the holder of a lock and its tick, or no time if they are unknown.
+func (e *every) holderOf(name string) (is Holder, at time.Time) {
+	if st, err := e.l.Inspect(e.ctx, name); err == nil && len(st.Holders) > 0 {
+		is = st.Holders[0]
+		at, _ = ticks.At(is.Reason)
+	}
+	return is, at
+}
+
+// rename replaces the name of a tick's lock by that of the job.
+func (e *every) rename(err error) error {
+	switch is := err.(type) {
+	case *BusyError:
+		c := *is
+		c.Name = e.name
+		return &c
+	case *failure:
+		c := *is
+		c.name = e.name
+		return &c
+	}
+	return err
 }
 
 // leave unlocks k and lets the store keep it until a time.
 func (e *every) leave(k *Lock, until time.Time) error {
-	granted := time.Duration(0)
-	if age, _ := k.holder.lease.firstStanding.grant.SentAt.Elapsed(); age > 0 {
-		granted = age
-	}
-	k.minHold = min(max(until.Sub(e.now()), 0)+granted, MaxTTL)
-	return k.Unlock()
+	k.Keep(until.Sub(e.now()))
+	return e.rename(k.Unlock())
 }
 
 // take claims a tick and serves it. It reports whether to continue.
@@ -338,7 +396,7 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 	var claim *Lock
 	for r := (retry{}); claim == nil; {
 		var err error
-		claim, err = e.try(t, "tick")
+		claim, err = e.try(t, ticks.Claim)
 		switch {
 		case err == nil:
 		case e.ctx.Err() != nil:
@@ -350,6 +408,7 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 			yield(Tick{Time: t.at}, err)
 			return false
 		case !sleep(e.ctx, e.l.ctx, r.delay()) || e.late(t) || !next.IsZero() && !e.now().Before(next):
+			t.known = true
 			e.watched = append(e.watched, t)
 			return yield(Tick{Time: t.at}, err)
 		}
@@ -359,11 +418,17 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 		e.watched = append(e.watched, t)
 		return true
 	}
-	marker, err := e.try(t, "run")
+	marker, err := e.try(t, ticks.Marker)
+	for r := (retry{}); errors.Is(err, errOtherTick) && sleep(e.ctx, e.l.ctx, r.delay()) && !e.late(t); {
+		if !next.IsZero() && !e.now().Before(next) {
+			break
+		}
+		marker, err = e.try(t, ticks.Marker)
+	}
 	// Two skews: this replica may have claimed the tick one skew late, and another clock may be
 	// one skew behind. If the store has not confirmed the release, the claim may end with its
 	// TTL.
-	if left := e.leave(claim, t.at.Add(2*t.skew+t.ttl)); err == nil && left != nil {
+	if left := e.leave(claim, t.at.Add(2*t.skew+t.ttl)); err == nil && left != nil { // mutation: every-claim
 		_ = marker.Unlock()
 		err = left
 	}
@@ -372,8 +437,9 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 	case e.ctx.Err() != nil:
 		return false
 	default:
+		t.known = !errors.Is(err, ErrBusy) // mutation: every-known
 		e.watched = append(e.watched, t)
-		return errors.Is(err, ErrBusy) || yield(Tick{Time: t.at}, err)
+		return !t.known || yield(Tick{Time: t.at}, err)
 	}
 	served := false
 	defer func() {
@@ -383,15 +449,44 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 	}()
 	more := yield(Tick{Time: t.at, ctx: marker.Context()}, nil)
 	served = true
-	if err := e.leave(marker, t.settled()); errors.Is(err, ErrLost) {
+	t.served = marker.Context().Err() == nil
+	if !e.record(t, marker) {
 		e.watched = append(e.watched, t)
 	}
 	return more
 }
 
+// record leaves the marker of a tick that was served or is reported. It returns false if watch has to try again: the
+// marker has ended before, or the store has not confirmed the record of a tick that was served.
+func (e *every) record(t *tick, marker *Lock) bool {
+	end := e.now().Add(min(marker.Remaining(), t.ttl) + t.ttl/8) // the validity is shorter than the TTL by a margin
+	err := e.leave(marker, t.settled())                          // mutation: every-marker
+	if err == nil || !t.served && !errors.Is(err, ErrLost) {     // mutation: every-lost
+		return true
+	}
+	if t.served || t.check.Before(end) {
+		t.check = end
+	}
+	return false
+}
+
+// missed returns the error of a tick that was not served, with its reason if that is known.
+func (e *every) missed(t *tick, reason error) error {
+	err := errors.New(t.at.Format(time.RFC3339Nano))
+	if reason != nil {
+		err = fmt.Errorf("%w: %w", err, reason)
+	}
+	return &failure{name: e.name, store: e.l.where, kind: ErrMissed, err: err}
+}
+
 // settled returns when the marker of a tick may end: by then no replica watches the tick,
 // whatever its clock shows.
 func (t *tick) settled() time.Time { return t.until.Add(t.skew + t.ttl) }
+
+// unchecked returns the error for a tick that this replica watched and could not check in time.
+func (e *every) unchecked() error {
+	return &failure{name: e.name, store: e.l.where, err: errors.New("this process could not check in time whether the tick was served")}
+}
 
 // watch checks the watched ticks that are due. It reports whether to continue.
 func (e *every) watch(yield func(Tick, error) bool) bool {
@@ -401,33 +496,55 @@ func (e *every) watch(yield func(Tick, error) bool) bool {
 		err error
 	}
 	var reports []report
+	// A served tick is watched so that this replica records it before another one reports it as missed.
+	add := func(t *tick, err error) {
+		if !t.served {
+			reports = append(reports, report{t.at, err})
+		}
+	}
 	e.watched = slices.DeleteFunc(e.watched, func(t *tick) bool {
-		if now.Before(t.check) {
+		if now.Before(t.check) { // mutation: every-watch
 			return false
 		}
 		if now.After(t.until) {
+			if !t.known {
+				add(t, e.unchecked())
+			}
 			return true
 		}
-		marker, err := e.try(t, "run")
+		marker, err := e.try(t, ticks.Marker)
 		switch {
+		case errors.Is(err, errOtherTick):
+			if t.check = now.Add(t.ttl); t.check.After(t.until) {
+				add(t, e.missed(t, errOtherTick))
+				return true
+			}
+			return false
 		case errors.Is(err, ErrBusy): // another replica serves it, or has served it
-			t.check = t.at.Add(2 * t.check.Sub(t.at))
-			return t.check.After(t.until)
+			if t.check = t.at.Add(2 * t.check.Sub(t.at)); t.check.After(t.until) && t.unanswered && !t.done && !t.known {
+				add(t, e.unchecked())
+			}
+			return t.done || t.check.After(t.until) // mutation: every-done
 		case e.ctx.Err() != nil && err != nil:
 			return false
 		case err != nil:
+			t.unanswered = true
 			if t.check = now.Add(t.ttl); t.check.After(t.until) {
-				reports = append(reports, report{t.at, err})
+				add(t, err)
 				return true
 			}
 			return false
 		case e.now().After(t.until): // the marker of a served tick may be gone
 			_ = marker.Unlock()
+			if !t.known {
+				add(t, e.unchecked())
+			}
 			return true
 		}
-		_ = e.leave(marker, t.settled())
-		err = &failure{name: e.name, store: e.l.where, kind: ErrMissed, err: errors.New(t.at.UTC().Format(time.RFC3339Nano))}
-		reports = append(reports, report{t.at, err})
+		if !e.record(t, marker) {
+			return false
+		}
+		add(t, e.missed(t, nil))
 		return true
 	})
 	for _, r := range reports {

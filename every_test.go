@@ -12,23 +12,25 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/wallclock"
+	"github.com/holdfast-go/holdfast/internal/ticks"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// ticks counts the outcomes of a schedule's ticks.
-type ticks struct {
+// outcomes counts the outcomes of a schedule's ticks.
+type outcomes struct {
 	sync.Mutex
 	served, missed map[time.Time]int
+	// slow: a replica may work for so long that it comes too late to check a tick of another one.
+	slow bool
 }
 
-func newTicks() *ticks {
-	return &ticks{served: map[time.Time]int{}, missed: map[time.Time]int{}}
+func newOutcomes() *outcomes {
+	return &outcomes{served: map[time.Time]int{}, missed: map[time.Time]int{}}
 }
 
 // run runs Every as one replica. The work of each tick lasts for the duration that work
 // returns.
-func (c *ticks) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s holdfast.Schedule, work func() time.Duration) {
+func (c *outcomes) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s holdfast.Schedule, work func() time.Duration) {
 	for tick, err := range l.Every(ctx, "job", s) {
 		c.Lock()
 		switch {
@@ -36,6 +38,7 @@ func (c *ticks) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s hol
 			c.served[tick.Time]++
 		case errors.Is(err, holdfast.ErrMissed):
 			c.missed[tick.Time]++
+		case c.slow && strings.Contains(err.Error(), "could not check in time"):
 		default:
 			t.Errorf("%s: %v", tick.Time, err)
 		}
@@ -53,7 +56,8 @@ func TestEveryServesEachTickOnce(t *testing.T) {
 		t.Run(period.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				c := newTicks()
+				c := newOutcomes()
+				c.slow = true
 				skew := min(period, time.Hour)
 				began := time.Now()
 				ctx, cancel := context.WithTimeout(bg, n*period+period/2)
@@ -61,7 +65,7 @@ func TestEveryServesEachTickOnce(t *testing.T) {
 				var wg sync.WaitGroup
 				for range 10 {
 					l := newLocker(t, s.Client())
-					ctx := wallclock.With(ctx, rand.N(skew)-skew/2)
+					ctx := ticks.Ahead(ctx, rand.N(skew)-skew/2)
 					wg.Go(func() {
 						c.run(t, ctx, l, holdfast.Period(period), func() time.Duration { return rand.N(3 * skew) })
 					})
@@ -96,11 +100,38 @@ func (shift) Next(t time.Time) time.Time {
 	}
 }
 
+// TestEveryKeepsAtMost15Locks counts the locks that the ticks of a job have at the store. In a session recipe each is a
+// connection, and the documents state how many.
+func TestEveryKeepsAtMost15Locks(t *testing.T) {
+	for period, want := range map[time.Duration]int{time.Second: 15, time.Hour: 15, 24 * time.Hour: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLocker(t, memstore.New())
+			most, ticks := 0, 0
+			for _, err := range l.Every(bg, "job", holdfast.Period(period)) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				kept := 0
+				for range l.List(bg, "") {
+					kept++
+				}
+				most = max(most, kept)
+				if ticks++; ticks == 60 {
+					break
+				}
+			}
+			if most > want {
+				t.Errorf("%s: %d locks, want at most %d", period, most, want)
+			}
+		})
+	}
+}
+
 // TestEveryServesAScheduleWithPauses: the locks that a tick before a pause left behind end
 // before its slot is used again.
 func TestEveryServesAScheduleWithPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, c, began := memstore.New(), newTicks(), time.Now()
+		s, c, began := memstore.New(), newOutcomes(), time.Now()
 		ctx, cancel := context.WithTimeout(bg, 48*time.Hour)
 		defer cancel()
 		var wg sync.WaitGroup
@@ -121,12 +152,111 @@ func TestEveryServesAScheduleWithPauses(t *testing.T) {
 	})
 }
 
+// prolonging is a store that keeps released locks for much longer than asked, as etcd does after changes of leader.
+type prolonging struct{ *memstore.Store }
+
+func (p prolonging) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	return p.Store.Release(ctx, g, min(20*keep, 24*time.Hour))
+}
+
+// TestEveryServesTicksBehindProlongedLocks: the locks of a tick last into the next use of its slot, and hide no tick.
+func TestEveryServesTicksBehindProlongedLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c, period := memstore.New(), newOutcomes(), time.Minute
+		first := holdfast.Period(period).Next(time.Now())
+		ctx, cancel := context.WithTimeout(bg, 80*period)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 3 {
+			l := newLocker(t, prolonging{s.Client()})
+			wg.Go(func() { c.run(t, ctx, l, holdfast.Period(period), func() time.Duration { return rand.N(period / 2) }) })
+		}
+		wg.Wait()
+		for at := first.UTC(); at.Before(first.Add(75 * period)); at = at.Add(period) {
+			if c.served[at] != 1 || c.missed[at] != 0 {
+				t.Errorf("%s: served %d times, missed %d times", at, c.served[at], c.missed[at])
+			}
+		}
+	})
+}
+
+// TestEveryRecordsAServedTickAgain: the store does not confirm the record of a served tick until the marker has
+// ended. The replica records the tick before another replica reports it as missed.
+func TestEveryRecordsAServedTickAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c, period := memstore.New(), newOutcomes(), time.Minute
+		ctx, cancel := context.WithTimeout(bg, 30*period)
+		defer cancel()
+		away := driver.Errorf(driver.CodeUnavailable, "the store cannot be reached")
+		var wg sync.WaitGroup
+		for range 3 {
+			l := newLocker(t, s.Client())
+			wg.Go(func() {
+				c.run(t, ctx, l, holdfast.Period(period), func() time.Duration {
+					for st := range l.List(ctx, "job:run") {
+						if !st.Holders[0].Kept {
+							s.Script().FailReleases(st.Name, 1000, away)
+						}
+					}
+					time.AfterFunc(period-time.Second, s.Script().Reset)
+					return rand.N(time.Second)
+				})
+			})
+		}
+		wg.Wait()
+		if len(c.served) < 28 || len(c.missed) != 0 {
+			t.Errorf("%d ticks were served, and reported as missed: %v", len(c.served), c.missed)
+		}
+	})
+}
+
+// TestEveryReportsTicksBehindLongWork: work lasts into the next use of its slot. The tick of that slot is reported,
+// and the work keeps its lock.
+func TestEveryReportsTicksBehindLongWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c, period := memstore.New(), newOutcomes(), time.Minute
+		first := holdfast.Period(period).Next(time.Now()).UTC()
+		ctx, cancel := context.WithTimeout(bg, 30*period)
+		defer cancel()
+		var wg sync.WaitGroup
+		long := newLocker(t, s.Client())
+		wg.Go(func() {
+			for tick, err := range long.Every(ctx, "job", holdfast.Period(period)) {
+				if err != nil {
+					t.Error(err)
+				}
+				time.Sleep(28 * period)
+				if err := tick.Context().Err(); err != nil {
+					t.Errorf("the context of the long work: %v", context.Cause(tick.Context()))
+				}
+				return
+			}
+		})
+		time.Sleep(period + period/2)
+		l := newLocker(t, s.Client())
+		wg.Go(func() { c.run(t, ctx, l, holdfast.Period(period), func() time.Duration { return 0 }) })
+		wg.Wait()
+		for n := range 20 {
+			if at := first.Add(time.Duration(n+1) * period); c.served[at] != btoi(n != 15) || c.missed[at] != btoi(n == 15) {
+				t.Errorf("tick %d: served %d times, missed %d times", n, c.served[at], c.missed[at])
+			}
+		}
+	})
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // TestEveryReportsAnUnfinishedTickOnce: the replica that began a tick loses its lease. The
 // tick is reported once, and no replica begins it again.
 func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		c := newTicks()
+		c := newOutcomes()
 		ctx, cancel := context.WithTimeout(bg, time.Hour)
 		defer cancel()
 		period := holdfast.Period(time.Minute)
@@ -154,7 +284,7 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 		for range 5 {
 			// The clocks of the other replicas are behind. So dead begins the first tick, and
 			// they find it claimed.
-			l, ctx := newLocker(t, s.Client()), wallclock.With(ctx, -rand.N(30*time.Second)-time.Second)
+			l, ctx := newLocker(t, s.Client()), ticks.Ahead(ctx, -rand.N(30*time.Second)-time.Second)
 			wg.Go(func() { c.run(t, ctx, l, period, func() time.Duration { return 0 }) })
 		}
 		wg.Wait()
@@ -173,7 +303,7 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 }
 
 // TestEveryReportsAnOutage: a replica reports the ticks in which it could not take part, and
-// continues afterwards.
+// continues afterwards. The errors name the job, and not the locks of its ticks.
 func TestEveryReportsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -191,6 +321,9 @@ func TestEveryReportsAnOutage(t *testing.T) {
 				reported[tick.Time] = true
 			default:
 				t.Error(err)
+			}
+			if err != nil && !strings.Contains(err.Error(), `"job"`) {
+				t.Errorf("%v: want the name of the job", err)
 			}
 		}
 		if served < 18 || len(reported) < 8 || served+len(reported) < 28 || served+len(reported) > 31 {
@@ -224,6 +357,91 @@ func TestEveryReportsAPause(t *testing.T) {
 	})
 }
 
+// TestEveryReportsATickThatItCouldNotCheck: the work of a later tick lasts until the watch of an earlier
+// one has ended. The earlier tick was not served, so Every reports it.
+func TestEveryReportsATickThatItCouldNotCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, memstore.New())
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(bg, 30*time.Second)
+		defer cancel()
+		work := []time.Duration{2500 * time.Millisecond, 9 * time.Second}
+		seen := map[time.Time]bool{}
+		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Second)) {
+			seen[tick.Time] = true
+			if err == nil && len(work) > 0 {
+				time.Sleep(work[0])
+				work = work[1:]
+			}
+		}
+		first := holdfast.Period(time.Second).Next(began)
+		for at := first; at.Before(began.Add(15 * time.Second)); at = at.Add(time.Second) {
+			if !seen[at.UTC()] {
+				t.Errorf("the tick %s was neither served nor reported", at)
+			}
+		}
+	})
+}
+
+// unanswered is a store that answers no request for a marker. From the given time on it grants one of them, and never
+// undoes it.
+type unanswered struct {
+	driver.Store
+	marker  string
+	from    time.Time
+	granted *bool
+}
+
+func (u unanswered) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	switch {
+	case r.Name != u.marker || *u.granted:
+		return u.Store.Acquire(ctx, r)
+	case time.Now().Before(u.from):
+		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "away")
+	}
+	*u.granted = true
+	time.Sleep(5 * time.Second)
+	_, _ = u.Store.Acquire(ctx, r)
+	return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "no answer")
+}
+
+func (u unanswered) Undo(context.Context, driver.Request) error {
+	return driver.Errorf(driver.CodeUnavailable, "away")
+}
+
+// TestEveryReportsATickBehindItsOwnMarker: a replica tries to take the marker of an unfinished tick, gets no answer,
+// and finds its own request in the way at the last check. No other replica will report the tick.
+func TestEveryReportsATickBehindItsOwnMarker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		dead, died := newLocker(t, s.Client()), time.Time{} // died is the tick that dead has begun
+		var all sync.WaitGroup
+		defer all.Wait()
+		all.Go(func() {
+			for tick := range dead.Every(bg, "job", holdfast.Period(time.Minute)) {
+				died = tick.Time
+				for st := range dead.List(bg, "job:run") {
+					_ = s.Script().Lose(st.Name, holdfast.CauseGone)
+				}
+				<-tick.Context().Done()
+				break
+			}
+		})
+		granted, at := false, holdfast.Period(time.Minute).Next(time.Now())
+		marker := ticks.Lock("job", ticks.Marker, ticks.Slot(at.Unix()/86400%2, 1))
+		watcher := newLocker(t, unanswered{s.Client(), marker, at.Add(4*time.Minute + 15*time.Second), &granted})
+		ctx, cancel := context.WithTimeout(ticks.Ahead(bg, -10*time.Second), 20*time.Minute)
+		defer cancel()
+		reported := false
+		for tick, err := range watcher.Every(ctx, "job", holdfast.Period(time.Minute)) {
+			reported = reported || err != nil && tick.Time.Equal(died)
+		}
+		if died.IsZero() || !granted || !reported {
+			t.Errorf("the tick %s: its marker was granted without an answer: %t; reported: %t", died, granted, reported)
+		}
+	})
+}
+
 // fromStart is due at equal intervals since the start of the process.
 type fromStart time.Duration
 
@@ -243,7 +461,7 @@ func (o once) Next(t time.Time) time.Time {
 // its last tick.
 func TestEveryTriesTheLastTickAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, c := memstore.New(), newTicks()
+		s, c := memstore.New(), newOutcomes()
 		l := newLocker(t, s)
 		if err := l.Ping(bg); err != nil {
 			t.Fatal(err)
@@ -357,6 +575,9 @@ func TestEveryChecksItsInput(t *testing.T) {
 			"zero":    func() error { return first(l.Every(bg, "job", holdfast.Period(0))) },
 			"long TTL": func() error {
 				return first(l.Every(bg, "job", holdfast.Period(time.Second), holdfast.TTL(time.Minute)))
+			},
+			"long TTL of a rare tick": func() error {
+				return first(l.Every(bg, "job", holdfast.Period(24*time.Hour), holdfast.TTL(7*time.Hour)))
 			},
 			"relative":  func() error { time.Sleep(time.Millisecond); return first(l.Every(bg, "job", fromStart(time.Minute))) },
 			"backwards": func() error { return first(l.Every(bg, "job", fromStart(-time.Minute))) },

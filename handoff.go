@@ -60,15 +60,20 @@ func (l *Locker) nextHolder(x *lease) *waiter {
 	return q.head
 }
 
-// handOff gives the lease to a waiter, with the next token of the grant if it has one.
-// The returned function, if not nil, ends the queue's request, which no waiter needs any
-// more. The Locker's mutex is held.
-func (l *Locker) handOff(x *lease, w *waiter) context.CancelCauseFunc {
-	g := &x.standing.grant
-	token := g.Token
+// tokenOf returns the token of a holder: the next one of the grant, if it has reserved several.
+func tokenOf(g *driver.Grant, handoffs int32) uint64 {
 	if g.Tokens > 1 {
-		token += uint64(x.state.handoffs)
+		return g.Token + uint64(handoffs) // mutation: handoff-token
 	}
-	x.holder = &holder{lease: x, set: w.set, ctx: w.ctx, token: token}
-	return l.queues[x.req.Name].serve(w, x.holder)
+	return g.Token
+}
+
+// handOff gives the lease to a waiter. The returned function, if not nil, ends the queue's request, which no
+// waiter needs any more. The Locker's mutex is held.
+func (l *Locker) handOff(x *lease, w *waiter) context.CancelCauseFunc {
+	x.holder = &holder{lease: x, set: w.set, ctx: w.ctx, token: tokenOf(&x.standing.grant, x.state.handoffs)}
+	q := l.queues[x.req.Name]
+	q.serve(w, x.holder)
+	_, cancel := l.stepQueue(q, &queueEvent{kind: waiterLeft})
+	return cancel
 }

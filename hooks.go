@@ -16,7 +16,8 @@ type EventKind string
 const (
 	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
-	// EventQueued: the store reported that the name is held, by Holders. With a
+	// EventQueued: the store reported that the name is held, by Holders, or that the request waits in this
+	// process because of Err, such as for a connection. With a
 	// [driver.Swapper], the Locker holds the next waiter's request back for at most
 	// driver.HandoffTime. In that time it may report the waiter as queued behind its own lock,
 	// before the store has the request.
@@ -44,6 +45,11 @@ const (
 	// Locker repeats the rollback.
 	EventUndoFailed EventKind = "undo failed"
 )
+
+// EventExposed comes once, before all others: a password goes to another machine without TLS to a
+// verified server. Err describes it. The URLs of all such stores have require_tls=true, which is
+// then an error instead.
+const EventExposed EventKind = "password exposed"
 
 // Event is one step in the life of a lock.
 type Event struct {
@@ -78,48 +84,116 @@ type Hooks interface {
 }
 
 // LogHooks returns Hooks that write events to a logger: losses as errors; failed renewals,
-// releases and rollbacks, and the end of a MaxHold, as warnings; the rest, also failed
-// acquisitions, at debug level.
-func LogHooks(log *slog.Logger) Hooks { return logHooks{log} }
+// releases and rollbacks, the end of a MaxHold, and once a store an exposed password, as warnings; the rest,
+// also failed acquisitions, at debug level. A line at info level names each store and its recipe, once. It
+// writes one failed renewal a second and store, with the number of those that it left out before; releases and
+// rollbacks likewise. The number of those after the last line is written with the next event of the store, of any
+// level, a second or more after that line. Without such an event they are not counted.
+func LogHooks(log *slog.Logger) Hooks { return &logHooks{log: log, stores: map[string]*loggedStore{}} }
 
-type logHooks struct{ log *slog.Logger }
+type logHooks struct {
+	log    *slog.Logger
+	mu     sync.Mutex
+	stores map[string]*loggedStore // by the store's name
+}
 
-func (h logHooks) Start(ctx context.Context, _ Event) context.Context { return ctx }
+// loggedStore is what logHooks has written about a store.
+type loggedStore struct {
+	kind     string // the recipe that was logged
+	failures map[EventKind]loggedFailure
+	exposed  bool // an exposed password was logged
+}
 
-func (h logHooks) Event(ctx context.Context, e Event) {
+// loggedFailure is when a failed renewal, release or rollback was logged last, and how many were left out since then.
+type loggedFailure struct {
+	at      time.Time
+	omitted int
+}
+
+func (h *logHooks) Start(ctx context.Context, _ Event) context.Context { return ctx }
+
+// pass reports whether the event is to be logged, and how many events before it were left out. found is
+// set for the first event with the recipe of its store. If rest is not empty, the events left out are of that kind, of
+// which no event has come for a second.
+func (h *logHooks) pass(e Event) (found, pass bool, omitted int, rest EventKind) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.stores[e.Store]
+	if s == nil {
+		s = &loggedStore{failures: map[EventKind]loggedFailure{}}
+		h.stores[e.Store] = s
+	}
+	if e.StoreKind != "" && s.kind != e.StoreKind {
+		s.kind, found = e.StoreKind, true
+	}
+	switch e.Kind {
+	case EventExposed:
+		pass, s.exposed = !s.exposed, true
+		return found, pass, 0, ""
+	case EventRenewFailed, EventUnconfirmed, EventUndoFailed:
+	default:
+		for kind, f := range s.failures {
+			if f.omitted > 0 && time.Since(f.at) >= time.Second {
+				delete(s.failures, kind)
+				return found, true, f.omitted, kind
+			}
+		}
+		return found, true, 0, ""
+	}
+	f := s.failures[e.Kind]
+	if !f.at.IsZero() && time.Since(f.at) < time.Second {
+		f.omitted++
+		s.failures[e.Kind] = f
+		return found, false, 0, ""
+	}
+	s.failures[e.Kind] = loggedFailure{at: time.Now()}
+	return found, true, f.omitted, ""
+}
+
+func (h *logHooks) Event(ctx context.Context, e Event) {
+	found, pass, omitted, rest := h.pass(e)
+	if found {
+		h.log.LogAttrs(ctx, slog.LevelInfo, "holdfast: locks", slog.String("store", e.Store), slog.String("kind", e.StoreKind))
+	}
+	if rest != "" {
+		h.log.LogAttrs(ctx, slog.LevelWarn, "holdfast: "+string(rest),
+			slog.String("store", e.Store), slog.Int("omitted", omitted))
+		omitted = 0
+	}
+	if !pass {
+		return
+	}
 	level := slog.LevelDebug
 	switch e.Kind {
 	case EventLost:
 		level = slog.LevelError
-	case EventRenewFailed, EventUnconfirmed, EventUndoFailed, EventHoldLimit:
+	case EventRenewFailed, EventUnconfirmed, EventUndoFailed, EventHoldLimit, EventExposed:
 		level = slog.LevelWarn
 	}
 	if !h.log.Enabled(ctx, level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("name", e.Name), slog.String("store", e.Store)}
-	if e.Token != 0 {
-		attrs = append(attrs, slog.Uint64("token", e.Token))
-	}
-	if e.Took != 0 {
-		attrs = append(attrs, slog.Duration("took", e.Took))
-	}
-	if e.Reason != "" {
-		attrs = append(attrs, slog.String("reason", e.Reason))
-	}
-	if e.Cause != "" {
-		attrs = append(attrs, slog.String("cause", string(e.Cause)))
-	}
-	if len(e.Holders) > 0 {
-		if h := e.Holders[0]; h.PID != 0 {
-			attrs = append(attrs, slog.Int("holder_pid", h.PID), slog.String("holder_host", h.Host))
-		} else {
-			attrs = append(attrs, slog.String("holder", h.Client()))
+	var attrs []slog.Attr
+	add := func(set bool, a slog.Attr) {
+		if set {
+			attrs = append(attrs, a)
 		}
 	}
-	if e.Err != nil {
-		attrs = append(attrs, slog.Any("error", e.Err))
+	waited := e.Kind == EventQueued || e.Kind == EventAcquired || e.Kind == EventFailed
+	add(e.Name != "", slog.String("name", e.Name))
+	add(true, slog.String("store", e.Store))
+	add(e.Token != 0, slog.Uint64("token", e.Token))
+	add(e.Took != 0 && waited, slog.Duration("waited", e.Took))
+	add(e.Took != 0 && !waited, slog.Duration("held", e.Took))
+	add(omitted > 0, slog.Int("omitted", omitted))
+	add(e.Reason != "", slog.String("reason", e.Reason))
+	add(e.Cause != "", slog.String("cause", string(e.Cause)))
+	for _, h := range e.Holders[:min(len(e.Holders), 1)] {
+		add(h.PID != 0, slog.Int("holder_pid", h.PID))
+		add(h.PID != 0, slog.String("holder_host", h.Host))
+		add(h.PID == 0, slog.String("holder", h.Client()))
 	}
+	add(e.Err != nil, slog.Any("error", e.Err))
 	h.log.LogAttrs(ctx, level, "holdfast: "+string(e.Kind), attrs...)
 }
 

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"iter"
 	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,7 +35,7 @@ func (r *recorder) Start(ctx context.Context, e holdfast.Event) context.Context 
 }
 
 func (r *recorder) Event(ctx context.Context, e holdfast.Event) {
-	if ctx.Value(traceKey{}) != "trace" {
+	if ctx.Value(traceKey{}) != "trace" && e.Kind != holdfast.EventExposed {
 		e.Kind = "event without the context of its start"
 	}
 	r.add(e)
@@ -127,6 +130,35 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 	}
 }
 
+// exposed is a store whose password is exposed.
+type exposed struct{ driver.Store }
+
+func (exposed) Exposed() string { return "the password is not protected" }
+
+// TestExposedPasswordIsReportedOnce: hooks get the warning before any other event. A log has it once a store, and
+// the guarantees begin their notes with it.
+func TestExposedPasswordIsReportedOnce(t *testing.T) {
+	var log strings.Builder
+	logged := holdfast.LogHooks(slog.New(slog.NewTextHandler(&log, nil)))
+	for range 2 {
+		r := &recorder{}
+		l := newLocker(t, exposed{memstore.New()}, holdfast.WithHooks(r), holdfast.WithHooks(logged))
+		unlock(t, mustLock(t, l, "a"))
+		want := []holdfast.EventKind{holdfast.EventExposed, holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventReleased}
+		if got := r.kinds(); !slices.Equal(got, want) || r.events[0].Store != "memory" || r.events[0].Err == nil {
+			t.Errorf("%q, %+v", got, r.events[0])
+		}
+		g, err := l.Guarantees(bg)
+		if err != nil || g.Notes[0] != "WARNING: the password is not protected" {
+			t.Errorf("%q, %v", g.Notes, err)
+		}
+	}
+	const line = `level=WARN msg="holdfast: password exposed" store=memory error="the password is not protected"`
+	if strings.Count(log.String(), line) != 1 {
+		t.Error(log.String())
+	}
+}
+
 // badHooks hooks panic and block.
 type badHooks struct{ block chan struct{} }
 
@@ -172,6 +204,9 @@ func TestLogHooksUseLevelsByEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := out.String()
+		if got := strings.Count(text, "level=INFO"); got != 1 || !strings.Contains(text, `msg="holdfast: locks" store=memory kind=memory`) {
+			t.Errorf("%d lines of level INFO, want one that names the store and its recipe: %s", got, text)
+		}
 		if strings.Contains(text, "quiet") {
 			t.Errorf("what is in order is logged above debug level: %s", text)
 		}
@@ -186,6 +221,113 @@ func TestLogHooksUseLevelsByEvent(t *testing.T) {
 		if !strings.Contains(out.String(), "holder_pid=7") {
 			t.Error(out.String())
 		}
+	})
+}
+
+// TestLogHooksLimitFailures: while the store does not renew or release many locks, the log gets one line a second for
+// each store and kind of failure. The lines count the events that they leave out. Later events, one for each kind,
+// write how many were left out after the last line.
+func TestLogHooksLimitFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		h := holdfast.LogHooks(slog.New(slog.NewTextHandler(&out, nil)))
+		const seconds, each = 5, 100
+		kinds := []holdfast.EventKind{holdfast.EventRenewFailed, holdfast.EventUnconfirmed, holdfast.EventUndoFailed}
+		for range seconds {
+			for range each {
+				for _, store := range []string{"a", "b"} {
+					for _, kind := range kinds {
+						h.Event(bg, holdfast.Event{Kind: kind, Store: store, Took: time.Minute})
+					}
+				}
+			}
+			h.Event(bg, holdfast.Event{Kind: holdfast.EventRenewed, Store: "a"})
+			time.Sleep(time.Second)
+		}
+		for _, kind := range kinds {
+			if got := strings.Count(out.String(), string(kind)); got != 2*seconds {
+				t.Errorf("%s: %d lines, want one a second and store: %s", kind, got, &out)
+			}
+		}
+		if got := strings.Count(out.String(), fmt.Sprint("held=1m0s omitted=", each-1)); got != 2*(seconds-1)*len(kinds) {
+			t.Errorf("%d lines count what they leave out: %s", got, &out)
+		}
+		out.Reset()
+		for range 2 * len(kinds) {
+			h.Event(bg, holdfast.Event{Kind: holdfast.EventRenewed, Store: "a"})
+		}
+		for _, kind := range kinds {
+			line := fmt.Sprintf("level=WARN msg=\"holdfast: %s\" store=a omitted=%d\n", kind, each-1)
+			if got := strings.Count(out.String(), line); got != 1 {
+				t.Errorf("%s: %d lines count the events after the last line: %s", kind, got, &out)
+			}
+		}
+	})
+}
+
+// oneBroken is a store in which the record of "b" is broken, as long as broken is set.
+type oneBroken struct {
+	*memstore.Store
+	broken atomic.Bool
+}
+
+func (s *oneBroken) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		for st, err := range s.Store.List(ctx, prefix) {
+			if s.broken.Load() && st.Name == "b" {
+				st = driver.State{Name: "b", Err: driver.Broken("b's record", "it is empty")}
+			}
+			if !yield(st, err) {
+				return
+			}
+		}
+	}
+}
+
+// TestListContinuesAfterABrokenRecord: List and WatchAll yield the other names, and ErrRefused for the
+// name whose record is broken. WatchAll yields that error once.
+func TestListContinuesAfterABrokenRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &oneBroken{Store: memstore.New()}
+		s.broken.Store(true)
+		l := newLocker(t, s)
+		for _, name := range []string{"a", "b", "c"} {
+			defer mustLock(t, l, name).Unlock()
+		}
+		check := func(all []holdfast.State) {
+			t.Helper()
+			if len(all) != 3 || len(all[0].Holders) != 1 || len(all[2].Holders) != 1 || all[0].Err != nil || all[2].Err != nil {
+				t.Fatalf("%+v", all)
+			}
+			if b := all[1]; b.Name != "b" || b.Err == nil || !strings.Contains(b.Err.Error(), "b's record") {
+				t.Errorf("%+v", b)
+			}
+		}
+		var all []holdfast.State
+		for st, err := range l.List(bg, "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, st)
+		}
+		check(all)
+		if !errors.Is(all[1].Err, holdfast.ErrRefused) {
+			t.Errorf("%v", all[1].Err)
+		}
+		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
+		defer cancel()
+		time.AfterFunc(5*time.Second, func() { s.broken.Store(false) })
+		var seen [][]holdfast.State
+		for states, err := range l.WatchAll(ctx) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen = append(seen, states)
+		}
+		if len(seen) != 2 || seen[1][1].Err != nil {
+			t.Fatalf("%+v", seen)
+		}
+		check(seen[0])
 	})
 }
 

@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"reflect"
 	"time"
@@ -15,8 +16,19 @@ func (l *Locker) unsupported(name, what string) error {
 	return &failure{name: name, store: l.where, kind: ErrUnsupported, err: errors.New(what)}
 }
 
+// Values returns the versioned values that the store keeps beside its locks, for packages optimistic, sequence and
+// fence. They work until Close. The error matches ErrUnsupported if the store keeps none, as Redlock.
+func (l *Locker) Values() (driver.Values, error) {
+	v, ok := l.store.(driver.Values)
+	if !ok {
+		return nil, l.unsupported("", "the store keeps no values")
+	}
+	return v, nil
+}
+
 // Inspect returns the holders of a name and its waiters. A name without holders has an
-// empty state and no error.
+// empty state and no error. On SQL sessions it may omit a grant of the last 50 ms, on a slow link also an
+// older one; see VisibleAfter of [Guarantees].
 func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	if err := checkName(name); err != nil {
 		return State{}, err
@@ -35,7 +47,8 @@ func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 }
 
 // List yields every name that starts with prefix and has a holder or a waiter, in byte
-// order. An error ends it.
+// order. If the store cannot read the record of a name, the state has Err, which matches
+// [ErrRefused], and the list continues. An error ends it.
 func (l *Locker) List(ctx context.Context, prefix string) iter.Seq2[State, error] {
 	return func(yield func(State, error) bool) {
 		if prefix != "" {
@@ -53,6 +66,9 @@ func (l *Locker) List(ctx context.Context, prefix string) iter.Seq2[State, error
 			if err != nil {
 				yield(State{}, l.explain(ctx, "", err))
 				return
+			}
+			if st.Err != nil {
+				st.Err = fmt.Errorf("%w: %w", kinds[l.store.Classify(st.Err)], st.Err)
 			}
 			if !yield(st, nil) {
 				return
@@ -81,7 +97,7 @@ func (l *Locker) Watch(ctx context.Context, name string) iter.Seq2[State, error]
 
 // WatchAll yields the states of all names that have a holder or a waiter, in byte order,
 // now and after each change, until ctx ends. It yields one state for all changes within
-// a tenth of a second. An error ends it. One reading of all names may take a minute.
+// a tenth of a second. States have Err as in List. An error ends it. One reading of all names may take a minute.
 func (l *Locker) WatchAll(ctx context.Context) iter.Seq2[[]State, error] {
 	read := func(ctx context.Context) (all []State, err error) {
 		ctx, cancel := context.WithTimeout(ctx, listTimeout)
@@ -161,7 +177,11 @@ func withoutVolatile(st State) State {
 		h.TTL = 0
 		holders[i] = h
 	}
-	return State{Name: st.Name, Holders: holders, Waiters: st.Waiters}
+	st.Holders = holders
+	if st.Err != nil {
+		st.Err = errors.New(st.Err.Error())
+	}
+	return st
 }
 
 // Break ends the grant of name that has the token, which Inspect shows. A grant that is

@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -63,7 +64,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		q := l.queues["a"]
-		return q != nil && q.head != nil && q.pending != nil
+		return q != nil && q.head != nil && q.state.pending()
 	}
 	for !waits() {
 		time.Sleep(time.Millisecond)
@@ -85,6 +86,22 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	}
 	if err := n.Unlock(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRefusalFailsTheHeadAlone: the store refuses the request of the head, and the waiter behind it waits on.
+func TestRefusalFailsTheHeadAlone(t *testing.T) {
+	l, err := New(memstore.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := &queue{name: "a", state: queueState{phase: requesting}, lease: l.newLease(t.Context(), "a", l.cfg.base)}
+	first, second := &waiter{set: l.cfg.base, ready: make(chan struct{})}, &waiter{set: l.cfg.base, ready: make(chan struct{})}
+	q.push(first)
+	q.push(second)
+	l.stepQueue(q, &queueEvent{kind: requestRefused, err: ErrRefused})
+	if first.err != ErrRefused || first.queued || second.err != nil || q.head != second {
+		t.Errorf("the head has the error %v, the waiter behind it %v", first.err, second.err)
 	}
 }
 
@@ -125,6 +142,7 @@ type failing struct {
 	driver.Store
 	up        atomic.Bool
 	requested chan struct{}
+	takes     time.Duration // a request that fails
 }
 
 func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -138,6 +156,7 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	case f.requested <- struct{}{}:
 	default:
 	}
+	time.Sleep(f.takes)
 	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
 }
 
@@ -178,6 +197,69 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestWaiterJoinsBeforeAFailure: a waiter that joins while a request is under way does not inherit the backoff of the
+// failures before that request.
+func TestWaiterJoinsBeforeAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{Store: memstore.New(), requested: make(chan struct{}), takes: time.Second / 20}
+		l, err := New(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close(context.Background())
+		var all sync.WaitGroup
+		lock := func() {
+			if k, err := l.Lock(context.Background(), "a", TTL(600*time.Millisecond)); err != nil {
+				t.Error(err)
+			} else {
+				_ = k.Unlock()
+			}
+		}
+		all.Go(lock)
+		synctest.Wait()
+		time.Sleep(20 * time.Second) // the backoff has become long
+		<-f.requested
+		came := time.Now()
+		all.Go(lock)
+		synctest.Wait()
+		f.up.Store(true)
+		all.Wait()
+		if d := time.Since(came); d > 2*f.takes {
+			t.Errorf("served after %s", d)
+		}
+	})
+}
+
+// TestCloseEndsInnerLocksFirst: the context of a lock that was taken under another one ends with its own cause.
+func TestCloseEndsInnerLocksFirst(t *testing.T) {
+	l, err := New(memstore.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer, err := l.Lock(t.Context(), "outer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	passing, err := l.Lock(t.Context(), "passing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := l.Lock(outer.Context(), "inner")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := passing.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	var lost *LostError
+	if cause := context.Cause(inner.Context()); !errors.As(cause, &lost) || lost.Name != "inner" {
+		t.Errorf("the inner context ended because of %v", cause)
+	}
 }
 
 // TestRequestContextEndsByEachCause: a deadline, the caller, or the answer ends the context of a request to a
@@ -254,6 +336,49 @@ func TestRequestContextEndsByEachCause(t *testing.T) {
 					t.Errorf("%s: the timer's context is kept without need, or not kept", c.name)
 				}
 			}
+		}
+	})
+}
+
+// provisionalStore makes each grant of a waiter provisional.
+type provisionalStore struct{ driver.Store }
+
+func (s provisionalStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	g.Provisional = r.Wait && r.Provisional
+	return g, err
+}
+
+// TestReleaseStopsTheTimerOfTheConfirmation: after the release of an unconfirmed grant no timer runs.
+func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := provisionalStore{memstore.New()}
+		l, err := New(s, LocalHandoff(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := l.Lock(context.Background(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		waited := make(chan error)
+		go func() {
+			k, err := l.Lock(context.Background(), "a")
+			if err == nil {
+				err = k.Unlock()
+			}
+			waited <- err
+		}()
+		synctest.Wait()
+		_ = k.Unlock()
+		if err := <-waited; err != nil {
+			t.Fatal(err)
+		}
+		if l.schedule.armed != 0 {
+			t.Error("the timer of the schedule runs, and no lease needs it")
+		}
+		if err := l.Close(context.Background()); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/ticks"
 )
 
 // Lead takes part in the election of a leader of that name, until ctx ends: it waits for
@@ -88,6 +89,9 @@ func permanent(err error) bool {
 
 // sleep waits for d. It reports false if one of the contexts has ended first.
 func sleep(ctx, other context.Context, d time.Duration) bool {
+	if c := ticks.ClockOf(ctx); c != nil {
+		return c.Sleep(d)
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -108,8 +112,9 @@ type Leader struct {
 }
 
 // Leader returns the leader of the election of that name, to a candidate of Lead or to
-// any other observer. The zero Leader means that there is none. The leader may have
-// changed by the time that Leader returns: a resource compares tokens.
+// any other observer. The zero Leader means that there is none, or that its grant is too young
+// to be shown; see Inspect. The leader may have changed by the time that Leader returns: a
+// resource compares tokens.
 func (l *Locker) Leader(ctx context.Context, name string) (Leader, error) {
 	st, err := l.Inspect(ctx, name)
 	if err != nil {
@@ -127,12 +132,13 @@ func (l *Locker) leaderOf(st State) Leader {
 }
 
 // Leaders yields the leader of the election of that name now and after each change,
-// until ctx ends: the zero Leader while there is none. It may leave out a leader that led
-// only for a moment. If the store is unavailable it yields the error, continues with
-// backoff, and yields the leader again afterwards. An error that no later attempt can
-// change, such as ErrClosed, ends it.
+// until ctx ends: the zero Leader while there is none, or its grant is too young to be shown.
+// It may leave out a leader that led only for a moment. If the store is unavailable it yields
+// the error once, continues with backoff, and yields the leader again afterwards. An error that
+// no later attempt can change, such as ErrClosed, ends it.
 func (l *Locker) Leaders(ctx context.Context, name string) iter.Seq2[Leader, error] {
 	return func(yield func(Leader, error) bool) {
+		down := false // the error of this outage was yielded
 		for r := (retry{}); ; {
 			var last *Leader
 			var failed error
@@ -142,6 +148,7 @@ func (l *Locker) Leaders(ctx context.Context, name string) iter.Seq2[Leader, err
 					break
 				}
 				r.reset()
+				down = false
 				now := l.leaderOf(st)
 				if last == nil || last.Token != now.Token || last.ID != now.ID {
 					last = &now
@@ -150,9 +157,11 @@ func (l *Locker) Leaders(ctx context.Context, name string) iter.Seq2[Leader, err
 					}
 				}
 			}
-			if ctx.Err() != nil || failed != nil && !yield(Leader{}, failed) || permanent(failed) {
+			news := failed != nil && (!down || permanent(failed))
+			if ctx.Err() != nil || news && !yield(Leader{}, failed) || permanent(failed) {
 				return
 			}
+			down = down || failed != nil
 			if !sleep(ctx, l.ctx, r.delay()) {
 				return
 			}

@@ -1,6 +1,7 @@
 package holdfast
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
@@ -42,8 +43,10 @@ type lease struct {
 	index int32
 	// answered: the store has answered that the name is held. It is not guarded.
 	answered atomic.Bool
-	// prev and next link the leases that Close ends.
-	prev, next *lease
+	// place is its place among the leases that Close ends, counted from 1; 0 means that it is not there.
+	place int
+	// number rises from lease to lease of a Locker.
+	number int64
 
 	// The first standing and the first holder are stored in the lease, which saves allocations.
 	firstStanding standing
@@ -99,7 +102,7 @@ func (x *lease) Owner() driver.Owner {
 	if q := x.queue; q != nil {
 		l.mu.Lock()
 		reason = x.holder.set.reason
-		if q.pending == x && q.head != nil {
+		if q.lease == x && q.state.pending() && q.head != nil {
 			reason = q.head.set.reason
 		}
 		l.mu.Unlock()
@@ -108,17 +111,26 @@ func (x *lease) Owner() driver.Owner {
 }
 
 // Queued records that the store has answered.
-func (x *lease) Queued(holders []driver.Holder) {
+func (x *lease) Queued(holders []driver.Holder) { x.waits(holders, nil) }
+
+// Delayed implements driver.Delayer.
+func (x *lease) Delayed(err error) { x.waits(nil, err) }
+
+func (x *lease) waits(holders []driver.Holder, delayed error) {
 	x.answered.Store(true)
-	if x.queue != nil {
-		x.l.noteQueued(x, holders)
+	if q := x.queue; q != nil {
+		x.l.mu.Lock()
+		defer x.l.mu.Unlock()
+		if q.lease == x {
+			x.l.stepQueue(q, &queueEvent{kind: storeAnswered, holders: holders, delayed: delayed})
+		}
 	}
 }
 
 // Lost receives the store's notification that the grant has ended. It ends the lease for its
 // present holder.
 func (x *lease) Lost(cause driver.Cause, err error) {
-	x.l.apply(x, &event{kind: revoke, cause: cause, err: err})
+	_, _ = x.l.apply(x, &event{kind: revoke, cause: cause, err: err})
 }
 
 // outcome contains the effects of a step and everything that they need. Once the mutex has been
@@ -131,59 +143,56 @@ type outcome struct {
 	lock   *Lock
 	loss   *LostError
 	err    error
-	age    time.Duration // of the validity, as in facts
 	// cancel ends the queue's request at the store, which no waiter needs now.
 	cancel context.CancelCauseFunc
 }
 
-// apply applies an event to a lease, and carries out the effects.
-func (l *Locker) apply(x *lease, e *event) {
-	var o outcome
+// apply applies an event to a lease, and carries out the effects. The error is that of a release.
+func (l *Locker) apply(x *lease, e *event) (o outcome, err error) {
 	l.mu.Lock()
 	l.step(x, e, &o)
 	l.mu.Unlock()
-	_ = l.perform(&o)
+	err = l.perform(&o)
+	return o, err
 }
 
-// step applies an event to a lease, and writes the whole of o. The Locker's mutex is
-// held.
+// grant applies the store's grant to a lease. k, if not nil, is the holder's first Lock. The Locker's
+// mutex is held.
+func (l *Locker) grant(x *lease, g driver.Grant, k *Lock, o *outcome) {
+	x.standing.grant, x.holder.token = g, g.Token // mutation: granted
+	e := x.validity(granted)
+	e.lock, e.provisional = k, g.Provisional
+	e.spare, e.within = l.handoffLimits(&g)
+	l.step(x, &e, o)
+}
+
+// validity returns an event with the validity of the standing.
+func (x *lease) validity(kind eventKind) event {
+	g := &x.standing.grant
+	return event{kind: kind, sent: x.l.sinceStart(g.SentAt.Time()), ttl: g.TTL, valid: x.holder.set.validFor(g.TTL)}
+}
+
+// step applies an event to a lease, and writes the whole of o. It carries out the effects on the
+// lease's own data: the list of the Locks, the holder, the loss, the timer. The Locker's mutex is held.
 func (l *Locker) step(x *lease, e *event, o *outcome) {
-	if e.kind == granted || e.kind == renewed {
-		g := &x.standing.grant
-		e.sent, e.ttl, e.valid = l.sinceStart(g.SentAt.Time()), g.TTL, x.holder.set.validFor(g.TTL)
-		if e.kind == granted {
-			e.spare, e.within = l.handoffLimits(g)
-			e.provisional = g.Provisional
-		}
-	}
-	if e.kind == joined && x.holder != e.lock.holder {
-		*o = outcome{effects: effects{do: endOne}, lock: e.lock}
-		return
-	}
 	var f facts
 	next := l.observe(x, e, &f)
-	o.lease, o.holder, o.since, o.lock, o.err, o.age, o.cancel = x, x.holder, x.state.since, e.lock, e.err, f.age, nil
+	*o = outcome{lease: x, holder: x.holder, since: x.state.since, lock: e.lock, err: e.err}
 	o.effects = x.state.apply(e, &f)
-
 	if o.cause != "" {
-		x.loss = &LostError{Name: x.req.Name, Store: l.where, Token: x.holder.token, Cause: o.cause, Err: e.err}
+		x.loss = &LostError{Name: cmp.Or(x.holder.set.job, x.req.Name), Store: l.where, Token: x.holder.token, Cause: o.cause, Err: e.err}
 	}
 	o.loss = x.loss
-	switch {
-	case e.kind == granted:
-		x.holder.token = x.standing.grant.Token
+	if e.kind == granted {
 		o.since = x.state.since
-		if x.state.open > 0 {
-			x.holder.locks = e.lock
-		}
-	case e.kind == opened || e.kind == joined:
-		if o.do&endOne == 0 {
-			e.lock.next, x.holder.locks = x.holder.locks, e.lock
-		}
-	case e.kind == unlocked && x.loss == nil:
+	}
+	if o.do&link != 0 {
+		e.lock.next, x.holder.locks = x.holder.locks, e.lock
+	}
+	if o.do&unlink != 0 {
 		x.holder.remove(e.lock)
 	}
-	if next != nil && e.kind != left {
+	if o.do&contend != 0 {
 		l.localContention.found(x.req.Name, reserveAgain)
 	}
 	if o.do&handOff != 0 {
@@ -191,7 +200,7 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 	}
 	if o.do&linger != 0 {
 		l.background.begin()
-		x.timer = time.AfterFunc(o.keep, func() { l.apply(x, &event{kind: lingered}) })
+		x.timer = time.AfterFunc(o.keep, func() { _, _ = l.apply(x, &event{kind: lingered}) })
 	}
 	l.index(x, e, &f, o.do)
 }
@@ -199,7 +208,10 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 // observe collects the facts for an event, and finds the waiter that can get the lease.
 func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	switch e.kind {
-	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered:
+	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered, closed:
+	case joined:
+		f.stale = x.holder != e.lock.holder
+		return nil
 	case limitReached:
 		f.used = x.holder == e.lock.holder && e.lock.ended.Load() == nil // it may drain
 		return nil
@@ -207,15 +219,9 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 		return nil
 	}
 	g := &x.standing.grant
-	if e.kind == unlocked || e.kind == left || e.kind == dropped {
-		next = l.nextHolder(x)
-	}
-	switch {
-	case e.kind == left && next == nil && x.state.keep == 0:
-		f.age = e.age // a few microseconds old, which does not matter to a release
-	case x.state.forever:
+	if x.state.forever {
 		f.now = l.now()
-	default:
+	} else {
 		f.age, f.slept = g.SentAt.Elapsed()
 		f.now = l.sinceStart(g.SentAt.Time()) + f.age - f.slept
 	}
@@ -226,8 +232,13 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 		f.used = x.holder.used(f.now)
 	case unlocked, left, dropped:
 		f.storeKeeps = l.guarantees.Load().Linger
-		if next != nil {
-			f.next, e.valid = true, next.set.validFor(g.TTL)
+		if next = l.nextHolder(x); next != nil {
+			f.next, f.nextValid = true, next.set.validFor(g.TTL)
+		}
+	case closed:
+		f.storeKeeps = l.guarantees.Load().Linger
+		for k := x.holder.locks; k != nil; k = k.next {
+			f.minHold = max(f.minHold, k.minHold)
 		}
 	}
 	return next
@@ -266,17 +277,24 @@ func (s *settings) validFor(ttl time.Duration) time.Duration {
 // the validity for readers, and the schedule. The Locker's mutex is held.
 func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 	alive := x.state.alive()
-	if ends := alive || x.state.phase == lost; ends != l.leases.has(x) {
-		if ends {
-			l.leases.push(x)
-		} else {
-			l.leases.remove(x)
-		}
+	switch ends := alive || x.state.phase == lost; {
+	case ends && x.place == 0:
+		l.leases = append(l.leases, x)
+		l.leaseCount++
+		x.place, x.number = len(l.leases), l.leaseCount
+	case !ends && x.place > 0:
+		last := l.leases[len(l.leases)-1]
+		l.leases[x.place-1], last.place = last, x.place
+		l.leases[len(l.leases)-1] = nil
+		l.leases, x.place = l.leases[:len(l.leases)-1], 0
 	}
 	if !alive {
 		if x.valid.Load() != nil {
 			x.valid.Store(nil)
 			l.schedule.remove(x)
+			if x.standing.grant.Provisional {
+				l.schedule.rest() // most are released before they need their confirmation
+			}
 		}
 		return
 	}
@@ -349,7 +367,7 @@ func (l *Locker) perform(o *outcome) error {
 	if o.cancel != nil {
 		o.cancel(errAbandoned)
 	}
-	if o.do&reportRelease != 0 {
+	if o.do&reportRelease != 0 && o.loss == nil { // else Close has reported the end of the lock
 		o.holder.reportReleased(o.since)
 	}
 	var err error
@@ -366,37 +384,4 @@ func (l *Locker) perform(o *outcome) error {
 		l.undoLater(o.lease)
 	}
 	return err
-}
-
-// leaseList links the leases that Close ends.
-type leaseList struct{ head *lease }
-
-func (ll *leaseList) has(x *lease) bool { return x.prev != nil || ll.head == x }
-
-func (ll *leaseList) push(x *lease) {
-	x.next = ll.head
-	if ll.head != nil {
-		ll.head.prev = x
-	}
-	ll.head = x
-}
-
-func (ll *leaseList) remove(x *lease) {
-	if x.prev != nil {
-		x.prev.next = x.next
-	} else {
-		ll.head = x.next
-	}
-	if x.next != nil {
-		x.next.prev = x.prev
-	}
-	x.prev, x.next = nil, nil
-}
-
-func (ll *leaseList) all() []*lease {
-	var all []*lease
-	for x := ll.head; x != nil; x = x.next {
-		all = append(all, x)
-	}
-	return all
 }

@@ -17,8 +17,8 @@ type Lock struct {
 	parent  context.Context // the caller's
 	ctx     lockContext
 	end     context.CancelCauseFunc
-	limit   *time.Timer // MaxHold, or nil
-	minHold time.Duration
+	limit   *time.Timer   // MaxHold, or nil
+	minHold time.Duration // its owner reads it, or writes it under the Locker's mutex
 	// drainFor is how long the Locker renews the lock after the end of the caller's context.
 	drainFor time.Duration
 	// under are the other Locks of a LockAll, whose names come before this one's.
@@ -30,6 +30,7 @@ type Lock struct {
 	// drainFrom is when the schedule first found the caller's context ended, counted from
 	// the making of the Locker; 0 before. Guarded by the Locker's mutex.
 	drainFrom time.Duration
+	wanted    *wanted // made by the first Wanted; guarded by the Locker's mutex
 	// drain is made by the first DrainContext.
 	drain atomic.Pointer[drainContext]
 
@@ -46,20 +47,25 @@ func newLock(h *holder, k *Lock, parent context.Context, s *settings) *Lock {
 }
 
 // open makes k, which newLock has prepared, an open Lock of its holder. If the lease
-// has ended meanwhile the context of k ends with the outcome. The Locker's mutex is
-// held.
-func (k *Lock) open(kind eventKind, s *settings, o *outcome) {
+// has ended meanwhile, open ends the context of k.
+func (k *Lock) open(kind eventKind, s *settings) (opened bool) {
 	l := k.holder.lease.l
-	l.step(k.holder.lease, &event{kind: kind, lock: k}, o)
-	if s.hasMaxHold && o.do&endOne == 0 {
+	var o outcome
+	l.mu.Lock()
+	l.step(k.holder.lease, &event{kind: kind, lock: k}, &o)
+	opened = o.do&endOne == 0
+	if s.hasMaxHold && opened {
 		k.startLimit(s.maxHold)
 	}
+	l.mu.Unlock()
+	_ = l.perform(&o)
+	return opened
 }
 
 // startLimit starts the timer of a MaxHold. The Locker's mutex is held.
 func (k *Lock) startLimit(d time.Duration) {
 	x := k.holder.lease
-	k.limit = time.AfterFunc(d, func() { x.l.apply(x, &event{kind: limitReached, lock: k}) })
+	k.limit = time.AfterFunc(d, func() { _, _ = x.l.apply(x, &event{kind: limitReached, lock: k}) })
 }
 
 // finish ends the context of k. Only the first cause counts.
@@ -85,7 +91,8 @@ func (k *Lock) finish(cause error) {
 }
 
 // check ends the context of k if its lease has ended or expired. It does not wait for a timer,
-// or for another goroutine that has found the same.
+// or for another goroutine that has found the same. The other effects of the end have a goroutine of
+// their own.
 func (k *Lock) check() {
 	x := k.holder.lease
 	if x.valid.Load().left() > 0 {
@@ -95,7 +102,9 @@ func (k *Lock) check() {
 	x.l.mu.Lock()
 	x.l.step(x, &event{kind: checked}, &o)
 	x.l.mu.Unlock()
-	_ = x.l.perform(&o)
+	if later := o; o.do != 0 {
+		x.l.background.run(func() { _ = x.l.perform(&later) })
+	}
 	if o.loss != nil {
 		k.finish(o.loss)
 	}
@@ -207,16 +216,9 @@ func (k *Lock) unlock() error {
 	l := x.l
 	l.background.begin() // Close waits for a release that is under way
 	defer l.background.end()
-	var o outcome
-	l.mu.Lock()
-	l.step(x, &event{kind: unlocked, lock: k, keep: k.minHold}, &o)
-	l.mu.Unlock()
-	err := l.perform(&o)
+	o, err := l.apply(x, &event{kind: unlocked, lock: k, keep: k.minHold})
 	if !o.final {
-		l.mu.Lock()
-		l.step(x, &event{kind: left, lock: k, age: o.age}, &o)
-		l.mu.Unlock()
-		err = l.perform(&o)
+		o, err = l.apply(x, &event{kind: left, lock: k})
 	}
 	if o.loss != nil {
 		return o.loss
@@ -227,9 +229,26 @@ func (k *Lock) unlock() error {
 // discard unlocks a Lock that the caller never gets. Its MinHold does not count.
 func (k *Lock) discard() {
 	for _, p := range k.parts() {
-		p.minHold = 0
+		p.setMinHold(0)
 	}
 	_ = k.Unlock()
+}
+
+// Keep lets the lock be kept until d from now, also after Unlock or Close, as MinHold does. It replaces MinHold and
+// earlier calls. So a holder that has promised the lock to someone else until a time can leave before. A d below 0
+// counts as 0, and the sum of d and the age of the lock as at most 24 h.
+func (k *Lock) Keep(d time.Duration) {
+	for _, p := range k.parts() {
+		age, _ := p.holder.lease.firstStanding.grant.SentAt.Elapsed()
+		p.setMinHold(min(max(d, 0)+max(age, 0), MaxTTL))
+	}
+}
+
+func (k *Lock) setMinHold(d time.Duration) {
+	l := k.holder.lease.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k.minHold = d
 }
 
 // do runs f under the lock and releases it, even if f panics or exits its goroutine.

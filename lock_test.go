@@ -296,8 +296,10 @@ func TestDrainZeroEndsTheRenewalWithTheCallersContext(t *testing.T) {
 	})
 }
 
+// TestMinHoldKeepsTheLockAfterUnlock: also if Close is what ends the lock.
 func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
-	for _, lingers := range []bool{true, false} {
+	for i := range 4 {
+		lingers, held := i%2 == 0, i >= 2
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
 			store := driver.Store(s)
@@ -310,17 +312,22 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 			}
 			other := newLocker(t, s.Client())
 			began := time.Now()
-			if err := l.Do(bg, "a", func(context.Context) error { return nil },
-				holdfast.MinHold(20*time.Second), holdfast.TTL(6*time.Second)); err != nil {
-				t.Fatal(err)
+			a := mustLock(t, l, "a", holdfast.MinHold(20*time.Second), holdfast.TTL(6*time.Second))
+			if !held {
+				unlock(t, a)
 			}
 			if took := time.Since(began); took != 0 {
 				t.Errorf("Unlock waited %s", took)
 			}
 			closed := make(chan error, 1)
 			go func() { closed <- l.Close(bg) }()
+			synctest.Wait()
+			if held {
+				if err := a.Unlock(); !errors.Is(err, holdfast.ErrLost) || a.Context().Err() == nil {
+					t.Errorf("Unlock after Close: %v, context: %v", err, a.Context().Err())
+				}
+			}
 			if !lingers {
-				synctest.Wait()
 				select {
 				case err := <-closed:
 					t.Errorf("Close did not wait for the end of MinHold: %v", err)
@@ -329,7 +336,7 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 			}
 			k := mustLock(t, other, "a")
 			if took := time.Since(began); took < 20*time.Second || took > 27*time.Second {
-				t.Errorf("lingers %t: granted to the other Locker after %s", lingers, took)
+				t.Errorf("lingers %t, held %t: granted to the other Locker after %s", lingers, held, took)
 			}
 			unlock(t, k)
 			if err := <-closed; err != nil {
@@ -337,6 +344,37 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestKeepReplacesMinHold: the last Keep decides until when the store keeps the lock after Unlock, counted from the
+// call, for each name of LockAll.
+func TestKeepReplacesMinHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		k, err := l.LockAll(bg, []string{"a", "b"}, holdfast.MinHold(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		k.Keep(20 * time.Second)
+		unlock(t, k)
+		for _, name := range []string{"a", "b"} {
+			wantBusy(t, other, name)
+		}
+		time.Sleep(19 * time.Second)
+		wantBusy(t, other, "a")
+		time.Sleep(2 * time.Second)
+		for _, name := range []string{"a", "b"} {
+			k, err := other.TryLock(bg, name, holdfast.MinHold(time.Minute))
+			if err != nil {
+				t.Fatalf("after the time of Keep: %v", err)
+			}
+			k.Keep(-time.Second)
+			unlock(t, k)
+			unlock(t, mustLock(t, l, name))
+		}
+	})
 }
 
 // altered is a store whose guarantees a test changes.

@@ -1,12 +1,14 @@
 package holdfast
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +36,8 @@ type Waiter = driver.Waiter
 type Locker struct {
 	store driver.Store
 	where string // the store's String, read once
+	// exposed is the warning of a driver.Exposer, else "".
+	exposed string
 	// swapper is the store if it can release and request in one step, else nil.
 	swapper driver.Swapper
 	owned   bool // Close closes the store
@@ -44,7 +48,7 @@ type Locker struct {
 	idPrefix   string
 	ids        atomic.Uint64
 
-	ctx    context.Context // ends with the Locker, and ends every wait at the store
+	ctx    context.Context // ends with the Locker
 	cancel context.CancelCauseFunc
 
 	started    time.Time // when the Locker was made; see sinceStart
@@ -66,8 +70,11 @@ type Locker struct {
 	// background tasks can read it without mu once ctx has ended.
 	closedAt time.Time
 	queues   map[string]*queue
-	leases   leaseList
-	schedule schedule
+	wanted   map[string][]*wanted // of Locks whose Wanted was called, by name
+	leases   []*lease             // that Close ends
+	// leaseCount counts the leases of all time.
+	leaseCount int64
+	schedule   schedule
 }
 
 // New returns a Locker over a store that the caller has opened. The caller closes the
@@ -128,6 +135,9 @@ func newConfig(o []Option) (config, error) {
 
 // where returns a URL without the parts that may be secret.
 func where(u *url.URL) string {
+	if u.Opaque != "" { // without slashes, so user and password were not recognized
+		return u.Scheme + ":"
+	}
 	w := *u
 	w.RawQuery, w.ForceQuery, w.Fragment, w.RawFragment = "", false, "", ""
 	return w.Redacted()
@@ -156,11 +166,14 @@ var packages = map[string]string{
 	"file": "filestore", "memory": "memstore",
 	"etcd": "etcdstore", "etcds": "etcdstore",
 	"zk":    "zkstore",
+	"nats":  "natsstore",
 	"mysql": "mysqlstore", "mariadb": "mysqlstore",
 	"postgres": "pgstore", "postgresql": "pgstore",
 	"redis": "redisstore", "rediss": "redisstore", "redis+sentinel": "redisstore", "rediss+sentinel": "redisstore",
 	"redis+cluster": "redisstore", "rediss+cluster": "redisstore",
 	"redlock": "redisstore/redlock", "redlocks": "redisstore/redlock",
+	"s3":     "s3store",
+	"sqlite": "sqlitestore",
 }
 
 func unknownScheme(scheme string) error {
@@ -181,6 +194,14 @@ func newLocker(s driver.Store, c config, owned bool) *Locker {
 		queues:   map[string]*queue{}, started: time.Now(),
 	}
 	l.swapper, _ = s.(driver.Swapper)
+	if e, ok := s.(driver.Exposer); ok {
+		l.exposed = e.Exposed()
+	}
+	if l.exposed != "" && c.hooks != nil {
+		e := l.describe(EventExposed, "", &settings{})
+		e.Err = errors.New(l.exposed)
+		l.emit(context.Background(), e)
+	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	return l // mutation: locker
 }
@@ -227,6 +248,9 @@ func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*dr
 	g, err := l.store.Guarantees(limited)
 	if err != nil {
 		return nil, l.explain(ctx, "", err)
+	}
+	if l.exposed != "" {
+		g.Notes = append([]string{"WARNING: " + l.exposed}, g.Notes...)
 	}
 	l.guarantees.CompareAndSwap(nil, &g)
 	return l.guarantees.Load(), nil
@@ -276,8 +300,8 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 
 // Close ends every lock of the Locker and releases it. The cause of their contexts is a
 // LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
-// release and every roll back is confirmed, every MinHold has passed, and the last event is
-// reported, or until ctx ends. It does not wait for the end of the locks that Every leaves at
+// release and every roll back is confirmed, every MinHold has passed, also of a lock that is still held, and the
+// last event is reported, or until ctx ends. It does not wait for the end of the locks that Every leaves at
 // the store. The locks are released even if the work under them has not returned: let it return
 // before Close.
 //
@@ -294,16 +318,25 @@ func (l *Locker) Close(ctx context.Context) error {
 	if !l.closed {
 		l.closed, l.closedAt = true, time.Now()
 	}
-	leases := l.leases.all()
+	leases := slices.Clone(l.leases)
+	slices.SortFunc(leases, func(a, b *lease) int { return cmp.Compare(b.number, a.number) }) // inner locks first
+	var waits []outcome
+	for _, q := range l.queues {
+		_, cancel := l.stepQueue(q, &queueEvent{kind: lockerClosed})
+		waits = append(waits, outcome{cancel: cancel})
+	}
 	l.mu.Unlock()
 
 	l.cancel(&failure{store: l.where, kind: ErrClosed})
+	for i := range waits {
+		_ = l.perform(&waits[i])
+	}
 	for _, x := range leases {
-		l.apply(x, &event{kind: closed})
+		_, _ = l.apply(x, &event{kind: closed})
 		// Close does not wait for the MinHold of a lease of Every. Such a lease is never
 		// handed off, so its first holder is its only one.
-		if x.firstHolder.set.untilClose {
-			l.background.run(func() { l.apply(x, &event{kind: lingered}) })
+		if x.firstHolder.set.job != "" {
+			l.background.run(func() { _, _ = l.apply(x, &event{kind: lingered}) })
 		}
 	}
 	waiting, cancel := atLeast(ctx, closeLeast)
@@ -335,21 +368,14 @@ func atLeast(ctx context.Context, d time.Duration) (context.Context, context.Can
 		return ctx, func() {}
 	}
 	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	go func() {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-longer.Done():
-			return
-		}
-		select {
-		case <-ctx.Done():
-			cancel(context.Cause(ctx))
-		case <-longer.Done():
-		}
-	}()
-	return longer, func() { cancel(nil) }
+	timer := time.AfterFunc(d, func() {
+		stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+		context.AfterFunc(longer, func() { stop() })
+	})
+	return longer, func() {
+		timer.Stop()
+		cancel(nil)
+	}
 }
 
 func (l *Locker) closedError(name string) error {

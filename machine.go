@@ -16,12 +16,11 @@ import (
 //
 // The Locker applies an event in two parts:
 //
-//   - step, under the Locker's mutex, reads the clock, calls next, stores the
-//     new state, and updates the indexes that follow from it: the list of the
-//     leases that Close ends, the heap of the next due times, the validity that
-//     readers load without the mutex.
-//   - perform, after the mutex has been released, carries out the effects in the
-//     order in which the effect constants are declared.
+//   - step, under the Locker's mutex, reads the clock, calls next, stores the new state, and carries out the
+//     effects on the lease's own data. It updates the indexes that follow from the state: the leases that
+//     Close ends, the heap of the next due times, the validity that readers load without the mutex.
+//   - perform, after the mutex has been released, carries out the other effects, in the order in which the
+//     effect constants are declared.
 //
 // # One mutex
 //
@@ -34,11 +33,11 @@ import (
 //
 // # Invariants
 //
-//   - The contexts of all Locks on a lease have ended before the store can
-//     receive its release, and before the next waiter can get it. perform ends them
-//     before it releases, so the last Unlock is one event where no waiter takes the
-//     lease. A handoff happens in the step itself: then Unlock is two events, of which
-//     unlocked ends the context and left decides what follows.
+//   - The contexts of all Locks on a lease have ended before the store can receive its release, and before the
+//     next waiter can get it. perform ends them before it releases, so the last Unlock is one event where the
+//     release follows. A handoff happens in the step itself, and a MinHold can end on another goroutine: then
+//     Unlock is two events, of which unlocked ends the context and left decides what follows. The goroutine of
+//     an earlier loss, Close or Unlock may not have ended its contexts yet, so a release ends all of them.
 //   - A lease that the store may still keep is released exactly once: by the
 //     last Unlock, at the end of its MinHold, by Close, or by a rollback.
 //   - The contexts end after the mutex has been released. In between, a goroutine that reads
@@ -64,14 +63,6 @@ import (
 // goroutines wait behind the head of the local queue, or one waited when a lease was
 // unlocked lately.
 //
-// # Possible extensions
-//
-// A handoff keeps the lease and changes its holder, so the store's callbacks need
-// no forwarding, and each holder carries its own token. A release that goes with the
-// request of the queue's head (swap.go) is a second way to perform the release effect: the
-// store's answer about the release arrives as released, releaseDenied or
-// releaseUnconfirmed.
-//
 // # Provisional grants
 //
 // A provisional grant (see driver.Grant) is a granted event with the send of an earlier
@@ -82,21 +73,13 @@ import (
 type phase uint8
 
 const (
-	// requested: the request was sent, and the store has not granted yet.
-	requested phase = iota
-	// revoked: the store ended the grant before its answer arrived.
-	revoked
-	// held: the store has granted the lease, it is valid, and it has a holder.
-	held
-	// lingering: the lease is unlocked, and the Locker renews it until the end of its MinHold.
-	lingering
-	// lost: the lease ended without a release while Locks on it were not unlocked.
-	lost
-	// releasing: the first attempt to release the lease is in flight.
-	releasing
-	// ended: the core will not use the lease again. The background may still release it or
-	// roll it back.
-	ended
+	requested phase = iota // the request was sent, and the store has not granted yet
+	revoked                // the store ended the grant before its answer arrived
+	held                   // the store has granted the lease, it is valid, and it has a holder
+	lingering              // it is unlocked, or the Locker is closed, and is renewed until the end of its MinHold
+	lost                   // the lease ended without a release while Locks on it were not unlocked
+	releasing              // the first attempt to release the lease is in flight
+	ended                  // the core does not use it again; the background may still release it or roll it back
 )
 
 // eventKind is the kind of an event.
@@ -105,49 +88,29 @@ type eventKind uint8
 const (
 	// granted: the store's grant has arrived, with sent, ttl and valid. lock, if set, is
 	// the holder's first Lock, which is opened in the same step.
-	granted eventKind = iota
-	// denied: the request failed and left nothing at the store.
-	denied
-	// unanswered: the request has an unknown outcome.
-	unanswered
-	// opened: the holder gets its first Lock.
-	opened
-	// joined: the holder gets a further Lock, by reentrancy.
-	joined
-	// unlocked: a Lock is being unlocked; keep is its MinHold.
-	unlocked
+	granted    eventKind = iota
+	denied               // the request failed and left nothing at the store
+	unanswered           // the request has an unknown outcome
+	opened               // the holder gets its first Lock
+	joined               // the holder gets a further Lock, by reentrancy
+	unlocked             // a Lock is being unlocked; keep is its MinHold
 	// left: the context of a Lock that is being unlocked has ended. It follows unlocked
 	// unless the effects of that are final.
 	left
-	// dropped: the holder gave up before its first Lock was opened.
-	dropped
-	// revoke: the store reports the end of the lease, with cause.
-	revoke
-	// checked: a reader found no validity.
-	checked
-	// ticked: the lease is due.
-	ticked
-	// resumed: the machine was suspended.
-	resumed
-	// renewed: the store has renewed the lease, with sent, ttl and valid.
-	renewed
-	// renewalFailed: a renewal failed; the next follows after keep.
-	renewalFailed
-	// limitReached: the MaxHold of a Lock is over.
-	limitReached
-	// lingered: the MinHold is over.
-	lingered
-	// closed: the Locker closes.
-	closed
-	// released: the store has confirmed the release.
-	released
-	// releaseDenied: the store reports that the lease had ended before.
-	releaseDenied
-	// releaseUnconfirmed: the release failed or has an unknown outcome; keep is for
-	// how much longer the lease was to stand.
-	releaseUnconfirmed
-	// releaseImpossible: the release failed, and a retry is useless.
-	releaseImpossible
+	dropped            // the holder gave up before its first Lock was opened
+	revoke             // the store reports the end of the lease, with cause
+	checked            // a reader found no validity
+	ticked             // the lease is due
+	resumed            // the machine was suspended
+	renewed            // the store has renewed the lease, with sent, ttl and valid
+	renewalFailed      // a renewal failed; the next follows after keep
+	limitReached       // the MaxHold of a Lock is over
+	lingered           // the MinHold is over
+	closed             // the Locker closes
+	released           // the store has confirmed the release
+	releaseDenied      // the store reports that the lease had ended before
+	releaseUnconfirmed // the release failed or has an unknown outcome; keep is for how much longer the lease was to stand
+	releaseImpossible  // the release failed, and a retry is useless
 )
 
 // event is an eventKind with its values. Points in time, here and in the state, count from the creation of
@@ -156,7 +119,7 @@ type event struct {
 	kind  eventKind
 	sent  time.Duration // granted, renewed: the send from which validity counts
 	ttl   time.Duration // granted, renewed: the TTL that the store granted
-	valid time.Duration // granted, renewed: for how long after sent; a handoff: for the next holder
+	valid time.Duration // granted, renewed: for how long after sent
 	keep  time.Duration // see the kinds
 	cause driver.Cause  // revoke
 	// provisional is set for granted: a renewal has to confirm the grant.
@@ -168,8 +131,6 @@ type event struct {
 	// lock and err are for the effects: the Lock of the event, and the store's error.
 	lock *Lock
 	err  error
-	// age is, for left, the age of the unlocked event that left follows at once.
-	age time.Duration
 }
 
 // facts are the further inputs of next.
@@ -182,43 +143,39 @@ type facts struct {
 	used bool
 	// next: a waiter of this Locker can have the lease in a handoff.
 	next bool
+	// nextValid is for how long after the send that waiter can rely on the lease.
+	nextValid time.Duration
+	// minHold, for closed, is the longest MinHold of the open Locks.
+	minHold time.Duration
+	// stale: the event's Lock belongs to an earlier holder.
+	stale bool
 	// storeKeeps: the store can keep the lease for its MinHold after a release.
 	storeKeeps bool
 }
 
 // effect is a set of actions after an event.
-type effect uint16
+type effect uint32
 
-// The effects, in the order in which they are carried out.
+// The effects, in the order in which they are carried out. step carries out the first three, and
+// handOff and linger.
 const (
-	// endAll ends the contexts of all open Locks with the loss.
-	endAll effect = 1 << iota
-	// endOne ends the context of the event's Lock, with the loss or ErrReleased.
-	endOne
-	// endLimit ends the context of the event's Lock with ErrHoldLimit, and reports it.
-	endLimit
-	// reportLoss reports the loss.
-	reportLoss
-	// stopLinger stops the timer of the MinHold.
-	stopLinger
-	// renew requests a renewal of the lease, together with others.
-	renew
-	// reportRenewal reports the answer to a renewal.
-	reportRenewal
-	// handOff gives the lease to the next local waiter.
-	handOff
-	// reportRelease reports that the holder has released the lease.
-	reportRelease
-	// release makes the first attempt to release the lease, on this goroutine.
-	release
-	// reportUnconfirmed reports a release that is not confirmed.
-	reportUnconfirmed
-	// releaseLater releases the lease in the background.
-	releaseLater
-	// undo rolls the request back in the background.
-	undo
-	// linger starts the timer of the MinHold.
-	linger
+	link effect = 1 << iota // adds the event's Lock to the open Locks, and unlink removes it
+	unlink
+	contend           // makes later requests for the name reserve tokens
+	endAll            // ends the contexts of all open Locks with the loss
+	endOne            // ends the context of the event's Lock, with the loss or ErrReleased
+	endLimit          // ends the context of the event's Lock with ErrHoldLimit, and reports it
+	reportLoss        // reports the loss
+	stopLinger        // stops the timer of the MinHold
+	renew             // requests a renewal of the lease, together with others
+	reportRenewal     // reports the answer to a renewal
+	handOff           // gives the lease to the next local waiter
+	reportRelease     // reports that the holder has released the lease
+	release           // makes the first attempt to release the lease, on this goroutine
+	reportUnconfirmed // reports a release that is not confirmed
+	releaseLater      // releases the lease in the background
+	undo              // rolls the request back in the background
+	linger            // starts the timer of the MinHold
 )
 
 // effects are what the Locker does after an event.
@@ -244,6 +201,8 @@ type leaseState struct {
 	renewing bool
 	// provisional: the grant has a short TTL until the first renewal.
 	provisional bool
+	// lossReported: an effect has reported the loss of the lease.
+	lossReported bool
 	// open is the number of Locks whose Unlock has not begun. leaving is the number of those
 	// that are being unlocked, whose contexts are ending.
 	open, leaving int32
@@ -278,45 +237,65 @@ func (s leaseState) next(e event, f facts) (leaseState, effects) {
 }
 
 // apply does the work of next in place, which saves copies. It changes nothing but s, and
-// depends on nothing but s and its arguments.
+// depends on nothing but s and its arguments. A lease has one loss: a Close that keeps a MinHold has
+// reported it, and the end of that MinHold may find another cause.
 func (s *leaseState) apply(e *event, f *facts) effects {
+	fx := s.decide(e, f)
+	if s.lossReported {
+		fx.do &^= reportLoss
+	}
+	s.lossReported = s.lossReported || fx.do&reportLoss != 0
+	return fx
+}
+
+func (s *leaseState) decide(e *event, f *facts) effects {
 	switch e.kind {
 	case granted:
 		return s.granted(e, f)
 	case denied, unanswered:
-		if s.phase == requested || s.phase == revoked {
+		if s.phase == requested || s.phase == revoked { // mutation: denied
 			s.phase = ended
 			if e.kind == unanswered {
-				return effects{do: undo}
+				return effects{do: undo} // mutation: unanswered
 			}
 		}
 	case opened, joined:
-		if e.kind == joined && (s.phase != held || s.open == 0) {
+		if e.kind == joined && (f.stale || s.phase != held || s.open == 0) {
 			return effects{do: endOne}
 		}
-		s.open++
-		if s.phase != held {
+		s.open++             // mutation: open
+		if s.phase != held { // mutation: opened-ended
 			return effects{do: endOne}
 		}
+		return effects{do: link}
 	case unlocked:
 		fx := s.expire(f)
+		if s.phase == held && f.next {
+			fx.do |= contend
+		}
 		s.open--
-		s.keep = max(s.keep, e.keep)
-		if s.open == 0 && s.leaving == 0 && !s.canHandOff(f) {
-			last := s.finish(e, f, false)
-			last.do, last.cause, last.final = last.do|fx.do|endOne, fx.cause, true
+		s.keep = max(s.keep, e.keep)                                            // mutation: unlock-keep
+		if s.open == 0 && s.leaving == 0 && !s.canHandOff(f) && !s.lingers(f) { // mutation: last-unlock
+			last := s.finish(f, false)
+			last.do, last.cause, last.final = last.do|fx.do|endOne, fx.cause, true // mutation: end-context
 			return last
 		}
 		s.leaving++
 		fx.do |= endOne
 		return fx
 	case left:
-		s.leaving--
-		if s.open == 0 && s.leaving == 0 {
-			return s.finish(e, f, false)
+		var unlinks effect
+		if s.phase == held { // else a loss has ended the list
+			unlinks = unlink
 		}
+		if s.leaving--; s.open > 0 || s.leaving > 0 { // mutation: left
+			return effects{do: unlinks}
+		}
+		last := s.finish(f, false)
+		last.do |= unlinks
+		return last
 	case dropped:
-		return s.finish(e, f, true)
+		return s.finish(f, true)
 	case revoke:
 		return s.lose(e.cause)
 	case checked:
@@ -332,16 +311,25 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 	case lingered:
 		if s.phase == lingering {
 			s.phase = releasing
-			return effects{do: stopLinger | release, within: s.left(f)}
+			return effects{do: endAll | stopLinger | release, within: s.left(f)} // mutation: lingered
 		}
 	case closed:
 		switch s.phase {
 		case held:
+			s.keep = max(s.keep, f.minHold) // mutation: closed-keep
+			if s.expired(f) && !f.storeKeeps {
+				s.keep = 0 // mutation: closed-expired
+			}
+			rest := s.rest(f)
+			if s.lingers(f) { // mutation: closed-linger
+				s.phase = lingering
+				return effects{do: endAll | reportLoss | linger, keep: rest, cause: driver.CauseClosed}
+			}
 			s.phase = ended
-			return effects{do: endAll | reportLoss | releaseLater, cause: driver.CauseClosed} // mutation: closed
+			return effects{do: endAll | reportLoss | releaseLater, keep: rest, cause: driver.CauseClosed} // mutation: closed
 		case lost:
-			s.phase = ended
-			return effects{do: releaseLater}
+			s.phase = ended                           // mutation: closed-ends
+			return effects{do: endAll | releaseLater} // mutation: closed-lost
 		}
 	case released, releaseDenied, releaseUnconfirmed, releaseImpossible:
 		return s.releaseAnswered(e)
@@ -359,16 +347,17 @@ func (s *leaseState) granted(e *event, f *facts) effects {
 	if e.provisional {
 		s.provisional, s.renewAt = true, f.now+confirmAfter
 	}
-	if s.phase == revoked || f.age >= s.valid {
+	if s.phase == revoked || f.age >= s.valid { // mutation: revoked
 		s.phase = ended
 		return effects{do: undo}
 	}
-	s.phase, s.since, s.spare = held, f.now, e.spare
+	s.phase, s.since, s.spare = held, f.now, e.spare // mutation: granted-hold
 	if e.within > 0 {
 		s.handoffUntil = f.now + e.within
 	}
 	if e.lock != nil {
 		s.open++
+		return effects{do: link}
 	}
 	return effects{}
 }
@@ -410,41 +399,41 @@ func (s *leaseState) expire(f *facts) effects {
 func (s *leaseState) lose(cause driver.Cause) effects {
 	switch s.phase {
 	case requested:
-		s.phase = revoked
+		s.phase = revoked // mutation: revoked-early
 		return effects{cause: cause}
 	case held:
-		s.phase = lost
-		return effects{do: endAll | reportLoss, cause: cause}
+		s.phase = lost                                        // mutation: lose
+		return effects{do: endAll | reportLoss, cause: cause} // mutation: lost-effects
 	case lingering:
 		s.phase = ended
-		return effects{do: reportLoss | stopLinger | releaseLater, cause: cause}
+		return effects{do: endAll | reportLoss | stopLinger | releaseLater, cause: cause} // mutation: linger-lost
 	}
 	return effects{}
 }
 
 // rest returns for how much longer the lease has to stand for a MinHold.
 func (s *leaseState) rest(f *facts) time.Duration {
-	if s.keep == 0 {
-		return 0
-	}
-	return max(s.keep-(f.now-s.since), 0)
+	return max(s.keep-(f.now-s.since), 0) // mutation: rest
 }
+
+// lingers reports whether the process has to keep the lease for a MinHold.
+func (s *leaseState) lingers(f *facts) bool { return !f.storeKeeps && s.phase == held && s.rest(f) > 0 }
 
 // canHandOff reports whether a handoff is possible: a local waiter can have the lease, and
 // neither the number of handoffs nor the time for them is used up.
 func (s *leaseState) canHandOff(f *facts) bool {
-	return f.next && s.phase == held && s.spare > 0 && (s.handoffUntil == 0 || f.now < s.handoffUntil) &&
-		s.rest(f) == 0 && s.left(f) > s.valid/2
+	return f.next && s.phase == held && s.spare > 0 && // mutation: spare
+		(s.handoffUntil == 0 || f.now < s.handoffUntil) && s.rest(f) == 0 && s.left(f) > s.valid/2 // mutation: handoff-rest
 }
 
 // finish decides what follows after the end of a holder. A lost lease is released in the
 // background: it may still stand at the store, within its margin or because the store only
 // notifies the holder.
-func (s *leaseState) finish(e *event, f *facts, unused bool) effects {
+func (s *leaseState) finish(f *facts, unused bool) effects {
 	switch s.phase {
 	case lost:
 		s.phase = ended
-		return effects{do: releaseLater}
+		return effects{do: releaseLater} // mutation: lost
 	case held:
 	default:
 		return effects{}
@@ -452,19 +441,19 @@ func (s *leaseState) finish(e *event, f *facts, unused bool) effects {
 	rest := s.rest(f)
 	switch {
 	case s.canHandOff(f):
-		s.handoffs++
+		s.handoffs++ // mutation: handoffs
 		s.spare--
-		s.valid, s.since, s.keep = e.valid, f.now, 0
+		s.valid, s.since, s.keep = f.nextValid, f.now, 0
 		return effects{do: handOff | reportRelease}
 	case unused:
 		s.phase = ended
-		return effects{do: releaseLater}
-	case rest > 0 && !f.storeKeeps:
+		return effects{do: releaseLater} // mutation: dropped
+	case s.lingers(f):
 		s.phase = lingering
-		return effects{do: linger, keep: rest}
+		return effects{do: linger, keep: rest} // mutation: linger
 	}
 	s.phase = releasing
-	return effects{do: release, keep: rest, within: s.left(f)}
+	return effects{do: release, keep: rest, within: s.left(f)} // mutation: release-keep
 }
 
 // tick ends a lease that has expired and renews one whose renewal is due. After a
@@ -533,5 +522,5 @@ func (s *leaseState) releaseAnswered(e *event) effects {
 	case releaseImpossible:
 		return effects{do: reportUnconfirmed}
 	}
-	return effects{do: reportUnconfirmed | releaseLater, keep: e.keep}
+	return effects{do: reportUnconfirmed | releaseLater, keep: e.keep} // mutation: unconfirmed
 }

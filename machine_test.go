@@ -36,14 +36,16 @@ var eventNames = [...]string{
 func (k eventKind) String() string { return eventNames[k] }
 
 var effectNames = []string{
-	"endAll", "endOne", "endLimit", "reportLoss", "stopLinger", "renew", "reportRenewal", "handOff",
+	"link", "unlink", "contend", "endAll", "endOne", "endLimit", "reportLoss", "stopLinger", "renew", "reportRenewal", "handOff",
 	"reportRelease", "release", "reportUnconfirmed", "releaseLater", "undo", "linger",
 }
 
-func (e effect) String() string {
+func (e effect) String() string { return namesOf(uint32(e), effectNames) }
+
+func namesOf(set uint32, all []string) string {
 	var names []string
-	for i, name := range effectNames {
-		if e&(1<<i) != 0 {
+	for i, name := range all {
+		if set&(1<<i) != 0 {
 			names = append(names, name)
 		}
 	}
@@ -104,6 +106,7 @@ var conditions = map[string]func(*situation){
 	"its Unlock has begun":          func(x *situation) { x.s.open, x.s.leaving = 0, 1 },
 	"renewal due":                   func(x *situation) { x.at(tableTTL / 3) },
 	"renewal under way":             func(x *situation) { x.s.renewing = true },
+	"the lease has another holder":  func(x *situation) { x.f.stale = true },
 	"no Lock is open":               func(x *situation) { x.f.used = false },
 	"with its first Lock":           func(x *situation) { x.e.lock = &Lock{} },
 	"little validity left":          func(x *situation) { x.at(tableValid / 2) },
@@ -121,7 +124,7 @@ type transition struct {
 
 var transitions = []transition{
 	{requested, granted, "", held, 0, ""},
-	{requested, granted, "with its first Lock", held, 0, ""},
+	{requested, granted, "with its first Lock", held, link, ""},
 	{requested, granted, "expired", ended, undo, ""},
 	{requested, denied, "", ended, 0, ""},
 	{requested, unanswered, "", ended, undo, ""},
@@ -130,29 +133,30 @@ var transitions = []transition{
 	{revoked, denied, "", ended, 0, ""},
 	{revoked, unanswered, "", ended, undo, ""},
 
-	{held, opened, "", held, 0, ""},
-	{held, joined, "", held, 0, ""},
+	{held, opened, "", held, link, ""},
+	{held, joined, "", held, link, ""},
 	{held, joined, "its Unlock has begun", held, endOne, ""},
+	{held, joined, "the lease has another holder", held, endOne, ""},
 	{held, unlocked, "other Locks are open", held, endOne, ""},
 	{held, unlocked, "another Unlock is under way", held, endOne, ""},
 	{held, unlocked, "", releasing, endOne | release, ""},
-	{held, unlocked, "a MinHold is not over", lingering, endOne | linger, ""},
+	{held, unlocked, "a MinHold is not over", held, endOne, ""},
 	{held, unlocked, "a MinHold is not over and the store keeps it", releasing, endOne | release, ""},
-	{held, unlocked, "a local waiter is next", held, endOne, ""},
-	{held, unlocked, "a local waiter is next and no handoff is left", releasing, endOne | release, ""},
-	{held, unlocked, "a local waiter is next and the time for handoffs is over", releasing, endOne | release, ""},
+	{held, unlocked, "a local waiter is next", held, contend | endOne, ""},
+	{held, unlocked, "a local waiter is next and no handoff is left", releasing, contend | endOne | release, ""},
+	{held, unlocked, "a local waiter is next and the time for handoffs is over", releasing, contend | endOne | release, ""},
 	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, CauseExpired},
 	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, CauseExpired},
-	{held, left, "other Locks are open", held, 0, ""},
-	{held, left, "another Unlock is under way", held, 0, ""},
-	{held, left, "", releasing, release, ""},
-	{held, left, "a MinHold is not over", lingering, linger, ""},
-	{held, left, "a MinHold is not over and the store keeps it", releasing, release, ""},
-	{held, left, "a local waiter is next", held, handOff | reportRelease, ""},
-	{held, left, "a local waiter is next and little validity left", releasing, release, ""},
-	{held, left, "a local waiter is next and no handoff is left", releasing, release, ""},
-	{held, left, "a local waiter is next and the time for handoffs is over", releasing, release, ""},
-	{held, left, "a local waiter is next and a MinHold is not over", lingering, linger, ""},
+	{held, left, "other Locks are open", held, unlink, ""},
+	{held, left, "another Unlock is under way", held, unlink, ""},
+	{held, left, "", releasing, unlink | release, ""},
+	{held, left, "a MinHold is not over", lingering, unlink | linger, ""},
+	{held, left, "a MinHold is not over and the store keeps it", releasing, unlink | release, ""},
+	{held, left, "a local waiter is next", held, unlink | handOff | reportRelease, ""},
+	{held, left, "a local waiter is next and little validity left", releasing, unlink | release, ""},
+	{held, left, "a local waiter is next and no handoff is left", releasing, unlink | release, ""},
+	{held, left, "a local waiter is next and the time for handoffs is over", releasing, unlink | release, ""},
+	{held, left, "a local waiter is next and a MinHold is not over", lingering, unlink | linger, ""},
 	{held, dropped, "", ended, releaseLater, ""},
 	{held, dropped, "a local waiter is next", held, handOff | reportRelease, ""},
 	{held, dropped, "a local waiter is next and no handoff is left", ended, releaseLater, ""},
@@ -171,17 +175,20 @@ var transitions = []transition{
 	{held, limitReached, "", held, endLimit, ""},
 	{held, limitReached, "no Lock is open", held, 0, ""},
 	{held, closed, "", ended, endAll | reportLoss | releaseLater, CauseClosed},
+	{held, closed, "a MinHold is not over", lingering, endAll | reportLoss | linger, CauseClosed},
+	{held, closed, "a MinHold is not over and the store keeps it", ended, endAll | reportLoss | releaseLater, CauseClosed},
+	{held, closed, "a MinHold is not over and expired", ended, endAll | reportLoss | releaseLater, CauseClosed},
 
 	{lingering, joined, "", lingering, endOne, ""},
-	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, CauseTaken},
-	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
-	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
+	{lingering, revoke, "", ended, endAll | reportLoss | stopLinger | releaseLater, CauseTaken},
+	{lingering, checked, "expired", ended, endAll | reportLoss | stopLinger | releaseLater, CauseExpired},
+	{lingering, ticked, "expired", ended, endAll | reportLoss | stopLinger | releaseLater, CauseExpired},
 	{lingering, ticked, "renewal due and no Lock is open", lingering, renew, ""},
 	{lingering, resumed, "no Lock is open", lingering, renew, ""},
-	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, CauseSlept},
+	{lingering, resumed, "machine slept", ended, endAll | reportLoss | stopLinger | releaseLater, CauseSlept},
 	{lingering, renewed, "", lingering, reportRenewal, ""},
 	{lingering, renewalFailed, "", lingering, reportRenewal, ""},
-	{lingering, lingered, "", releasing, stopLinger | release, ""},
+	{lingering, lingered, "", releasing, endAll | stopLinger | release, ""},
 
 	{lost, opened, "", lost, endOne, ""},
 	{lost, joined, "", lost, endOne, ""},
@@ -191,8 +198,9 @@ var transitions = []transition{
 	{lost, left, "other Locks are open", lost, 0, ""},
 	{lost, left, "another Unlock is under way", lost, 0, ""},
 	{lost, left, "", ended, releaseLater, ""},
+	{lost, left, "a local waiter is next", ended, releaseLater, ""},
 	{lost, dropped, "", ended, releaseLater, ""},
-	{lost, closed, "", ended, releaseLater, ""},
+	{lost, closed, "", ended, endAll | releaseLater, ""},
 
 	{releasing, joined, "", releasing, endOne, ""},
 	{releasing, released, "", ended, reportRelease, ""},
@@ -261,7 +269,7 @@ func TestTransitionAmounts(t *testing.T) {
 	}
 
 	x = newSituation(held, left)
-	x.f.next, x.e.valid, x.s.handoffs, x.s.spare = true, 29*time.Second, 3, 2
+	x.f.next, x.f.nextValid, x.s.handoffs, x.s.spare = true, 29*time.Second, 3, 2
 	if s, _ := x.s.next(x.e, x.f); s.handoffs != 4 || s.spare != 1 || s.valid != 29*time.Second || s.since != x.f.now || s.keep != 0 {
 		t.Errorf("handoff: %+v", s)
 	}
@@ -459,6 +467,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 		withNext := func(f *facts) {
 			f.storeKeeps = keeps
 			f.next = rapid.IntRange(0, 3).Draw(t, "next") == 0
+			f.nextValid = valid
 		}
 		// Each action reports whether it was possible.
 		actions := map[string]func() bool{
@@ -520,7 +529,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				if !(m.granted && len(m.locks) == 0 && m.gaveBack == 0) {
 					return false
 				}
-				fx := m.apply(t, event{kind: dropped, valid: valid}, nil, withNext)
+				fx := m.apply(t, event{kind: dropped}, nil, withNext)
 				if fx.do&handOff == 0 && m.gaveBack != 1 {
 					t.Fatal("a grant without a waiter is not given back")
 				}
@@ -548,6 +557,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 					return false
 				}
 				k.unlocked = true
+				ended := !k.alive // by Close, which may keep a MinHold
 				keep := rapid.SampledFrom([]time.Duration{0, 0, time.Second, time.Hour}).Draw(t, "MinHold")
 				fx := m.apply(t, event{kind: unlocked, keep: keep}, k, withNext)
 				if k.alive {
@@ -561,7 +571,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				}
 				// If left follows, a context ends after the mutex was released, and before
 				// left.
-				k.left, k.alive = fx.final, !fx.final
+				k.left, k.alive = fx.final, !fx.final && !ended
 				return true
 			},
 			"left": func() bool {
@@ -570,7 +580,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 					return false
 				}
 				k.left, k.alive = true, false
-				m.apply(t, event{kind: left, valid: valid}, k, withNext)
+				m.apply(t, event{kind: left}, k, withNext)
 				return true
 			},
 			"revoked": func() bool {
@@ -689,18 +699,50 @@ func TestLeasePage(t *testing.T) {
 	}
 }
 
+// pageRow is a transition of either machine as the page shows it.
+type pageRow struct{ from, event, when, to, do, cause string }
+
 func leasePage() []byte {
 	var b bytes.Buffer
-	b.WriteString(`# The states of a lease
+	b.WriteString(`# The states of a lease and of a queue
 
 For a maintainer of the core. A lease starts as *requested* and changes its phase by events. An *ended* lease is
 not used again. ` + "`machine.go`" + ` explains the words.
 
-` + "```mermaid\nstateDiagram-v2\n    direction LR\n    [*] --> requested\n")
-	type edge struct{ from, to phase }
+`)
+	var leases, queues []pageRow
+	for _, row := range transitions {
+		leases = append(leases, pageRow{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)})
+	}
+	for _, row := range queueTransitions {
+		queues = append(queues, pageRow{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), ""})
+	}
+	writeDiagram(&b, requested.String(), ended.String(), leases)
+	b.WriteString(`
+Each line below has an event and its conditions, the next phase if it changes, and the effects in their order. In
+brackets is the cause of a loss. Every other event changes nothing.
+
+` + "`go test -run TestLeasePage . -update` writes this page.\n")
+	writeRows(&b, "##", leases)
+	b.WriteString(`
+## The local queue
+
+The queue of one name is *idle* when its goroutine is about to make a request. A *finished* queue is not used again.
+` + "`queue_machine.go`" + ` explains the words.
+
+`)
+	writeDiagram(&b, idle.String(), finished.String(), queues)
+	writeRows(&b, "###", queues)
+	return b.Bytes()
+}
+
+// writeDiagram writes the changes of the phase.
+func writeDiagram(b *bytes.Buffer, first, last string, rows []pageRow) {
+	fmt.Fprintf(b, "```mermaid\nstateDiagram-v2\n    direction LR\n    [*] --> %s\n", first)
+	type edge struct{ from, to string }
 	labels := map[edge][]string{}
 	var edges []edge
-	for _, row := range transitions {
+	for _, row := range rows {
 		if row.from == row.to {
 			continue
 		}
@@ -708,30 +750,42 @@ not used again. ` + "`machine.go`" + ` explains the words.
 		if labels[e] == nil {
 			edges = append(edges, e)
 		}
-		if label := row.event.String(); !slices.Contains(labels[e], label) {
-			labels[e] = append(labels[e], label)
+		if !slices.Contains(labels[e], row.event) {
+			labels[e] = append(labels[e], row.event)
 		}
 	}
 	for _, e := range edges {
-		fmt.Fprintf(&b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
+		fmt.Fprintf(b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
 	}
-	b.WriteString("    ended --> [*]\n```\n\nEvery other event changes no phase and has no effects. " +
-		"The test that compares this page also writes it: `go test -run TestLeasePage . -update`.\n\n" +
-		"| phase | event | when | next phase | effects, in this order | cause of the loss |\n| --- | --- | --- | --- | --- | --- |\n")
-	for _, row := range transitions {
-		if row.from == row.to && row.do == 0 {
+	fmt.Fprintf(b, "    %s --> [*]\n```\n", last)
+}
+
+// writeRows writes the transitions that change or do something.
+func writeRows(b *bytes.Buffer, heading string, rows []pageRow) {
+	last := ""
+	for _, row := range rows {
+		if row.from != last {
+			fmt.Fprintf(b, "\n%s %s\n\n", heading, row.from)
+			last = row.from
+		}
+		var parts []string
+		if row.from != row.to {
+			parts = append(parts, "*"+row.to+"*")
+		}
+		if row.do != "" {
+			parts = append(parts, row.do)
+		}
+		if parts == nil {
 			continue
 		}
-		cells := []string{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)}
-		line := "|"
-		for _, c := range cells {
-			if c == "" {
-				line += " |"
-			} else {
-				line += " " + c + " |"
-			}
+		line := "- " + row.event
+		if row.when != "" {
+			line += ", " + row.when
+		}
+		line += ": " + strings.Join(parts, "; ")
+		if row.cause != "" {
+			line += " (" + row.cause + ")"
 		}
 		b.WriteString(line + "\n")
 	}
-	return b.Bytes()
 }

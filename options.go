@@ -35,8 +35,9 @@ type settings struct {
 	limit                               int
 	shared, hasLimit, reentrant         bool
 	reason                              string
-	// untilClose: Close does not wait for the MinHold.
-	untilClose bool
+	// job is the name that Every was called with, for a lock of a tick. Errors have this name, and
+	// Close does not wait for the MinHold.
+	job string
 }
 
 // TTL sets for how long the store keeps the lock without renewal, and so for how
@@ -183,8 +184,7 @@ const MaxHandoff = 1 << 16
 // 5 ms of the store's grant. Short holds then cost no request, and waiters of other processes
 // lose little. Each hold has a new, larger token. With this option there is no limit of time
 // there. Elsewhere the default is off, and a handoff keeps the token: a write that a goroutine
-// sends after its Unlock is not refused in favour of the next goroutine's. On etcd an Unlock
-// and the request of the next local waiter are one call.
+// sends after its Unlock is not refused in favour of the next goroutine's.
 func LocalHandoff(max int) Option {
 	return func(c *config) { c.handoff, c.hasHandoff = max, true }
 }
@@ -205,19 +205,15 @@ func (c *config) check() error {
 		}
 	}
 	var err error
-	c.base, err = c.combine(nil)
+	c.base, err = c.resolve(nil)
 	return err
 }
 
 // resolve combines the options of a call with the defaults, and checks them.
 func (c *config) resolve(opts []LockOption) (*settings, error) {
-	if len(opts) == 0 {
+	if len(opts) == 0 && c.base != nil {
 		return c.base, nil
 	}
-	return c.combine(opts)
-}
-
-func (c *config) combine(opts []LockOption) (*settings, error) {
 	s := &settings{ttl: DefaultTTL, drain: DefaultDrain, limit: driver.Exclusive}
 	for _, o := range c.defaults {
 		o(s)

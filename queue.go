@@ -16,31 +16,27 @@ import (
 // entry outlives the cancellation of its head, if the next waiter requests the same
 // limit and TTL. Waiters are served in the order in which they came.
 //
-// A queue has one owner: it changes under the Locker's mutex only, and one goroutine
-// (Locker.serveQueue) makes its requests, from the first waiter to the last. A waiter
-// leaves it in exactly one way: served, failed, or by its own decision. Each
-// removes the waiter and records the result in one step, so a cancellation and a
-// delivery cannot both happen.
+// A queue changes under the Locker's mutex only, by the events of queue_machine.go. One goroutine
+// (Locker.serveQueue) makes its requests, from the first waiter to the last.
 type queue struct {
 	name       string
+	state      queueState
 	head, tail *waiter
-	// pending is the request under way, nil between two. cancel ends it.
-	pending *lease
-	cancel  context.CancelCauseFunc
-	// held: the last answer of the store was that the name is held, by holders.
-	held    bool
+	// lease is that of the request under way, or else of the last one. cancel ends the request.
+	lease  *lease
+	cancel context.CancelCauseFunc
+	// swap is the release that is offered, or that goes with the request under way.
+	swap *swap
+	// holders are the holders of the name when it was last found held.
 	holders []driver.Holder
-	// served is the lease that was delivered last. It is set while the queue holds the next
-	// request back until the release of that lease; held and holders then report that lease.
-	// swap is that release, once Unlock has offered it. offered then wakes the queue's
-	// goroutine.
-	served  *lease
-	swap    *swap
-	offered chan struct{}
-	// joined wakes the queue's goroutine, if it pauses, for a new waiter.
-	joined chan struct{}
+	// delayed is the error of the request that waits in this process, as it was last found, else nil.
+	delayed error
 	// answered is when the store last answered a request of the queue.
 	answered time.Time
+	// until is when a delay or a pause is over. wake ends it earlier. retry counts the pauses.
+	until time.Time
+	wake  chan struct{}
+	retry retry
 }
 
 // waiter is one goroutine in a queue.
@@ -51,6 +47,7 @@ type waiter struct {
 	joined     time.Time
 	held       bool // the store has answered, since the waiter joined, that the name is held
 	holders    []driver.Holder
+	delayed    error // of the queue, when held was set
 	lastErr    error // of the last failed request made while it waited
 	prev, next *waiter
 	queued     bool // linked in the queue
@@ -67,7 +64,7 @@ var errAbandoned = errors.New("no waiter needs this request any more")
 
 // accepts reports whether a grant of r would serve w.
 func (w *waiter) accepts(r *driver.Request) bool {
-	return w.set.limit == r.Limit && w.set.ttl == r.TTL
+	return w.set.limit == r.Limit && w.set.ttl == r.TTL // mutation: accepts
 }
 
 // cancelled reports whether the wait of w has ended.
@@ -107,27 +104,120 @@ func (q *queue) remove(w *waiter) {
 }
 
 // serve removes a waiter that has got a lease, and wakes it.
-func (q *queue) serve(w *waiter, h *holder) context.CancelCauseFunc {
+func (q *queue) serve(w *waiter, h *holder) {
 	w.holder = h
 	q.remove(w)
 	close(w.ready)
-	return q.unneeded()
 }
 
-// fail removes a waiter that cannot be served, and wakes it.
-func (q *queue) fail(w *waiter, err error) {
-	w.err = err
-	q.remove(w)
-	close(w.ready)
-}
-
-// unneeded returns the function that cancels the request under way, or nil if there is no
-// request or it serves the head.
-func (q *queue) unneeded() context.CancelCauseFunc {
-	if q.pending == nil || q.head != nil && q.head.accepts(&q.pending.req) {
-		return nil
+// fail removes the waiters that match and cannot be served, and wakes them.
+func (q *queue) fail(err error, match func(*waiter) bool) {
+	var next *waiter
+	for w := q.head; w != nil; w = next {
+		if next = w.next; match(w) {
+			w.err = err
+			q.remove(w)
+			close(w.ready)
+		}
 	}
-	return q.cancel
+}
+
+// queueEvent is a queueEventKind with its values.
+type queueEvent struct {
+	kind   queueEventKind
+	usable bool // requestGranted; see queueFacts
+	// unanswered is for a failed request; see queueFacts.
+	unanswered bool
+	holders    []driver.Holder // storeAnswered, requestBusy
+	delayed    error           // storeAnswered: see driver.Delayer
+	err        error           // of a failed request
+}
+
+// observeQueue collects the facts for an event.
+func (l *Locker) observeQueue(q *queue, e *queueEvent) queueFacts {
+	f := queueFacts{waits: q.head != nil, usable: e.usable, unanswered: e.unanswered, closed: l.closed}
+	if q.lease == nil {
+		return f
+	}
+	f.fits = f.waits && q.head.accepts(&q.lease.req)
+	f.answered = q.lease.answered.Load()
+	switch e.kind {
+	case requestGranted:
+		f.swaps = f.waits && l.canSwap(q.lease, q.head.next)
+	case releaseBegan:
+		f.swaps = l.canSwap(q.lease, q.head) && !q.head.cancelled()
+	case requestDue:
+		f.swaps = q.swap != nil && l.canSwap(q.lease, q.head)
+	}
+	return f
+}
+
+// stepQueue applies an event to a queue, and carries out the effects on the waiters. The others are the
+// caller's. cancel, if not nil, ends the request under way. The Locker's mutex is held.
+func (l *Locker) stepQueue(q *queue, e *queueEvent) (do queueEffect, cancel context.CancelCauseFunc) {
+	f := l.observeQueue(q, e)
+	q.state, do = q.state.next(e.kind, f)
+	if do&noteAll != 0 {
+		l.noteHeld(q, e.holders, e.delayed)
+	}
+	if do&serveHead != 0 {
+		q.serve(q.head, q.lease.holder)
+	}
+	if do&(failHead|failAll) != 0 {
+		head := q.head
+		q.fail(e.err, func(w *waiter) bool { return w == head || do&failAll != 0 })
+	}
+	if do&failUnanswered != 0 {
+		for w := q.head; w != nil; w = w.next {
+			w.lastErr = e.err
+		}
+		q.fail(&failure{name: q.name, store: l.where, kind: ErrUnavailable, err: e.err},
+			func(w *waiter) bool { return !w.held && l.answerTime(q, w) <= 0 })
+	}
+	if do&delay != 0 {
+		l.noteHeld(q, q.lease.asHolder(), nil)
+		q.until = time.Now().Add(driver.HandoffTime)
+	}
+	if do&pause != 0 {
+		if q.state.failures == 1 {
+			q.retry = retry{}
+		}
+		q.until = time.Now().Add(q.retry.delay())
+	}
+	if do&returnSwap != 0 {
+		close(q.swap.done)
+		q.swap = nil
+	}
+	if do&offerSwap != 0 {
+		q.swap = &swap{lease: q.lease, queue: q, done: make(chan struct{})}
+	}
+	if do&wake != 0 {
+		wakeup.Send(q.wake)
+	}
+	if do&finish != 0 {
+		delete(l.queues, q.name)
+		l.queueCount.Add(-1)
+	}
+	if !q.state.busy() {
+		q.holders, q.delayed = nil, nil
+	}
+	if do&cancelRequest != 0 {
+		cancel = q.cancel
+	}
+	return do, cancel
+}
+
+// noteHeld records that the name is held, or that its request is delayed. It reports that to the hooks for waiters
+// without an earlier answer.
+func (l *Locker) noteHeld(q *queue, holders []driver.Holder, delayed error) {
+	q.holders, q.delayed, q.answered = holders, delayed, time.Now()
+	for w := q.head; w != nil; w = w.next {
+		first := !w.held
+		w.held, w.holders, w.delayed = true, holders, delayed
+		if first && l.cfg.hooks != nil {
+			l.emitLater(w.ctx, l.queuedEvent(w, q.name))
+		}
+	}
 }
 
 // answerTime returns the time that is left for the store to answer a waiter: a request timeout
@@ -187,28 +277,34 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 	}
 	q := l.queues[name]
 	if q == nil {
-		q = &queue{name: name, joined: make(chan struct{}, 1), offered: make(chan struct{}, 1)}
+		q = &queue{name: name, wake: make(chan struct{}, 1)}
 		l.queues[name] = q
 		l.queueCount.Add(1)
 		l.background.run(func() { l.serveQueue(q) })
 	}
+	w.held, w.holders, w.delayed = q.state.busy(), q.holders, q.delayed
 	if busy != nil {
 		w.held, w.holders = true, busy.Holders
-	} else if q.held {
-		w.held, w.holders = true, q.holders
 	}
 	q.push(w)
-	wakeup.Send(q.joined)
-	held, holders := w.held, w.holders
+	for _, wanted := range l.wanted[name] {
+		wanted.close()
+	}
+	l.stepQueue(q, &queueEvent{kind: waiterJoined})
+	held := w.held && l.cfg.hooks != nil
+	var e Event
+	if held {
+		e = l.queuedEvent(w, name)
+	}
 	l.mu.Unlock()
-	if held && l.cfg.hooks != nil {
+	if held {
 		returned := false
 		defer func() {
 			if !returned { // a hook has ended this goroutine
 				_ = l.leave(q, w, errAbandoned)
 			}
 		}()
-		l.emit(w.ctx, l.queuedEvent(w, holders, name))
+		l.emit(w.ctx, e)
 		returned = true
 	}
 	return q, nil
@@ -243,11 +339,7 @@ func (l *Locker) overdue(q *queue, w *waiter, began time.Duration) (next time.Du
 // open returns the Lock of a waiter that was served.
 func (l *Locker) open(w *waiter) *Lock {
 	k := newLock(w.holder, &w.holder.first, w.ctx, w.set)
-	var o outcome
-	l.mu.Lock()
-	k.open(opened, w.set, &o)
-	l.mu.Unlock()
-	_ = l.perform(&o)
+	k.open(opened, w.set)
 	return k
 }
 
@@ -258,13 +350,15 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 	l.mu.Lock()
 	if w.queued {
 		q.remove(w)
-		o.cancel = q.unneeded()
+		_, o.cancel = l.stepQueue(q, &queueEvent{kind: waiterLeft})
 	} else if w.holder != nil {
 		l.step(w.holder.lease, &event{kind: dropped}, &o)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	switch {
+	case w.delayed != nil:
+		return l.unanswered(q.name, ended, w.delayed)
 	case w.held:
 		return &BusyError{Name: q.name, Store: l.where, Holders: w.holders, Err: ended}
 	case ended == errNoAnswer:
@@ -277,40 +371,8 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 	return &failure{name: q.name, store: l.where, err: ended}
 }
 
-// noteQueued passes the store's answer on to every waiter of the queue.
-func (l *Locker) noteQueued(x *lease, holders []driver.Holder) {
-	q := x.queue
-	var first []*waiter
-	l.mu.Lock()
-	if q.pending == x {
-		first = l.noteHeld(q, holders)
-	}
-	l.mu.Unlock()
-	l.reportQueued(q, first, holders)
-}
-
-// noteHeld records that the store has answered that the name is held. If there are hooks, it
-// returns the waiters for which this is the first such answer. The Locker's mutex is held.
-func (l *Locker) noteHeld(q *queue, holders []driver.Holder) (first []*waiter) {
-	q.held, q.holders, q.answered = true, holders, time.Now()
-	for w := q.head; w != nil; w = w.next {
-		if !w.held && l.cfg.hooks != nil {
-			first = append(first, w)
-		}
-		w.held, w.holders = true, holders
-	}
-	return first
-}
-
-// reportQueued reports to the hooks that waiters are queued.
-func (l *Locker) reportQueued(q *queue, waiters []*waiter, holders []driver.Holder) {
-	for _, w := range waiters {
-		l.emitLater(w.ctx, l.queuedEvent(w, holders, q.name))
-	}
-}
-
-func (l *Locker) queuedEvent(w *waiter, holders []driver.Holder, name string) Event {
+func (l *Locker) queuedEvent(w *waiter, name string) Event {
 	e := l.describe(EventQueued, name, w.set)
-	e.Holders = holders
+	e.Holders, e.Err = w.holders, w.delayed
 	return e
 }

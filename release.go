@@ -13,6 +13,7 @@ import (
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
+	until := time.Now().Add(o.keep)
 	var sent bool
 	var err error
 	if o.keep == 0 {
@@ -22,7 +23,7 @@ func (l *Locker) release(o *outcome) error {
 		err = l.store.Release(l.withTimeout(&x.releasing, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
 		x.releasing.end()
 	}
-	e := event{kind: released, keep: o.keep, err: err}
+	e := event{kind: released, keep: max(time.Until(until), 0), err: err}
 	var code driver.Code
 	if err != nil {
 		code = l.store.Classify(err)
@@ -35,12 +36,7 @@ func (l *Locker) release(o *outcome) error {
 			e.kind = releaseUnconfirmed
 		}
 	}
-	var answered outcome
-	l.mu.Lock()
-	l.step(x, &e, &answered)
-	l.mu.Unlock()
-	_ = l.perform(&answered)
-	switch {
+	switch answered, _ := l.apply(x, &e); {
 	case err == nil:
 		return nil
 	case answered.loss != nil:
@@ -57,13 +53,14 @@ func final(code driver.Code) bool {
 }
 
 // releaseLater retries a release in the background until the lease is released or gone. It
-// also stops when the lease must have expired, because the client no longer renews it. The
+// also stops when the lease must have expired at the store, because the client no longer renews it. The
 // lease is to stand for keep. Hooks get events about the release only if report is set: for a
 // lost lease the loss was its end.
 func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {
 	x, until := h.lease, time.Now().Add(keep)
 	l, g := x.l, x.standing.grant
-	expires := l.guarantees.Load().LeftoversExpire && g.TTL != driver.Forever
+	guarantees := l.guarantees.Load()
+	expires := guarantees.LeftoversExpire && g.TTL != driver.Forever
 	reportIf := func(kind EventKind, err error) {
 		if report {
 			h.reportLater(kind, err, since)
@@ -74,7 +71,7 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 		run: func(ctx context.Context) error {
 			// A renewal may have been on its way when the lock was unlocked. The lease
 			// then stands for up to a second TTL.
-			if age, _ := g.SentAt.Elapsed(); expires && age > 2*max(g.TTL, x.req.TTL) {
+			if age, _ := g.SentAt.Elapsed(); expires && age > 2*max(g.TTL, x.req.TTL)+guarantees.Granularity {
 				return nil
 			}
 			err := l.store.Release(ctx, g, max(time.Until(until), 0))

@@ -1,8 +1,11 @@
 package holdfast_test
 
 import (
+	"context"
 	"errors"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,6 +65,66 @@ func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 	})
 }
 
+// coarse is a store that may keep a lease for minutes after its TTL. It counts the releases and rollbacks, and answers
+// none. With silent it grants without an answer.
+type coarse struct {
+	*memstore.Store
+	silent bool
+	ends   atomic.Int64
+}
+
+func (c *coarse) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := c.Store.Guarantees(ctx)
+	g.Granularity = 5 * time.Minute
+	return g, err
+}
+
+func (c *coarse) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := c.Store.Acquire(ctx, r)
+	if err == nil && c.silent {
+		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "no answer")
+	}
+	return g, err
+}
+
+func (c *coarse) Release(context.Context, driver.Grant, time.Duration) error {
+	c.ends.Add(1)
+	return driver.Errorf(driver.CodeUnavailable, "no answer")
+}
+
+func (c *coarse) Undo(context.Context, driver.Request) error {
+	return c.Release(context.Background(), driver.Grant{}, 0)
+}
+
+// TestEndIsRepeatedUntilACoarseLeaseEnds: a failed release or rollback is repeated until the store no longer keeps the
+// lease, which a coarse clock of the store delays.
+func TestEndIsRepeatedUntilACoarseLeaseEnds(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &coarse{Store: memstore.New(), silent: silent}
+			k, err := newLocker(t, s).TryLock(bg, "a", holdfast.TTL(time.Second))
+			if (err != nil) != silent {
+				t.Fatal(err)
+			}
+			if k != nil {
+				_ = k.Unlock()
+			}
+			count := func(wait, during time.Duration) int64 {
+				time.Sleep(wait)
+				before := s.ends.Load()
+				time.Sleep(during)
+				return s.ends.Load() - before
+			}
+			if count(4*time.Minute, 30*time.Second) == 0 {
+				t.Errorf("a request without an answer: %t: its end is no longer repeated, and the lease may stand", silent)
+			}
+			if n := count(2*time.Minute, time.Minute); n != 0 {
+				t.Errorf("a request without an answer: %t: its end is repeated although the lease has ended", silent)
+			}
+		})
+	}
+}
+
 // TestRefusedReleaseIsRepeated: the store refuses a few releases. The name is free soon
 // after that, or at the end of a MinHold that the store keeps. No caller has to wait until the
 // lease expires.
@@ -88,6 +151,25 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRepeatedReleaseKeepsTheLockForItsMinHold: the first release takes a while, and fails. The repeated one
+// keeps the lock until the end of its MinHold, and not longer.
+func TestRepeatedReleaseKeepsTheLockForItsMinHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		h := &hooked{Store: s}
+		var first sync.Once
+		h.release = func() { first.Do(func() { time.Sleep(10 * time.Second) }) }
+		l, other := newLocker(t, h), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(time.Hour), holdfast.MinHold(time.Minute))
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnavailable, "down"))
+		_ = k.Unlock()
+		time.Sleep(48 * time.Second)
+		wantBusy(t, other, "a")
+		time.Sleep(3 * time.Second)
+		wantFree(t, other, "a")
+	})
 }
 
 // TestImpossibleReleaseIsNotRepeated: an error that makes a retry useless ends the release.

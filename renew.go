@@ -48,6 +48,14 @@ func (s *schedule) remove(x *lease) {
 	}
 }
 
+// rest stops the timer if no lease needs it. It would wake a process that only waits.
+func (s *schedule) rest() {
+	if len(s.leases) == 0 && s.armed != 0 {
+		s.timer.Stop()
+		s.armed = 0
+	}
+}
+
 // take removes and returns the leases that are due now or shortly after (see renewTogether), or
 // all leases after a suspend. kind is the event that the caller applies to them.
 func (s *schedule) take(now time.Duration) (due []*lease, kind eventKind) {
@@ -201,6 +209,7 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 		g := x.standing.grant
 		g.SentAt, g.TTL, g.Provisional = a.SentAt, a.TTL, false // mutation: renewed
 		x.standing = &standing{grant: g}
+		e = x.validity(renewed)
 	}
 	l.step(x, &e, &o)
 	l.mu.Unlock()

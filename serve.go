@@ -1,20 +1,20 @@
 package holdfast
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
-	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // serveQueue is the goroutine of a queue, from its first waiter to its last: it makes the
 // requests of the head, and hands out the answers.
 func (l *Locker) serveQueue(q *queue) {
-	var r retry
 	for {
+		l.rest(q)
 		x, ctx, cancel, s := l.nextRequest(q)
 		if x == nil {
 			return
@@ -23,59 +23,62 @@ func (l *Locker) serveQueue(q *queue) {
 		if err == nil && g.Provisional {
 			g = l.confirmForMargin(q, g)
 		}
-		cause := context.Cause(ctx)
-		cancel(nil)
-		if err != nil {
-			err = l.endRequest(q, x, err, cause, &r)
-		} else if l.deliver(q, x, g) {
-			r.reset()
-			l.holdBack(q)
+		if err == nil {
+			l.deliver(q, x, g)
 		} else {
-			err = errEndedBeforeAnswer
+			l.endRequest(q, x, err, context.Cause(ctx))
 		}
-		if err != nil {
-			l.giveUpUnanswered(q, err)
-			l.pause(q, &r)
+		cancel(nil)
+	}
+}
+
+// rest waits until the next request is due. A pause does not last longer than the store has time to
+// answer any waiter.
+func (l *Locker) rest(q *queue) {
+	for {
+		l.mu.Lock()
+		left := time.Until(q.until)
+		for w := q.head; w != nil && q.state.phase == pausing; w = w.next {
+			if !w.held {
+				left = min(left, l.answerTime(q, w))
+			}
+		}
+		rests := q.state.phase == delaying || q.state.phase == pausing && q.head != nil
+		l.mu.Unlock()
+		if !rests {
+			return
+		}
+		select {
+		case <-q.wake:
+		case <-time.After(max(left, time.Millisecond)):
+			return
 		}
 	}
 }
 
 // nextRequest prepares the request of the head. It ends the queue if there is no head. The
 // caller has to answer or withdraw the swap, if there is one.
-func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelCauseFunc, *swap) {
+func (l *Locker) nextRequest(q *queue) (x *lease, ctx context.Context, cancel context.CancelCauseFunc, s *swap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.takeSwap(q)
-	if l.closed {
-		err := l.closedError(q.name)
-		for q.head != nil {
-			q.fail(q.head, err)
-		}
-	}
-	if q.head == nil {
-		delete(l.queues, q.name)
-		l.queueCount.Add(-1)
+	if do, _ := l.stepQueue(q, &queueEvent{kind: requestDue, err: l.closedError(q.name)}); do&request == 0 {
 		return nil, nil, nil, nil
 	}
 	// The request belongs to the queue entry, not to the goroutine at the head: it
 	// takes the values of the head's context, but not its end.
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
-	x := l.newLease(ctx, q.name, q.head.set)
+	ctx, cancel = context.WithCancelCause(context.WithoutCancel(q.head.ctx))
+	x = l.newLease(ctx, q.name, q.head.set)
 	x.queue = q
 	l.reserve(&x.req, q.head.next != nil)
 	// A margin of the caller's may be longer than a provisional TTL.
 	x.req.Provisional = x.req.Limit == driver.Exclusive && !q.head.set.hasMargin
-	q.pending, q.cancel = x, s.afterRelease(cancel)
-	return x, ctx, cancel, s
+	q.lease, q.cancel = x, cancel
+	return x, ctx, cancel, q.swap
 }
 
 // requestQueued makes a request that waits, or polls a store that cannot notify. Until the
 // first answer the request timeout limits it. The swap s may be nil.
 func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.CancelCauseFunc, s *swap) (driver.Grant, error) {
-	defer s.withdraw()
-	end := s.afterRelease(cancel)
-	stop := context.AfterFunc(l.ctx, func() { end(context.Cause(l.ctx)) })
-	defer stop()
 	if l.guarantees.Load().Wake == driver.WakePoll {
 		return l.poll(ctx, x)
 	}
@@ -87,17 +90,14 @@ func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.Can
 	})
 	defer timer.Stop()
 	if s != nil {
+		defer s.end(false, nil)
 		return l.swapper.Swap(ctx, s.lease.standing.grant, x.req, s.answered)
 	}
 	return l.store.Acquire(ctx, x.req)
 }
 
-// poll repeats a request that does not wait, after a pause that a notification of the
-// store ends.
+// poll repeats a request that does not wait, after a pause.
 func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
-	listening, stop := context.WithCancel(ctx)
-	defer stop()
-	var freed chan struct{}
 	pause := backoff.Backoff{First: pollFirst, Max: pollMax}
 	for {
 		var b requestContext
@@ -107,19 +107,8 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 			return g, err
 		}
 		x.Queued(holdersOf(err))
-		if notifier, ok := l.store.(driver.Notifier); ok && freed == nil {
-			freed = make(chan struct{}, 1)
-			notifier.Notify(listening, x.req.Name, func() { wakeup.Send(freed) })
-		}
-		t := time.NewTimer(pause.Next())
-		select {
-		case <-t.C:
-		case <-freed:
-			t.Stop()
-			pause.Reset()
-		case <-ctx.Done():
-			t.Stop()
-			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+		if err := pause.Sleep(ctx); err != nil {
+			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
 	}
 }
@@ -150,142 +139,38 @@ func holdersOf(err error) []driver.Holder {
 }
 
 // deliver gives a grant to the head of the queue, or back to the store if the head
-// does not accept it. It reports false if no waiter can use the grant.
-func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
+// does not accept it.
+func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) {
 	var o, unneeded outcome
-	var queued []*waiter
-	var holders []driver.Holder
 	l.mu.Lock()
-	w := q.head
-	if w != nil && !w.accepts(&x.req) || l.closed {
-		w = nil
+	if w := q.head; w != nil && w.accepts(&x.req) && !l.closed {
+		x.holder.set, x.holder.ctx = w.set, w.ctx // the head may be another waiter than when the request was sent
 	}
-	if w != nil { // the head may be another waiter than when the request was sent
-		x.holder.set, x.holder.ctx = w.set, w.ctx
-	}
-	q.pending, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
-	x.standing.grant = g // mutation: served
-	l.step(x, &event{kind: granted}, &o)
-	usable = x.state.phase == held
-	switch {
-	case usable && w != nil:
-		q.serve(w, x.holder)
-		if l.swapper != nil && l.canSwap(q, x) {
-			// The store has answered for the waiters behind, too: this lease holds the name.
-			q.served, holders = x, x.asHolder()
-			queued = l.noteHeld(q, holders)
-		}
-	case usable:
+	l.grant(x, g, nil, &o)
+	q.answered = time.Now()
+	do, _ := l.stepQueue(q, &queueEvent{kind: requestGranted, usable: x.state.phase == held, err: errEndedBeforeAnswer})
+	if do&giveBack != 0 {
 		l.step(x, &event{kind: dropped}, &unneeded)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	_ = l.perform(&unneeded)
-	l.reportQueued(q, queued, holders)
-	return usable
 }
 
-// endRequest handles a failed request. It returns the error if the queue repeats the request
-// after a pause, and nil if the next request follows at once.
-func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) error {
-	l.mu.Lock()
-	q.pending, q.cancel = nil, nil
-	l.mu.Unlock()
-	code := l.failed(x, err)
-	if cause != nil && cause != errNoAnswer {
-		return nil // cancelled by its last waiter, or by Close
-	}
-	switch code {
+// endRequest handles a failed request. cause is why its context has ended, or nil.
+func (l *Locker) endRequest(q *queue, x *lease, err, cause error) {
+	e := queueEvent{kind: requestFailed, err: err, unanswered: cause == errNoAnswer}
+	switch l.failed(x, err) {
 	case driver.CodeRefused, driver.CodeUnsupported, driver.CodeInvalid:
-		// The error concerns the waiter for which the request was made. Another waiter may be
-		// the head by now.
-		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.accepts(&x.req) })
-		return nil
+		e.kind, e.err = requestRefused, l.explain(l.ctx, q.name, err)
 	case driver.CodeClosed:
-		l.failAll(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
-		return nil
+		e.kind, e.err = storeClosed, l.explain(l.ctx, q.name, err)
 	case driver.CodeBusy: // the store could not queue the request just now
-		l.markHeld(q, holdersOf(err))
+		e.kind, e.holders = requestBusy, holdersOf(err)
+	default:
+		e.err = cmp.Or(cause, err)
 	}
-	if x.answered.Load() {
-		r.reset()
-	}
-	if cause != nil {
-		return cause
-	}
-	return err
-}
-
-// markHeld records that the store has answered every waiter of the queue.
-func (l *Locker) markHeld(q *queue, holders []driver.Holder) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	for w := q.head; w != nil; w = w.next {
-		w.held, w.holders = true, holders
-	}
-}
-
-// failAll fails the waiters that match. match is called under the Locker's mutex.
-func (l *Locker) failAll(q *queue, err error, match func(*waiter) bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var matching []*waiter
-	for w := q.head; w != nil; w = w.next {
-		if match(w) {
-			matching = append(matching, w)
-		}
-	}
-	for _, w := range matching {
-		q.fail(w, err)
-	}
-}
-
-// giveUpUnanswered fails the waiters that the store has not answered for the request
-// timeout. A waiter continues to wait if the store has reported that the name is held.
-func (l *Locker) giveUpUnanswered(q *queue, err error) {
-	l.mu.Lock()
-	q.held, q.holders = false, nil
-	for w := q.head; w != nil; w = w.next {
-		w.lastErr = err
-	}
+	l.stepQueue(q, &e)
 	l.mu.Unlock()
-	l.failAll(q, &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: err}, func(w *waiter) bool {
-		return !w.held && l.answerTime(q, w) <= 0
-	})
-}
-
-// pause waits after a failed request, but not longer than the store has time to answer any
-// waiter. The failure count restarts when a new waiter joins, so that it does not inherit a
-// long backoff.
-func (l *Locker) pause(q *queue, r *retry) {
-	end := time.Now().Add(r.delay())
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		left := time.Until(end)
-		l.mu.Lock()
-		empty := q.head == nil
-		for w := q.head; w != nil; w = w.next {
-			if !w.held {
-				left = min(left, l.answerTime(q, w))
-			}
-		}
-		l.mu.Unlock()
-		if empty {
-			r.reset()
-			return
-		}
-		timer.Reset(max(left, time.Millisecond))
-		select {
-		case <-q.joined:
-			if r.failures > 1 {
-				r.reset()
-				end = time.Now().Add(r.delay())
-			}
-		case <-timer.C:
-			return
-		case <-l.ctx.Done():
-			return
-		}
-	}
 }

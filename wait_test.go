@@ -255,6 +255,56 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	})
 }
 
+// delaying is a store whose requests wait in the process until free is closed, or fail with err.
+type delaying struct {
+	driver.Store
+	err  error
+	free chan struct{}
+}
+
+func (s delaying) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if r.First {
+		return driver.Grant{}, s.err
+	}
+	if r.Wait {
+		r.From.(driver.Delayer).Delayed(s.err)
+	}
+	select {
+	case <-s.free:
+		return s.Store.Acquire(ctx, r)
+	case <-ctx.Done():
+		return driver.Grant{}, s.err
+	}
+}
+
+// TestDelayedWaiterIsNotBusy: requests wait for a connection of the process, for longer than the request timeout. A
+// wait that ends then reports that, also of a waiter that came later, and not a busy lock. A wait without a limit
+// goes on, and gets the lock when there is a connection. After that a wait can find the name held.
+func TestDelayedWaiterIsNotBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := driver.Errorf(driver.CodeUnavailable, "no connection")
+		s := delaying{memstore.New(), full, make(chan struct{})}
+		l := newLocker(t, altered{s, func(*driver.Guarantees) {}})
+		got := make(chan *holdfast.Lock)
+		go func() { got <- mustLock(t, l, "a") }()
+		for range 2 {
+			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
+			if !errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, full) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		}
+		if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || !errors.Is(err, full) {
+			t.Error(err)
+		}
+		close(s.free)
+		k := <-got
+		if _, err := l.Lock(bg, "a", holdfast.Wait(time.Minute)); !errors.Is(err, holdfast.ErrBusy) || errors.Is(err, full) {
+			t.Error(err)
+		}
+		unlock(t, k)
+	})
+}
+
 // TestWaitersOfASilentStoreTimeOut: the first request gets no answer. Every waiting
 // goroutine gets ErrUnavailable after the request timeout.
 func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
@@ -555,63 +605,6 @@ func TestPolledStoreExcludes(t *testing.T) {
 			t.Error(err)
 		}
 		unlock(t, k)
-	})
-}
-
-// notifying is a polled store that notifies of each release.
-type notifying struct {
-	altered
-	mu    sync.Mutex
-	frees map[context.Context]func()
-}
-
-func (s *notifying) Notify(ctx context.Context, _ string, free func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.frees[ctx] = free
-	context.AfterFunc(ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.frees, ctx)
-	})
-}
-
-func (s *notifying) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	err := s.Store.Release(ctx, g, keep)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, free := range s.frees {
-		free()
-	}
-	return err
-}
-
-// TestNotifiedPollDoesNotPause: a waiter that polls repeats its request at once when the
-// store notifies it. It is not notified when it does not wait.
-func TestNotifiedPollDoesNotPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &notifying{altered: altered{memstore.New(), func(g *driver.Guarantees) {
-			g.Wake, g.Order, g.Scope = driver.WakePoll, driver.OrderNone, driver.ScopeNetwork
-		}}, frees: map[context.Context]func(){}}
-		l := newLocker(t, s)
-		for range 20 {
-			k := mustLock(t, l, "a")
-			got := make(chan *holdfast.Lock)
-			go func() { got <- mustLock(t, l, "a") }()
-			time.Sleep(time.Minute) // its backoff has grown
-			synctest.Wait()
-			released := time.Now()
-			unlock(t, k)
-			k = <-got
-			if late := time.Since(released); late != 0 {
-				t.Fatalf("granted %s after the release that it was notified of", late)
-			}
-			unlock(t, k)
-		}
-		synctest.Wait()
-		if len(s.frees) != 0 {
-			t.Error("a waiter that was served is still notified")
-		}
 	})
 }
 

@@ -20,6 +20,7 @@ type section struct {
 	limit, slot        int
 	token              uint64
 	requested, granted int64
+	asked              int64 // see setAsked
 	firstUntil         int64 // valid until, as recorded with the grant
 	until, renewed     int64 // the latest validity recorded, and when it was recorded
 	renewals           []renewal
@@ -28,6 +29,7 @@ type section struct {
 	lost               int64
 	closing, killed    int64
 	failed, stuck      int64
+	keep               int64 // the MinHold, as recorded with the unlock
 	cause, err         string
 }
 
@@ -64,6 +66,12 @@ type request struct {
 	ttl                  int64
 	token                uint64
 	err                  string
+	wait                 bool
+	freed                int64 // when the store had confirmed the release, and a MinHold has passed
+	left                 int64 // when the first release that leaves the grant standing was sent
+	unsure               int64 // the latest deadline of a renewal or release whose answer was lost
+	unanswered           int64 // the longest time without an answer to a release that leaves the grant standing
+	until                int64 // see setEnds
 }
 
 // work is one update of a register, or an attempt.
@@ -96,6 +104,7 @@ type disturbance struct {
 	early        bool
 	rewinds      bool
 	loses        bool
+	keepsOrder   bool
 	takes        int64
 }
 
@@ -107,21 +116,42 @@ func (d *disturbance) lastTaken() int64 {
 	return d.to
 }
 
+// on reports whether the fault affected a name, and affects whether it affected a name and one of some workers.
+func (d *disturbance) on(name string) bool { return d.name == "" || d.name == name }
+
+func (d *disturbance) affects(name string, workers ...string) bool {
+	return d.on(name) && (d.worker == "" || slices.Contains(workers, d.worker))
+}
+
+// all reports whether the fault affected every worker and every name.
+func (d *disturbance) all() bool { return d.worker == "" && d.name == "" }
+
 // collected is a history, sorted by name and by register.
 type collected struct {
 	start, last  int64
+	slack        time.Duration // see judge
 	drain        int64
 	guarantees   driver.Guarantees
 	events       int
 	names        map[string]*nameHistory
 	registers    map[string][]*work
+	closing      map[opKey]int64 // when a Locker was closed, by worker and client generation
 	disturbances []disturbance
 	rewinds      []disturbance // the disturbances that bring the store back to an earlier state
 	left         []Event
 	killed       map[string]int64
 	stopped      map[string]bool
-	vanished     map[opKey]bool // by worker and client generation
-	kinds        map[string]int // the number of faults of each kind
+	vanished     map[opKey]int64 // by worker and client generation
+	kinds        map[string]int  // the number of faults of each kind
+	longestTTL   map[opKey]int64 // by worker and client generation
+	longestStand int64           // the longest TTL, or time for which a grant stands after its release
+
+	schedules map[string]*schedule
+	onces     map[string][]*onceCall // by key
+	onceCalls map[opKey]*onceCall
+	ids       map[string][]Event    // by sequence
+	values    map[string][]*valueOp // by key
+	puts      map[opKey]*valueOp
 }
 
 type nameHistory struct {
@@ -129,16 +159,30 @@ type nameHistory struct {
 	sections []*section
 	requests []*request
 	bounds   []bound
+	leaves   []Event // the events of kindLeave
+	// granted are the requests that were granted, in the order of their tokens.
+	granted []*request
+	// deadlines are the latest deadlines that the store can have set, by token.
+	deadlines map[uint64]int64
 }
 
 // history returns the history of a name.
 func (c *collected) history(name string) *nameHistory {
 	h := c.names[name]
 	if h == nil {
-		h = &nameHistory{name: name}
+		h = &nameHistory{name: name, deadlines: map[uint64]int64{}}
 		c.names[name] = h
 	}
 	return h
+}
+
+// finish sets granted and deadlines.
+func (h *nameHistory) finish() {
+	h.granted = slices.DeleteFunc(slices.Clone(h.requests), func(q *request) bool { return q.token == 0 })
+	slices.SortFunc(h.granted, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
+	for _, b := range h.bounds {
+		h.deadlines[b.token] = max(h.deadlines[b.token], min(b.at+b.ttl, forever))
+	}
 }
 
 type opKey struct {
@@ -152,9 +196,11 @@ func collect(events []Event) (*collected, error) {
 		return nil, fmt.Errorf("the history is empty")
 	}
 	c := &collected{
-		names: map[string]*nameHistory{}, registers: map[string][]*work{},
-		killed: map[string]int64{}, stopped: map[string]bool{}, vanished: map[opKey]bool{}, kinds: map[string]int{},
-		start: events[0].T, last: events[len(events)-1].T, events: len(events),
+		names: map[string]*nameHistory{}, registers: map[string][]*work{}, closing: map[opKey]int64{},
+		killed: map[string]int64{}, stopped: map[string]bool{}, vanished: map[opKey]int64{}, longestTTL: map[opKey]int64{}, kinds: map[string]int{},
+		schedules: map[string]*schedule{}, onces: map[string][]*onceCall{}, onceCalls: map[opKey]*onceCall{},
+		ids: map[string][]Event{}, values: map[string][]*valueOp{}, puts: map[opKey]*valueOp{},
+		start: events[0].T, slack: Slack, last: events[len(events)-1].T, events: len(events),
 	}
 	k := &collector{
 		collected: c,
@@ -191,7 +237,7 @@ func (k *collector) add(e *Event) {
 	case kindStop:
 		k.stopped[e.W] = true
 	case kindVanished:
-		k.vanished[opKey{e.W, e.Gen}] = true
+		k.vanished[opKey{e.W, e.Gen}] = e.T
 	case kindLeft:
 		k.left = append(k.left, *e)
 	case kindClosing:
@@ -200,14 +246,23 @@ func (k *collector) add(e *Event) {
 		k.addFault(e)
 	case kindLock, kindGranted, kindFailed, kindRenewed, kindAlive, kindLost, kindUnlock, kindUnlocked, kindStuck:
 		k.addLock(e)
-	case kindRequest, kindPlaced, kindAnswer, kindKept, kindUnknown, kindUndo, kindUndone:
+	case kindRequest, kindPlaced, kindAnswer, kindKept, kindUnknown, kindUndo, kindUndone, kindLeave, kindFreed, kindUnsure:
 		k.addRequest(e)
 	case kindBegin, kindRead, kindWrote, kindStale, kindQuit:
 		k.addWork(e)
+	case kindEvery, kindEveryEnd, kindTick, kindTicked, kindMissed:
+		k.addTick(e)
+	case kindOnce, kindRan, kindOnceDone:
+		k.addOnce(e)
+	case kindID:
+		k.ids[e.Res] = append(k.ids[e.Res], *e)
+	case kindGet, kindPut, kindPutDone:
+		k.addValue(e)
 	}
 }
 
 func (k *collector) addClosing(e *Event) {
+	k.closing[opKey{e.W, e.Gen}] = e.T
 	for _, s := range k.byWorker[e.W] {
 		if s.gen <= e.Gen && s.closing == 0 && s.unlock == 0 {
 			s.closing = e.T
@@ -227,7 +282,7 @@ func (k *collector) addFault(e *Event) {
 		k.kinds[kind]++
 		k.faults[faultKey(kind, e)] = &disturbance{
 			from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note,
-			early: e.Early, rewinds: e.Rewinds, loses: e.Loses, takes: e.Takes,
+			early: e.Early, rewinds: e.Rewinds, loses: e.Loses, keepsOrder: e.KeepsOrder, takes: e.Takes,
 		}
 	case kindResume, kindHealed:
 		kind := e.Fault
@@ -264,12 +319,22 @@ func (k *collector) addLock(e *Event) {
 func (k *collector) addRequest(e *Event) {
 	switch e.K {
 	case kindRequest:
-		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T}
+		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T, wait: e.Wait}
+		k.longestTTL[opKey{e.W, e.Gen}] = max(k.longestTTL[opKey{e.W, e.Gen}], e.TTL)
+		k.longestStand = max(k.longestStand, e.TTL)
 		k.requests[e.ID] = q
 		h := k.history(e.Name)
 		h.requests = append(h.requests, q)
 	case kindKept:
 		k.addBound(e)
+	case kindLeave:
+		h := k.history(e.Name)
+		h.leaves = append(h.leaves, *e)
+		k.longestStand = max(k.longestStand, e.For)
+		if q := k.requests[e.ID]; q != nil {
+			q.freed = e.Until + e.For
+			q.left = cmp.Or(q.left, e.T)
+		}
 	default:
 		q := k.requests[e.ID]
 		if q == nil {
@@ -311,10 +376,13 @@ func (k *collector) addWork(e *Event) {
 	}
 }
 
-// finish adds the faults that have not ended, and ends the sections of killed workers.
+// finish adds the faults that have not ended, and what follows from all events.
 func (k *collector) finish() {
 	for _, d := range k.faults {
 		k.disturbances = append(k.disturbances, *d)
+	}
+	for _, h := range k.names {
+		h.finish()
 	}
 	slices.SortFunc(k.disturbances, func(a, b disturbance) int { return cmp.Compare(a.from, b.from) })
 	for w, t := range k.killed {
@@ -351,7 +419,7 @@ func (s *section) add(e *Event) {
 			s.lost, s.cause = e.T, e.Cause
 		}
 	case kindUnlock:
-		s.unlock = e.T
+		s.unlock, s.keep = e.T, e.For
 	case kindUnlocked:
 		s.unlocked = e.T
 		s.err = e.Err
@@ -375,35 +443,34 @@ func (q *request) add(e *Event) {
 		q.undo = e.T
 	case kindUndone:
 		q.undone = e.T
+	case kindFreed:
+		q.freed = e.T
+	case kindUnsure:
+		q.unsure = max(q.unsure, e.T+e.TTL)
+		if e.Until != 0 {
+			q.left = cmp.Or(q.left, e.Until)
+			q.unanswered = max(q.unanswered, e.T-e.Until)
+		}
 	}
 }
 
 // undisturbed reports whether no fault affected the workers or the name during the interval
 // or shortly before it.
 func (c *collected) undisturbed(from, to int64, name string, workers ...string) bool {
-	for i := range c.disturbances {
-		d := &c.disturbances[i]
-		if d.from > to {
-			break
-		}
-		if d.to+int64(Slack) < from {
-			continue
-		}
-		if (d.worker == "" || slices.Contains(workers, d.worker)) && (d.name == "" || d.name == name) {
-			return false
-		}
-	}
-	return true
+	return c.undisturbedBy(func(*disturbance) bool { return true }, from, to, name, workers...)
 }
 
-// quiet reports whether no fault at all was under way in the interval or shortly before it.
-func (c *collected) quiet(from, to int64) bool {
+// undisturbedBy is undisturbed for some of the faults.
+func (c *collected) undisturbedBy(some func(*disturbance) bool, from, to int64, name string, workers ...string) bool {
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
 		if d.from > to {
 			break
 		}
-		if d.to+int64(Slack) >= from {
+		if d.to+int64(c.slack) < from {
+			continue
+		}
+		if d.affects(name, workers...) && some(d) {
 			return false
 		}
 	}
@@ -413,27 +480,37 @@ func (c *collected) quiet(from, to int64) bool {
 // rewound reports whether a grant may come from the time after the store went back to an
 // earlier state. That time ends when the clients must have noticed the change.
 func (c *collected) rewound(from, to int64) bool {
-	late := int64(c.guarantees.Notice + Slack)
-	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
+	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+c.notice() })
 }
 
-// lost reports whether the leftover of e may stand only because the store lost the write
-// that ended it. Such a leftover stands until its TTL has passed.
-func (c *collected) lost(e *Event) bool {
+// notice is how long after a fault the clients may notice its effect.
+func (c *collected) notice() int64 { return int64(c.guarantees.Notice + c.slack) }
+
+// excused reports whether the leftover of e may stand until its TTL has passed: the store lost the write that
+// ended it, or its client could not undo it for long enough.
+func (c *collected) excused(e *Event) bool {
 	if e.W == "" || e.ID == "" {
 		// The coordinator found e after the run, when every client had had time to clean up, or
 		// e is not at the store.
 		return false
 	}
-	late := int64(c.guarantees.Notice + Slack)
+	late := c.notice()
 	if h := c.names[e.Name]; h != nil && c.guarantees.LeftoversExpire {
 		for _, q := range h.requests {
-			if q.id == e.ID {
+			if q.id == e.ID && c.outlived(q) {
+				return true
+			} else if q.id == e.ID {
 				late += q.ttl
 			}
 		}
 	}
 	return slices.ContainsFunc(c.disturbances, func(d disturbance) bool { return d.loses && d.from <= e.T && e.T <= d.to+late })
+}
+
+// outlived reports whether a client retried the undo of a request for three TTLs, which is enough if leftovers
+// expire. A server that comes back after that may still grant the request from its queue.
+func (c *collected) outlived(q *request) bool {
+	return c.guarantees.LeftoversExpire && q.unknown != 0 && q.undone == 0 && q.undo-q.unknown > 3*q.ttl
 }
 
 // Slack is the delay that the verdict allows on a busy machine before a goroutine runs. The

@@ -74,6 +74,10 @@ func (c *crew) launch(ctx context.Context, m *member) error {
 		if c.target.ofWorker != nil {
 			a.URL = c.target.ofWorker(m.index)
 		}
+		if c.target.gateway != nil {
+			a.Gateway = c.target.gateway(m.index)
+			a.Config.Long = max(a.Config.Long, gatewayLong)
+		}
 		p, err := a.begin(ctx, c.command)
 		if err == nil {
 			m.proc = p
@@ -85,7 +89,7 @@ func (c *crew) launch(ctx context.Context, m *member) error {
 		return err
 	}
 	m.log = log
-	m.worker = c.cfg.newWorker(c.round, m.index, m.life, log, c.regs, c.open)
+	m.worker = c.cfg.newWorker(c.round, m.index, m.life, log, inFiles(c.regs), c.open)
 	return labelled(ctx, c.dir, m.worker.start)
 }
 
@@ -122,7 +126,7 @@ func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) er
 	if sf.Admit != nil && !sf.Admit(f) {
 		return nil
 	}
-	e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
+	e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds, KeepsOrder: sf.KeepsOrder}
 	if sf.Detail != nil {
 		e.Note = sf.Detail(f)
 	}
@@ -152,7 +156,9 @@ func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) er
 // injectWorkerFault carries out a fault of a worker or of its link. At most one such fault at a
 // time affects a worker.
 func (c *crew) injectWorkerFault(ctx context.Context, m *member, f Fault) error {
-	m.mu.Lock()
+	for !m.mu.TryLock() { // a goroutine that waits in Lock stops the fake time of a simulation
+		time.Sleep(time.Millisecond)
+	}
 	defer m.mu.Unlock()
 	e := Event{W: m.name(), For: int64(f.For)}
 	switch f.Kind {

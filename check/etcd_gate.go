@@ -3,17 +3,13 @@
 package check
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"sync"
-	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // etcdGate sends requests to a member through its JSON gateway, as the administrator where the
@@ -43,92 +39,54 @@ func (g *etcdGate) request(ctx context.Context, path, question string, answer an
 	g.mu.Lock()
 	token, administrated := g.token, g.administrated
 	g.mu.Unlock()
-	err := g.post(ctx, path, token, question, answer)
+	err := g.m.Post(ctx, g.client, path, token, question, answer)
 	if err == nil || ctx.Err() != nil || !administrated {
 		return err
 	}
 	var login struct{ Token string }
-	if err := g.post(ctx, "/v3/auth/authenticate", "", fmt.Sprintf(`{"name":%q,"password":%q}`, etcdRoot, etcdRootSecret), &login); err != nil {
+	admin := fmt.Sprintf(`{"name":%q,"password":%q}`, etcdRoot, etcdRootSecret)
+	if err := g.m.Post(ctx, g.client, "auth/authenticate", "", admin, &login); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	g.token = login.Token
 	g.mu.Unlock()
-	return g.post(ctx, path, login.Token, question, answer)
+	return g.m.Post(ctx, g.client, path, login.Token, question, answer)
 }
 
-func (g *etcdGate) post(ctx context.Context, path, token, question string, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+g.m.Client+path, bytes.NewBufferString(question))
-	if err != nil {
-		return err
-	}
-	if token != "" {
-		req.Header.Set("Authorization", token)
-	}
-	client := g.client
-	if client == nil {
-		client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		_, _ = io.Copy(io.Discard, resp.Body) // reading to the end lets the client reuse the connection
-		resp.Body.Close()
-	}()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("check: etcd answers %s to %s", resp.Status, path)
-	}
-	return json.NewDecoder(resp.Body).Decode(answer)
+// do sends a request whose answer says nothing more than that it succeeded.
+func (g *etcdGate) do(ctx context.Context, path, question string) error {
+	return g.request(ctx, path, question, &struct{}{})
 }
 
 // permit gives the user of the check the right READ, WRITE or READWRITE below the prefix.
 func (g *etcdGate) permit(ctx context.Context, right string) error {
 	encode := func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
 	end := etcdPrefix[:len(etcdPrefix)-1] + string(etcdPrefix[len(etcdPrefix)-1]+1)
-	return g.request(ctx, "/v3/auth/role/grant", fmt.Sprintf(`{"name":%q,"perm":{"permType":%q,"key":%q,"range_end":%q}}`,
-		etcdUser, right, encode(etcdPrefix), encode(end)), &struct{}{})
+	return g.do(ctx, "auth/role/grant", fmt.Sprintf(`{"name":%q,"perm":{"permType":%q,"key":%q,"range_end":%q}}`,
+		etcdUser, right, encode(etcdPrefix), encode(end)))
 }
 
 // addUsers creates the administrator and the user of the check, and switches authentication on.
 func (g *etcdGate) addUsers(ctx context.Context) error {
-	do := func(path, question string) error { return g.request(ctx, path, question, &struct{}{}) }
-	for _, step := range []func() error{
-		func() error {
-			return do("/v3/auth/user/add", fmt.Sprintf(`{"name":%q,"password":%q}`, etcdRoot, etcdRootSecret))
-		},
-		func() error { return do("/v3/auth/role/add", `{"name":"root"}`) },
-		func() error { return do("/v3/auth/user/grant", fmt.Sprintf(`{"user":%q,"role":"root"}`, etcdRoot)) },
-		func() error {
-			return do("/v3/auth/user/add", fmt.Sprintf(`{"name":%q,"password":%q}`, etcdUser, etcdPassword))
-		},
-		func() error { return do("/v3/auth/role/add", fmt.Sprintf(`{"name":%q}`, etcdUser)) },
-		func() error { return g.permit(ctx, "READWRITE") },
-		func() error {
-			return do("/v3/auth/user/grant", fmt.Sprintf(`{"user":%q,"role":%q}`, etcdUser, etcdUser))
-		},
-		func() error { return do("/v3/auth/enable", `{}`) },
-	} {
-		if err := step(); err != nil {
+	for _, u := range [][2]string{{etcdRoot, etcdRootSecret}, {etcdUser, etcdPassword}} { // each has a role with its name
+		err := g.do(ctx, "auth/user/add", fmt.Sprintf(`{"name":%q,"password":%q}`, u[0], u[1]))
+		if err == nil {
+			err = g.do(ctx, "auth/role/add", fmt.Sprintf(`{"name":%q}`, u[0]))
+		}
+		if err == nil {
+			err = g.do(ctx, "auth/user/grant", fmt.Sprintf(`{"user":%q,"role":%[1]q}`, u[0]))
+		}
+		if err != nil {
 			return err
 		}
 	}
+	if err := g.permit(ctx, "READWRITE"); err != nil {
+		return err
+	}
+	err := g.do(ctx, "auth/enable", `{}`)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.administrated = true
-	return nil
-}
-
-// revokeEtcdRight takes the right to read or to write away from the user of the check.
-func revokeEtcdRight(g *etcdGate) StoreFault {
-	return StoreFault{
-		Kind: "revoke-right",
-		Begin: func(ctx context.Context, f Fault) error {
-			return g.permit(context.WithoutCancel(ctx), []string{"WRITE", "READ"}[f.N%2])
-		},
-		End: func(ctx context.Context, _ Fault) error { return g.permit(ctx, "READWRITE") },
-	}
+	g.administrated = err == nil
+	return err
 }

@@ -6,20 +6,21 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // etcdTarget starts etcd. The workers' binary must import etcdstore.
-func etcdTarget(members int, heartbeat time.Duration) func(context.Context, string) (*Target, error) {
-	return func(ctx context.Context, dir string) (*Target, error) {
+func etcdTarget(members int, heartbeat time.Duration) starter {
+	return func(ctx context.Context, dir string, t *Target) error {
 		config := servers.EtcdConfig{Members: members, Heartbeat: heartbeat, Disks: true, Dir: filepath.Join(dir, "etcd")}
 		cluster, err := servers.StartEtcd(ctx, config)
 		if errors.Is(err, servers.ErrNoDisk) {
@@ -27,128 +28,101 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 			cluster, err = servers.StartEtcd(ctx, config)
 		}
 		if err != nil {
-			return nil, err
-		}
-		var processes []*servers.Server
-		for _, m := range cluster {
-			processes = append(processes, m.Server)
+			return err
 		}
 		var proxies []*servers.Proxy
 		var hosts []string
-		end := func() error {
-			for _, p := range proxies {
-				p.Close()
-			}
-			for _, m := range cluster {
-				m.End()
-			}
-			return nil
-		}
 		for _, m := range cluster {
-			p, err := servers.NewProxy(m.Client)
+			t.onClose(m.End)
+			p, err := t.proxy(m.Client)
 			if err != nil {
-				return nil, errors.Join(err, end())
+				return err
 			}
 			proxies, hosts = append(proxies, p), append(hosts, p.Address())
 		}
-		faults := proxyFaults(proxies...)
 		gate, user := &etcdGate{m: cluster[0]}, ""
+		var faults []StoreFault
 		if members > 1 {
-			leader := func(ctx context.Context) *servers.Server {
-				if m := etcdLeader(ctx, cluster); m != nil {
-					return m.Server
-				}
-				return nil
-			}
-			for _, f := range serverFaults(processes, leader) {
-				if f.Kind == "pause-server" { // the paused server may be the leader
-					f.Early, f.All = true, true
-				}
-				faults = append(faults, f)
-			}
-			faults = append(faults, etcdLeaderFaults(cluster)...)
+			faults = etcdClusterFaults(cluster)
 		} else {
-			faults = append(faults, serverFaults(processes, nil)...)
-			// The single member has users. Its backups have them, too.
-			if err := gate.addUsers(ctx); err != nil {
-				return nil, errors.Join(err, end())
+			if faults, err = etcdAloneFaults(ctx, gate, filepath.Join(dir, "backups")); err != nil {
+				return err
 			}
 			user = etcdUser + ":" + etcdPassword + "@"
-			back, err := restoreEtcd(gate, filepath.Join(dir, "backups"))
-			if err != nil {
-				return nil, errors.Join(err, end())
-			}
-			faults = append(faults, back, revokeEtcdRight(gate))
 		}
-		t := &Target{
-			URL:    "etcd://" + user + strings.Join(hosts, ",") + "/" + etcdPrefix,
-			Faults: oneAtATime(faults),
-			Left:   etcdKeys(gate),
-			Close:  end,
-		}
-		return t, nil
+		t.URL = "etcd://" + user + strings.Join(hosts, ",") + "/" + etcdPrefix
+		t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{refuseNew(proxies)}, faults))
+		t.Left = etcdKeys(gate)
+		return nil
 	}
 }
 
-// etcdLeaderFaults stop the leader's process, or only its disk, for longer than the TTL.
-// When the leader continues, it may revoke leases that clients have renewed at its
-// successor. The store declares that.
-func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
-	var hit *servers.Etcd
-	fault := func(kind string, begin, end func(*servers.Etcd) error) StoreFault {
-		return StoreFault{
-			Kind: kind, Early: true, All: true,
-			Begin: func(ctx context.Context, _ Fault) error {
-				if hit = etcdLeader(ctx, cluster); hit == nil {
-					return nil // there is no leader now
-				}
-				return begin(hit)
-			},
-			End: func(context.Context, Fault) error {
-				if hit == nil {
-					return nil
-				}
-				return end(hit)
-			},
-		}
+// etcdAloneFaults returns the faults of a single member, which gets users. Its backups have them, too.
+func etcdAloneFaults(ctx context.Context, g *etcdGate, backups string) ([]StoreFault, error) {
+	if err := g.addUsers(ctx); err != nil {
+		return nil, err
 	}
-	faults := []StoreFault{fault(faultPauseLeader, (*servers.Etcd).Pause, (*servers.Etcd).Cont)}
+	// It raises the revision above the old one, as an administrator should (etcdutl snapshot restore --bump-revision).
+	restore := func(ctx context.Context, from string) error {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		before, err := etcdRevision(ctx, g)
+		if err != nil {
+			return err
+		}
+		if err := g.m.Restore(ctx, from); err != nil {
+			return err
+		}
+		return raiseRevision(ctx, g, before+100)
+	}
+	member := present(&g.m)
+	back, err := restoreFault(backups, restore, g.m.Backup)
+	return []StoreFault{
+		pauseFault(faultPauseServer, member), killFault(faultKillServer, member), back,
+		{Kind: faultRevoke, Begin: func(ctx context.Context, f Fault) error {
+			return g.permit(context.WithoutCancel(ctx), []string{"WRITE", "READ"}[f.N%2])
+		}, End: func(ctx context.Context, _ Fault) error { return g.permit(ctx, "READWRITE") }},
+		pauseFault(faultStall, member),
+	}, err
+}
+
+// etcdClusterFaults returns the faults of a cluster. Two of them stop the leader's process, or only its disk, for
+// longer than the TTL. When the leader continues, it may revoke leases that clients have renewed at its
+// successor. The store declares that. A paused member may be the leader, too.
+func etcdClusterFaults(cluster []*servers.Etcd) []StoreFault {
+	leader := func(ctx context.Context, _ Fault) ([]*servers.Etcd, error) {
+		if m := etcdLeader(ctx, cluster); m != nil {
+			return []*servers.Etcd{m}, nil
+		}
+		return nil, nil // there is no leader now
+	}
+	faults := []StoreFault{
+		early(pauseFault(faultPauseServer, oneOf(cluster))), killFault(faultKillServer, oneOf(cluster)), killFault(faultKillLeader, leader),
+		early(pauseFault(faultPauseLeader, leader)),
+	}
 	if cluster[0].Disk != nil {
-		faults = append(faults, fault(faultStallLeader,
-			func(m *servers.Etcd) error { m.Disk.Stall(); return nil },
-			func(m *servers.Etcd) error { m.Disk.Resume(); return nil }))
+		faults = append(faults, early(affect(faultStallLeader, leader,
+			func(_ context.Context, m *servers.Etcd, _ Fault) error { m.Disk.Stall(); return nil },
+			func(_ context.Context, m *servers.Etcd, _ Fault) error { m.Disk.Resume(); return nil })))
 	}
-	return faults
+	return append(faults, rollingRestart(cluster), StoreFault{Kind: "move-leader", Begin: func(ctx context.Context, f Fault) error {
+		_ = moveLeader(ctx, cluster, f) // another fault may affect the members
+		return nil
+	}})
 }
 
-// restoreEtcd restores a member from a backup that was made after the last restore. It
-// raises the revision above the old one, as an administrator should (etcdutl snapshot
-// restore --bump-revision). Leases and keys made since the backup are gone. Those that
-// ended since the backup stand again.
-func restoreEtcd(g *etcdGate, dir string) (StoreFault, error) {
-	m, n := g.m, 0
-	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
-	return StoreFault{
-		Kind: "restore-backup", Early: true, All: true, Rewinds: true,
-		Begin: func(ctx context.Context, _ Fault) error {
-			// The restore must complete, even after the round's time.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-			defer cancel()
-			before, err := etcdRevision(ctx, g)
-			if err != nil {
-				return err
-			}
-			if err := m.Restore(ctx, backup()); err != nil {
-				return err
-			}
-			return raiseRevision(ctx, g, before+100)
-		},
-		End: func(context.Context, Fault) error {
-			err := os.RemoveAll(backup())
-			n++
-			return errors.Join(err, m.Backup(backup()))
-		},
-	}, m.Backup(backup())
+// moveLeader makes another member the leader, as before maintenance.
+func moveLeader(ctx context.Context, cluster []*servers.Etcd, f Fault) error {
+	leader := etcdLeader(ctx, cluster)
+	next := cluster[f.N%len(cluster)]
+	if leader == nil || next == leader {
+		return nil
+	}
+	member, _, err := etcdStatus(ctx, next)
+	if err != nil {
+		return err
+	}
+	return (&etcdGate{m: leader}).do(ctx, "maintenance/transfer-leadership", fmt.Sprintf(`{"targetID":%q}`, member))
 }
 
 func etcdRevision(ctx context.Context, g *etcdGate) (int64, error) {
@@ -157,7 +131,7 @@ func etcdRevision(ctx context.Context, g *etcdGate) (int64, error) {
 			Revision int64 `json:",string"`
 		}
 	}
-	err := g.request(ctx, "/v3/kv/range", `{"key":"AA=="}`, &answer)
+	err := g.request(ctx, "kv/range", `{"key":"AA=="}`, &answer)
 	return answer.Header.Revision, err
 }
 
@@ -174,28 +148,21 @@ func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
 		if err != nil || at >= to {
 			return err
 		}
-		errs := make(chan error, puts)
+		errs := make([]error, puts)
 		var writing sync.WaitGroup
 		for i := range puts {
 			writing.Go(func() {
 				key := base64.StdEncoding.EncodeToString([]byte("raise-" + strconv.Itoa(i)))
-				for range (to-at)/puts/2 + 1 {
-					err := g.request(ctx, "/v3/kv/put", `{"key":"`+key+`"}`, &struct{}{})
-					if err == nil {
-						err = g.request(ctx, "/v3/kv/deleterange", `{"key":"`+key+`"}`, &struct{}{})
-					}
-					if err != nil {
-						errs <- err
-						return
+				for n := (to-at)/puts/2 + 1; n > 0 && errs[i] == nil; n-- {
+					if errs[i] = g.do(ctx, "kv/put", `{"key":"`+key+`"}`); errs[i] == nil {
+						errs[i] = g.do(ctx, "kv/deleterange", `{"key":"`+key+`"}`)
 					}
 				}
 			})
 		}
 		writing.Wait()
-		select {
-		case err := <-errs:
+		if err := errors.Join(errs...); err != nil {
 			return err
-		default:
 		}
 	}
 }
@@ -203,30 +170,38 @@ func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
 // etcdLeader returns the leader, nil if there is none.
 func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 	for _, m := range members {
-		var status struct {
-			Header struct {
-				Member string `json:"member_id"`
-			}
-			Leader string
-		}
-		if m.PID() == 0 || (&etcdGate{m: m}).request(ctx, "/v3/maintenance/status", "{}", &status) != nil {
+		if m.PID() == 0 {
 			continue
 		}
-		if status.Leader != "" && status.Leader == status.Header.Member {
+		if member, leader, err := etcdStatus(ctx, m); err == nil && leader != "" && leader == member {
 			return m
 		}
 	}
 	return nil
 }
 
+// etcdStatus returns the ID of a member, and of the leader that it knows.
+func etcdStatus(ctx context.Context, m *servers.Etcd) (member, leader string, err error) {
+	var status struct {
+		Header struct {
+			Member string `json:"member_id"`
+		}
+		Leader string
+	}
+	err = (&etcdGate{m: m}).request(ctx, "maintenance/status", "{}", &status)
+	return status.Header.Member, status.Leader, err
+}
+
 // etcdKeys returns a Target's Left that lists the remaining keys of locks. It waits,
-// because the keys of a killed process stand until its leases expire.
+// because the keys of a killed process stand until its leases expire. Values stay.
 func etcdKeys(g *etcdGate) func(context.Context) ([]string, error) {
 	return leftSoon(20*time.Second, func(ctx context.Context) (left []string, err error) {
 		var found struct{ Kvs []struct{ Key []byte } }
-		err = g.request(ctx, "/v3/kv/range", `{"key":"AA==","range_end":"AA==","keys_only":true}`, &found)
+		err = g.request(ctx, "kv/range", `{"key":"AA==","range_end":"AA==","keys_only":true}`, &found)
 		for _, kv := range found.Kvs {
-			left = append(left, string(kv.Key))
+			if key := string(kv.Key); !strings.Contains(key, "/value/") {
+				left = append(left, key)
+			}
 		}
 		return left, err
 	})

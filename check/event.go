@@ -66,6 +66,15 @@ const (
 	kindUnknown Kind = "unknown"
 	kindUndo    Kind = "undo"
 	kindUndone  Kind = "undone"
+	// kindLeave records that the store has confirmed a release that leaves the grant standing
+	// for the time For. T is the moment just before the release was sent, and Until that of
+	// the answer.
+	kindLeave Kind = "leave"
+	// kindFreed records that the store has confirmed a release, or has no such grant. kindUnsure
+	// records that the answer to a renewal, or to a release that leaves the grant standing, was
+	// lost: the grant may stand for TTL from T. Until is when the release was sent.
+	kindFreed  Kind = "freed"
+	kindUnsure Kind = "unsure"
 
 	// The events of work on a register inside a lock: begun, value read, value plus one
 	// written, refused as stale, abandoned. Res names the register, and Guarded reports
@@ -75,6 +84,34 @@ const (
 	kindWrote Kind = "wrote"
 	kindStale Kind = "stale"
 	kindQuit  Kind = "quit"
+
+	// The events of a schedule, Name: a worker serves its ticks from now on, and no longer.
+	// For is the distance of the ticks, and Value the time of day, in Unix nanoseconds. The
+	// work of the tick of the time Value begins, and has ended; or Every reports the tick as
+	// missed, or the error Err about it.
+	kindEvery    Kind = "every"
+	kindEveryEnd Kind = "every-end"
+	kindTick     Kind = "tick"
+	kindTicked   Kind = "ticked"
+	kindMissed   Kind = "missed"
+	// The events of work that is done once, under the key Res: requested, begun, answered.
+	// Value is 1 if the work has run.
+	kindOnce     Kind = "once"
+	kindRan      Kind = "ran"
+	kindOnceDone Kind = "once-done"
+	// kindID records that the worker has drawn the id Value from the sequence Res.
+	kindID Kind = "id"
+	// The events of the versioned value with the key Res. ID are the data. A read that took For
+	// is recorded when it is answered. A write has the version of the data in Note.
+	kindGet     Kind = "get"
+	kindPut     Kind = "put"
+	kindPutDone Kind = "put-done"
+)
+
+// The outcomes of a write in Event.Err, unless it was written or certainly was not.
+const (
+	conflict = "conflict"
+	unknown  = "unknown"
 )
 
 // Event is one line of a history.
@@ -99,11 +136,16 @@ type Event struct {
 	// Until is the end of the grant's validity, 0 for no end.
 	Until int64 `json:"until,omitempty"`
 	// TTL is the TTL that the store granted. For is how long a fault lasts or a wait may
-	// take. Both are in nanoseconds.
+	// take, and in kindUnlock and kindLeave how long the grant stands after its release: the
+	// MinHold of the lock, and what is left of it. Both are in nanoseconds.
 	TTL int64 `json:"ttl,omitempty"`
 	For int64 `json:"for,omitempty"`
 	// Wait reports whether the lock or the request waits in the queue.
 	Wait bool `json:"wait,omitempty"`
+	// Path is the fast path that a request or an answer used: see pathSwap. Tokens is the number
+	// of the grant's tokens, if it is not 1.
+	Path   string `json:"path,omitempty"`
+	Tokens int    `json:"toks,omitempty"`
 	// Res, Value and Guarded describe work on a register.
 	Res     string `json:"res,omitempty"`
 	Value   int64  `json:"v,omitempty"`
@@ -121,9 +163,12 @@ type Event struct {
 	// Rewinds reports whether the fault brings the store back to an earlier state.
 	Rewinds bool `json:"rewinds,omitempty"`
 	// Loses reports whether the fault may lose writes that the store has acknowledged.
-	Loses bool               `json:"loses,omitempty"`
-	Note  string             `json:"note,omitempty"`
-	Store *driver.Guarantees `json:"store,omitempty"`
+	Loses bool `json:"loses,omitempty"`
+	// KeepsOrder reports whether the queue keeps its order in the fault, except that the first waiters may
+	// queue again.
+	KeepsOrder bool               `json:"order,omitempty"`
+	Note       string             `json:"note,omitempty"`
+	Store      *driver.Guarantees `json:"store,omitempty"`
 }
 
 // forever is a moment after every event. It represents an end that never comes.
@@ -200,6 +245,12 @@ func (e *Event) phrase(start int64) string {
 		return fmt.Sprintf("sends an undo of request %s for%s", e.ID, where)
 	case kindUndone:
 		return fmt.Sprintf("the store confirms that nothing is left of request %s for%s", e.ID, where)
+	case kindLeave:
+		return fmt.Sprintf("the store confirms the release of token %d of%s, which it keeps for %s", e.Token, where, time.Duration(e.For))
+	case kindFreed:
+		return fmt.Sprintf("token %d of%s no longer stands", e.Token, where)
+	case kindUnsure:
+		return fmt.Sprintf("gets no answer about token %d of%s, which may stand for %s", e.Token, where, time.Duration(e.TTL))
 	case kindBegin:
 		return fmt.Sprintf("begins to work on register %s under token %d", e.Res, e.Token)
 	case kindRead:
@@ -213,7 +264,45 @@ func (e *Event) phrase(start int64) string {
 	case kindLeft:
 		return "left behind: " + e.Note
 	}
+	if text := e.jobPhrase(); text != "" {
+		return text
+	}
 	return strings.TrimSpace(string(e.K) + where + " " + e.Note)
+}
+
+// jobPhrase describes an event of jobs.go.
+func (e *Event) jobPhrase() string {
+	at := time.Unix(0, e.Value).UTC().Format("15:04:05.000")
+	switch e.K {
+	case kindEvery:
+		return fmt.Sprintf("serves the ticks of %q, one each %s", e.Name, time.Duration(e.For))
+	case kindEveryEnd:
+		return fmt.Sprintf("serves no more ticks of %q", e.Name)
+	case kindTick:
+		return fmt.Sprintf("begins the work of the tick %s of %q", at, e.Name)
+	case kindTicked:
+		return fmt.Sprintf("ends the work of the tick %s of %q", at, e.Name)
+	case kindMissed:
+		if e.Err == "" {
+			return fmt.Sprintf("reports the tick %s of %q as missed", at, e.Name)
+		}
+		return fmt.Sprintf("gets an error about the tick %s of %q: %s", at, e.Name, e.Err)
+	case kindOnce:
+		return fmt.Sprintf("requests the work of %s, to be done once", e.Res)
+	case kindRan:
+		return fmt.Sprintf("begins the work of %s", e.Res)
+	case kindOnceDone:
+		return fmt.Sprintf("ends its request for the work of %s; did the work: %t%s", e.Res, e.Value == 1, describeError(e.Err))
+	case kindID:
+		return fmt.Sprintf("draws id %d of %s", e.Value, e.Res)
+	case kindGet:
+		return fmt.Sprintf("reads %q of %s", e.ID, e.Res)
+	case kindPut:
+		return fmt.Sprintf("writes %q to %s in place of %q", e.ID, e.Res, e.Note)
+	case kindPutDone:
+		return fmt.Sprintf("has the answer to its write of %q to %s%s", e.ID, e.Res, describeError(e.Err))
+	}
+	return ""
 }
 
 func limitWords(limit int) string {

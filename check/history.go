@@ -30,6 +30,9 @@ func machineTime() int64 {
 // historyLog writes a history. It writes each event as one line in one write, so that a killed
 // process loses at most its last line.
 type historyLog struct {
+	now func() int64 // the time of the events
+	// keep, if not nil, gets the events in place of the file.
+	keep   func(Event)
 	mu     sync.Mutex
 	f      *os.File
 	worker string
@@ -44,7 +47,7 @@ func newLog(path, worker string) (*historyLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &historyLog{f: f, worker: worker}
+	l := &historyLog{now: machineTime, f: f, worker: worker}
 	l.enc = json.NewEncoder(&l.buf)
 	l.enc.SetEscapeHTML(false)
 	return l, nil
@@ -53,10 +56,14 @@ func newLog(path, worker string) (*historyLog, error) {
 // Add writes an event. An event without a time gets the current time.
 func (l *historyLog) Add(e Event) {
 	if e.T == 0 {
-		e.T = machineTime()
+		e.T = l.now()
 	}
 	if e.W == "" {
 		e.W = l.worker
+	}
+	if l.keep != nil {
+		l.keep(e)
+		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

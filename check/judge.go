@@ -17,12 +17,16 @@ import (
 // in order of time, as ReadFiles returns them. The first kindRun event contains the store's
 // guarantees. For n events the time grows with n log n. Beside the events, Judge needs
 // about 400 bytes of memory for each grant.
-func Judge(events []Event) (*Report, error) {
+func Judge(events []Event) (*Report, error) { return judge(events, Slack) }
+
+// judge is Judge for a machine on which a goroutine that can run does so within slack.
+func judge(events []Event, slack time.Duration) (*Report, error) {
 	began := time.Now()
 	c, err := collect(events)
 	if err != nil {
 		return nil, err
 	}
+	c.slack = slack
 	r := &Report{Start: c.start, Stats: Stats{Events: c.events, Faults: c.kinds}}
 	var handoffs []time.Duration
 	for _, name := range slices.Sorted(maps.Keys(c.names)) {
@@ -31,9 +35,10 @@ func Judge(events []Event) (*Report, error) {
 		c.judgeExclusion(r, h)
 		c.judgeValidity(r, h)
 		c.judgeTokens(r, h)
+		c.judgeKept(r, h)
 		c.judgeOrder(r, h)
 		c.judgeWaiting(r, h)
-		handoffs = append(handoffs, c.judgeHandoffs(r, h)...)
+		handoffs = append(handoffs, c.judgeLate(r, h)...)
 		c.judgeLockModel(r, h)
 		c.judgeUndone(r, h)
 	}
@@ -41,14 +46,32 @@ func Judge(events []Event) (*Report, error) {
 	for _, res := range slices.Sorted(maps.Keys(c.registers)) {
 		judgeRegister(r, res, c.registers[res])
 	}
+	c.judgeJobs(r)
+	c.countPaths(r, events)
 	for _, e := range c.left {
-		if c.lost(&e) {
+		if c.excused(&e) {
 			continue
 		}
 		r.add(Violation{Rule: RuleLeftovers, Name: e.Name, Text: "something was left behind: " + e.Note, Excerpt: c.leftBy(&e)})
 	}
 	r.Stats.Took = time.Since(began)
 	return r, nil
+}
+
+// judgeJobs judges what jobs.go records.
+func (c *collected) judgeJobs(r *Report) {
+	for _, name := range slices.Sorted(maps.Keys(c.schedules)) {
+		c.judgeEvery(r, name, c.schedules[name])
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.onces)) {
+		c.judgeOnce(r, key, c.onces[key])
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.ids)) {
+		c.judgeIDs(r, name, c.ids[name])
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.values)) {
+		c.judgeValue(r, key, c.values[key])
+	}
 }
 
 // count adds a name's events to the counts of the report.
@@ -64,17 +87,13 @@ func (c *collected) count(r *Report, h *nameHistory) {
 			r.Stats.Losses++
 		}
 	}
-	grants := 0
-	for _, q := range h.requests {
-		if q.token != 0 {
-			grants++
-			if q.placed != 0 {
-				r.Stats.Queued++
-			}
+	for _, q := range h.granted {
+		if q.placed != 0 {
+			r.Stats.Queued++
 		}
 	}
 	// Each grant and each renewal has a bound.
-	r.Stats.Renewals += max(0, len(h.bounds)-grants)
+	r.Stats.Renewals += max(0, len(h.bounds)-len(h.granted))
 }
 
 // judgeExclusion finds grants beside more live grants than their limits allow. It goes through the
@@ -139,7 +158,7 @@ func (c *collected) takenEarly(a, b *section) bool {
 		if d.from > b.granted {
 			break
 		}
-		if d.early && (d.name == "" || d.name == a.name) && a.requested <= d.lastTaken() && a.end() <= c.latestNotice(d, a.worker) {
+		if d.early && d.on(a.name) && a.requested <= d.lastTaken() && a.end() <= c.latestNotice(d, a.worker) {
 			return true
 		}
 	}
@@ -159,7 +178,7 @@ func (c *collected) latestNotice(d *disturbance, worker string) int64 {
 			reached = max(reached, u.to)
 		}
 	}
-	return reached + int64(c.guarantees.Notice+Slack)
+	return reached + c.notice()
 }
 
 // maxExcerpt is the length of an excerpt at which tooMany adds no more faults.
@@ -180,7 +199,7 @@ func (c *collected) tooMany(name string, others []*section, b *section, most int
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
 		between := d.from > first.granted && d.from < b.granted
-		affects := (d.name == "" || d.name == name) && (d.worker == b.worker || d.worker == first.worker)
+		affects := d.on(name) && (d.worker == b.worker || d.worker == first.worker)
 		if between && affects && len(v.Excerpt) < maxExcerpt {
 			v.Excerpt = append(v.Excerpt, d.event())
 		}
@@ -210,7 +229,7 @@ func (c *collected) causes(name string, a, b *section) (causes []string) {
 	// The latest faults are the likeliest causes.
 	for i := len(c.disturbances) - 1; i >= 0 && len(causes) < 5; i-- {
 		d := &c.disturbances[i]
-		if d.from > b.granted || d.to < last.at || d.name != "" && d.name != name || d.worker != "" && d.worker != a.worker && d.worker != b.worker {
+		if d.from > b.granted || d.to < last.at || !d.affects(name, a.worker, b.worker) {
 			continue
 		}
 		text := "fault " + d.kind
@@ -288,10 +307,6 @@ func (s *section) story() []Event {
 // the store's deadline.
 func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	grantOf := h.grantOf()
-	deadline := map[uint64]int64{} // the latest one that the store can have set, by token
-	for _, b := range h.bounds {
-		deadline[b.token] = max(deadline[b.token], min(b.at+b.ttl, forever))
-	}
 	for _, s := range held(h.sections) {
 		if s.alive > s.until {
 			e := s.story()[0]
@@ -303,7 +318,7 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 		granted := grantOf(s)
 		// If a lease ended before its holder read the validity, the history has the moment
 		// of the grant as its end.
-		if d, known := deadline[granted]; known && s.until > d && s.until > s.granted {
+		if d, known := h.deadlines[granted]; known && s.until > d && s.until > s.granted {
 			v := Violation{Rule: RuleValidity, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s took token %d of %q for valid %s beyond the last deadline that the store can have set: validity must count from before the request was sent",
 					s.holder(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
@@ -322,17 +337,10 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 // grantOf returns a function that returns the token with which the store granted a
 // section's lease. After local handoffs each later holder has a larger token.
 func (h *nameHistory) grantOf() func(*section) uint64 {
-	byToken := make([]*request, 0, len(h.requests))
-	for _, q := range h.requests {
-		if q.token != 0 {
-			byToken = append(byToken, q)
-		}
-	}
-	slices.SortFunc(byToken, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
 	return func(s *section) uint64 {
-		i := sort.Search(len(byToken), func(i int) bool { return byToken[i].token > s.token })
-		if i > 0 && s.limit == driver.Exclusive && byToken[i-1].worker == s.worker {
-			return byToken[i-1].token
+		i := sort.Search(len(h.granted), func(i int) bool { return h.granted[i].token > s.token })
+		if i > 0 && s.limit == driver.Exclusive && h.granted[i-1].worker == s.worker {
+			return h.granted[i-1].token
 		}
 		return s.token
 	}
@@ -350,10 +358,8 @@ type grant struct {
 // returns those of the locks.
 func (h *nameHistory) grants() []grant {
 	var all []grant
-	for _, q := range h.requests {
-		if q.token != 0 {
-			all = append(all, grant{q.sent, q.answer, q.token, q.worker, q.story()})
-		}
+	for _, q := range h.granted {
+		all = append(all, grant{q.sent, q.answer, q.token, q.worker, q.story()})
 	}
 	if len(h.requests) == 0 {
 		for _, s := range held(h.sections) {
@@ -422,12 +428,11 @@ func (c *collected) judgeTokens(r *Report, h *nameHistory) {
 
 // judgeUndone finds requests of unknown outcome that were never undone. Such a request may
 // have left a queue entry or a grant, so the client must undo it before its Locker's Close
-// returns. If leftovers expire, it is enough that the client retried for three TTLs. A client that
-// vanished, or whose worker did not stop by itself, could not undo it.
+// returns, unless it has outlived the request. A client that vanished, or whose worker did not stop by
+// itself, could not undo it.
 func (c *collected) judgeUndone(r *Report, h *nameHistory) {
 	for _, q := range h.requests {
-		outlived := c.guarantees.LeftoversExpire && q.undo-q.unknown > 3*q.ttl
-		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
+		if q.unknown != 0 && q.undone == 0 && !c.outlived(q) && c.stopped[q.worker] && c.vanished[opKey{q.worker, q.gen}] == 0 {
 			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
 				Text: fmt.Sprintf("%s got no answer to a request for %q, and has not undone it", q.worker, h.name)})
 		}

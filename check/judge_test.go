@@ -21,6 +21,7 @@ const ms = int64(time.Millisecond)
 var promises = driver.Guarantees{
 	Kind: "test", Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: time.Second,
 	Shared: true, Semaphore: true, Mixed: true, Slots: true,
+	MinTTL: time.Millisecond, MaxTTL: time.Hour, LeftoversExpire: true,
 }
 
 // story is a hand-written history. Its methods add the events of workers. The test chooses their
@@ -93,6 +94,20 @@ func secondConfirmedFirst(limit int) func(*story) {
 	}
 }
 
+// fillPiece adds exclusive grants of a name until the next one ends a piece of judgeLockModel.
+func (s *story) fillPiece(n string) {
+	for range piece {
+		s.request("w0", n, 1).granted().unlock()
+	}
+}
+
+// stall stops and continues a server that keeps its queue.
+func (s *story) stall() {
+	s.add(Event{K: kindFault, Fault: faultStall, KeepsOrder: true})
+	s.t += 2500 * ms
+	s.add(Event{K: kindHealed, Fault: faultStall, KeepsOrder: true})
+}
+
 // lock is one lock of the story.
 type lock struct {
 	s     *story
@@ -129,6 +144,98 @@ func (l *lock) grantedWith(token uint64, until int64) *lock {
 	return l
 }
 
+// lasting records a grant with the given TTL.
+func (l *lock) lasting(ttl int64) *lock {
+	l.ttl = ttl
+	return l.grantedWith(l.s.token[l.n]+1, l.s.t+ttl*5/6)
+}
+
+// try records a request without waiting that the store refuses.
+func (s *story) try(w, n string, limit int) {
+	s.ids++
+	e := Event{K: kindRequest, W: w, Name: n, ID: fmt.Sprintf("r%d", s.ids), Limit: limit, TTL: 600 * ms}
+	s.add(e)
+	e.K, e.Err = kindAnswer, driver.CodeBusy.String()
+	s.add(e)
+}
+
+// undoneFor returns a story in which a client retries the undo of a request for that time, and its grant of 600 ms
+// stands afterwards.
+func undoneFor(time int64) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.LeftoversExpire = true
+		e := Event{W: "w1", Name: "a", ID: "r", Limit: 1, TTL: 600 * ms}
+		for _, k := range []Kind{kindRequest, kindUnknown, kindUndo, kindLeft} {
+			if e.K = k; k == kindUndo {
+				s.t += time
+			}
+			s.add(e)
+		}
+	}
+}
+
+// killed returns a story in which w1 is killed while it has a grant of 600 ms, beside w2 whose grant is
+// of 16 s. Then w3 requests a place: it waits, or it tries after that time.
+func killed(limit int, after int64, waits bool) func(*story) {
+	return func(s *story) {
+		s.request("w1", "a", limit).lasting(600 * ms)
+		s.add(Event{K: kindKill, W: "w1"})
+		if limit > 1 {
+			s.request("w2", "a", limit).lasting(16000 * ms)
+		}
+		if !waits {
+			s.t += after
+			s.try("w3", "a", limit)
+			return
+		}
+		q := s.request("w3", "a", limit).placed()
+		s.t += after
+		q.granted().unlock()
+	}
+}
+
+// twoLimits returns a story in which a request for one of three permits is refused, beside one of two permits.
+func twoLimits(mixed bool) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Mixed = mixed
+		s.request("w1", "a", 2).lasting(16000 * ms)
+		s.t += 4000 * ms
+		s.try("w3", "a", 3)
+	}
+}
+
+// firstPermit returns a story in which a request for one of two permits is refused while another one gets the
+// first permit of the name.
+func firstPermit(mixed bool) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Mixed = mixed
+		s.t += 4000 * ms
+		s.ids++
+		e := Event{K: kindRequest, W: "w1", Name: "a", ID: fmt.Sprintf("r%d", s.ids), Limit: 2, TTL: 600 * ms}
+		s.add(e)
+		s.try("w3", "a", 2)
+		e.K, e.Token = kindAnswer, 1
+		s.add(e)
+		e.K = kindFreed
+		s.add(e)
+	}
+}
+
+// restored returns a story in which a store goes back to an earlier state, and refuses w3 after the given
+// time. The longest TTL is 8 s. With next, another lock is granted before.
+func restored(after int64, next bool) func(*story) {
+	return func(s *story) {
+		s.add(Event{K: kindRequest, W: "w1", Name: "b", ID: "longest", Limit: 1, TTL: 8000 * ms})
+		s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true, Loses: true})
+		s.add(Event{K: kindHealed, Fault: "restore", Early: true, Rewinds: true, Loses: true})
+		if next {
+			s.request("w2", "a", 1).granted().unlock()
+		}
+		s.t += after
+		s.try("w3", "a", 1)
+	}
+}
+
 func (l *lock) event(k Kind, e Event) *lock {
 	e.K, e.W, e.Name, e.Op, e.Token = k, l.w, l.n, l.op, l.token
 	l.s.add(e)
@@ -148,8 +255,32 @@ func (l *lock) workOn(v int64) *lock {
 	return l.event(kindRead, e).event(kindWrote, e)
 }
 
+// leave records the release of a lock with a MinHold of half a second. The store confirms that it
+// keeps the grant for that time.
+func (l *lock) leave() *lock {
+	l.event(kindUnlock, Event{For: 500 * ms})
+	l.s.add(Event{K: kindLeave, W: l.w, Name: l.n, ID: l.id, Limit: l.limit, Token: l.token, For: 500 * ms, Until: l.s.t})
+	return l.event(kindUnlocked, Event{})
+}
+
+// kept returns a story in which w1 has a lock with a MinHold. After its release between happens, and
+// w2 gets the lock after the given time.
+func kept(limit int, after int64, between func(*story)) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Linger = true
+		a := s.request("w1", "a", 1).granted().leave()
+		if between != nil {
+			between(s)
+		}
+		s.t = max(s.t, s.events[slices.IndexFunc(s.events, func(e Event) bool { return e.K == kindLeave })].T+after*ms)
+		s.request("w2", "a", limit).grantedWith(a.token+1, s.t+1000*ms).unlock()
+	}
+}
+
 func (l *lock) unlock() *lock {
-	return l.event(kindUnlock, Event{}).event(kindUnlocked, Event{})
+	l.event(kindUnlock, Event{})
+	l.s.add(Event{K: kindFreed, W: l.w, Name: l.n, ID: l.id, Token: l.token})
+	return l.event(kindUnlocked, Event{})
 }
 
 func (s *story) judge(t *testing.T) *Report {
@@ -169,7 +300,7 @@ func (l *lock) undo() { l.s.add(Event{K: kindUndone, W: l.w, Name: l.n, ID: l.id
 func TestSoundHistoriesPass(t *testing.T) {
 	for name, record := range map[string]func(s *story){
 		"a writer behind a killed reader and a later one": func(s *story) {
-			s.request("w0", "a", driver.Unlimited).granted()
+			s.request("w0", "a", driver.Unlimited).lasting(8000 * ms)
 			s.add(Event{K: kindKill, W: "w0"})
 			s.t += 3000 * ms
 			r := s.request("w1", "a", driver.Unlimited).granted()
@@ -189,6 +320,25 @@ func TestSoundHistoriesPass(t *testing.T) {
 			lost.event(kindFailed, Event{})
 			a.granted().unlock()
 		},
+		"the first waiter queues again after a stall": func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a := s.request("w1", "a", 2).placed()
+			b := s.request("w2", "a", 1).placed()
+			h.unlock()
+			s.stall()
+			b.granted().unlock()
+			a.granted().unlock()
+		},
+		"a permit that is first beside another one queues again after a stall": func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a, b := s.request("w1", "a", 2).placed(), s.request("w2", "a", 2).placed()
+			d := s.request("w3", "a", 1).placed()
+			h.unlock()
+			s.stall()
+			a.granted().unlock()
+			d.granted().unlock()
+			b.granted().unlock()
+		},
 		"exclusive after exclusive": func(s *story) {
 			a, b := s.request("w1", "a", 1), s.request("w2", "a", 1)
 			a.granted().work()
@@ -207,6 +357,88 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.unlock()
 			c.granted().unlock()
 			b.unlock()
+		},
+		"the next lock after a MinHold":    kept(1, 501, nil),
+		"a MinHold that a flush has ended": kept(1, 100, func(s *story) { s.add(Event{K: kindFault, Fault: "flush", Early: true}) }),
+		"a MinHold that a break has ended": kept(1, 100, func(s *story) { s.add(Event{K: kindFault, Fault: faultBreak, Early: true, Name: "a"}) }),
+		"a MinHold that a failover has lost": kept(1, 100, func(s *story) {
+			s.add(Event{K: kindFault, Fault: "demote-primary", Loses: true, For: 5 * ms})
+		}),
+		"a MinHold whose release was not confirmed": func(s *story) {
+			s.events[0].Store.Linger = true
+			s.request("w1", "a", 1).granted().event(kindUnlock, Event{For: 5000 * ms}).event(kindUnlocked, Event{Err: "no answer"})
+			s.request("w2", "a", 1).granted().unlock()
+		},
+		"a MinHold that Close has dropped": func(s *story) {
+			s.events[0].Store.Linger = true
+			a := s.request("w1", "a", 1).granted()
+			s.add(Event{K: kindClosing, W: "w1"})
+			a.event(kindUnlock, Event{For: 5000 * ms}).event(kindUnlocked, Event{})
+			s.request("w2", "a", 1).granted().unlock()
+		},
+		"a MinHold of a Locker whose process was killed": func(s *story) {
+			s.request("w1", "a", 1).granted().event(kindUnlock, Event{For: 500 * ms}).event(kindUnlocked, Event{})
+			s.add(Event{K: kindKill, W: "w1"})
+			s.request("w2", "a", 1).granted().unlock()
+		},
+		"a waiter behind a MinHold": func(s *story) {
+			a := s.request("w1", "a", 1).granted()
+			b := s.request("w2", "a", 1).placed()
+			a.event(kindUnlock, Event{For: 4000 * ms}).event(kindUnlocked, Event{})
+			s.t += 4000 * ms
+			b.granted().unlock()
+		},
+		"refused within the TTL of a killed holder": killed(1, 1500*ms, false),
+		"refused beside a grant of another limit":   twoLimits(false),
+		"refused beside the first grant of a name":  firstPermit(false),
+		"refused by a grant that a restore revived": restored(4000*ms, false),
+		"a waiter behind a killed holder":           killed(1, 2500*ms, true),
+		"a waiter for the place of a killed permit": killed(2, 2500*ms, true),
+		"refused beside a waiter that is served at its moment": func(s *story) {
+			h := s.request("w1", "a", 1).lasting(20000 * ms)
+			q := s.request("w2", "a", 1).placed()
+			s.t += 4000 * ms
+			h.unlock()
+			s.try("w3", "a", 1)
+			q.granted().unlock()
+		},
+		"refused beside another request that gets no answer": func(s *story) {
+			s.ids++
+			e := Event{K: kindRequest, W: "w1", Name: "a", ID: fmt.Sprintf("r%d", s.ids), Limit: 1, TTL: 600 * ms}
+			s.add(e)
+			s.try("w3", "a", 1)
+			e.K, e.Err = kindAnswer, driver.CodeWithdrawn.String()
+			s.add(e)
+		},
+		"refused within a MinHold": func(s *story) {
+			s.request("w1", "a", 1).granted().leave()
+			s.try("w3", "a", 1)
+		},
+		"a MinHold whose release was applied, and confirmed when it was repeated": func(s *story) {
+			s.events[0].Store.Linger = true
+			a := s.request("w1", "a", 1).granted().event(kindUnlock, Event{For: 400 * ms})
+			sent := s.t
+			s.t += 450 * ms
+			s.add(Event{K: kindUnsure, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 400 * ms, Until: sent})
+			s.add(Event{K: kindLeave, W: "w1", Name: "a", ID: a.id, Limit: 1, Token: 1, For: 400 * ms, Until: s.t})
+			a.event(kindUnlocked, Event{})
+			s.request("w2", "a", 1).granted().unlock()
+		},
+		"refused after a renewal whose answer was lost": func(s *story) {
+			a := s.request("w1", "a", 1).lasting(600 * ms)
+			s.t += 500 * ms
+			s.add(Event{K: kindUnsure, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 600 * ms}).add(Event{K: kindKill, W: "w1"})
+			s.t += 1500 * ms
+			s.try("w3", "a", 1)
+		},
+		"a waiter behind a server that was away": func(s *story) {
+			h := s.request("w1", "a", 1).granted()
+			q := s.request("w2", "a", 1).placed()
+			s.add(Event{K: kindFault, Fault: faultKillServer})
+			h.unlock()
+			s.t += 4000 * ms
+			s.add(Event{K: kindHealed, Fault: faultKillServer})
+			q.granted().unlock()
 		},
 		"a killed holder": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
@@ -292,6 +524,25 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.unlock()
 			b.unlock()
 		},
+		"an older grant of a former primary, handed on": func(s *story) {
+			former := s.request("w1", "a", 1).placed()
+			s.add(Event{K: kindFault, Fault: "demote-primary", Early: true, Loses: true, For: 50 * ms})
+			s.request("w2", "a", 1).grantedWith(9, s.t+1000*ms).unlock()
+			s.ops["w1"]++
+			next := &lock{s: s, w: "w1", n: "a", op: s.ops["w1"], id: former.id, limit: 1}
+			s.add(Event{K: kindLock, W: "w1", Name: "a", Op: next.op, Limit: 1, Wait: true})
+			former.grantedWith(3, s.t+1000*ms).unlock()
+			next.token = 4
+			next.event(kindGranted, Event{Limit: 1, Until: s.t + 1000*ms})
+			next.unlock()
+		},
+		"an older grant of a former primary, between two pieces of the model": func(s *story) {
+			s.fillPiece("a")
+			former := s.request("w1", "a", 1).placed()
+			s.add(Event{K: kindFault, Fault: "demote-primary", Early: true, Loses: true, For: 50 * ms})
+			s.request("w2", "a", 1).grantedWith(piece+2, s.t+1000*ms).unlock()
+			former.grantedWith(piece+1, s.t+1000*ms).unlock()
+		},
 		"evicted after it was held for long": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.add(Event{K: kindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
@@ -305,6 +556,7 @@ func TestSoundHistoriesPass(t *testing.T) {
 			s.add(Event{K: kindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
 			s.add(Event{K: kindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
 		},
+		"a grant of a request that could not be undone for three TTLs": undoneFor(1900 * ms),
 		"tokens repeat in a store that was rewound, until its clients notice": func(s *story) {
 			s.request("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
 			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
@@ -342,6 +594,12 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		spoil func(s *story)
 	}{
 		{"two at once", RuleExclusion, "held by 2 at once where at most 1", func(s *story) {
+			a := s.request("w1", "a", 1).granted()
+			s.request("w2", "a", 1).granted().unlock()
+			a.unlock()
+		}},
+		{"two at once, between two pieces of the model", RuleModel, "it fails is that of 2 grants", func(s *story) {
+			s.fillPiece("a")
 			a := s.request("w1", "a", 1).granted()
 			s.request("w2", "a", 1).granted().unlock()
 			a.unlock()
@@ -426,8 +684,48 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.request("w1", "a", 1).granted().work().unlock()
 			s.request("w2", "a", 1).granted().workOn(5).unlock()
 		}},
+		{"a MinHold that the store drops", RuleKept, "had to stand for 97ms more", kept(1, 400, nil)},
+		{"a MinHold that the store drops for readers", RuleKept, "had to stand", kept(driver.Unlimited, 400, nil)},
+		{"a MinHold that the store drops beside a fault that takes nothing", RuleKept, "had to stand", kept(1, 400, func(s *story) {
+			s.add(Event{K: kindFault, Fault: faultDropServer})
+		})},
+		{"a MinHold that the store drops beside a break of another name", RuleKept, "had to stand", kept(1, 400, func(s *story) {
+			s.add(Event{K: kindFault, Fault: faultBreak, Early: true, Name: "b"})
+		})},
+		{"a MinHold that the store drops after its holder was killed", RuleKept, "had to stand", kept(1, 400, func(s *story) {
+			s.add(Event{K: kindKill, W: "w1"})
+		})},
+		{"a MinHold that the Locker does not send", RuleKept, "had to stand", func(s *story) {
+			s.events[0].Store.Linger = true
+			s.request("w1", "a", 1).granted().event(kindUnlock, Event{For: 500 * ms}).event(kindUnlocked, Event{})
+			s.request("w2", "a", 1).granted().unlock()
+		}},
+		{"a MinHold that the Locker does not keep", RuleKept, "had to stand", func(s *story) {
+			s.request("w1", "a", 1).granted().event(kindUnlock, Event{For: 500 * ms}).event(kindUnlocked, Event{})
+			s.request("w2", "a", 1).granted().unlock()
+		}},
 		{"overtaking", RuleOrder, "was served after it", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
+			a := s.request("w1", "a", 1).placed()
+			b := s.request("w2", "a", 1).placed()
+			h.unlock()
+			b.granted().unlock()
+			a.granted().unlock()
+		}},
+		{"overtaking a waiter that is not the first one in a stall", RuleOrder, "was served after it", func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			first := s.request("w1", "a", 1).placed()
+			a := s.request("w2", "a", 2).placed()
+			b := s.request("w3", "a", 1).placed()
+			h.unlock()
+			s.stall()
+			first.granted().unlock()
+			b.granted().unlock()
+			a.granted().unlock()
+		}},
+		{"overtaking the first waiter after a stall", RuleOrder, "was served after it", func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			s.stall()
 			a := s.request("w1", "a", 1).placed()
 			b := s.request("w2", "a", 1).placed()
 			h.unlock()
@@ -469,14 +767,14 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 3000 * ms
 			a.event(kindStuck, Event{})
 		}},
-		{"a free lock is not given", RuleWaiting, "which was free", func(s *story) {
+		{"a free lock is not given", RuleLate, "which was free", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
 			h.unlock()
 			s.t += 4000 * ms
 			a.granted().unlock()
 		}},
-		{"a free lock is not given, long after a killed reader", RuleWaiting, "which was free", func(s *story) {
+		{"a free lock is not given, long after a killed reader", RuleLate, "which was free", func(s *story) {
 			s.request("w0", "a", driver.Unlimited).granted()
 			s.add(Event{K: kindKill, W: "w0"})
 			s.t += 3000 * ms
@@ -486,7 +784,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 4000 * ms
 			a.granted().unlock()
 		}},
-		{"a lock is not given after an undo", RuleWaiting, "which was free", func(s *story) {
+		{"a lock is not given after an undo", RuleLate, "which was free", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			lost := s.request("w1", "a", 1)
 			a := s.request("w2", "a", 1).placed()
@@ -497,7 +795,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 4000 * ms
 			a.granted().unlock()
 		}},
-		{"a free lock is not given, while a request behind its waiter is lost", RuleWaiting, "which was free", func(s *story) {
+		{"a free lock is not given, while a request behind its waiter is lost", RuleLate, "which was free", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w2", "a", 1).placed()
 			lost := s.request("w1", "a", 1)
@@ -507,6 +805,28 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			lost.undo()
 			lost.event(kindFailed, Event{})
 			a.granted().unlock()
+		}},
+		{"refused long after the TTL of a killed holder", RuleLate, "had been free", killed(1, 3000*ms, false)},
+		{"a killed holder that keeps a waiter out", RuleLate, "which was free", killed(1, 5000*ms, true)},
+		{"a killed permit whose place lasts as long as the other one", RuleLate, "which was free", killed(2, 5000*ms, true)},
+		{"refused a permit beside a long one", RuleLate, "had been free", killed(2, 3000*ms, false)},
+		{"refused a permit beside one of another limit", RuleLate, "had been free", twoLimits(true)},
+		{"refused a permit beside the first one", RuleLate, "had been free", firstPermit(true)},
+		{"refused long after a restore", RuleLate, "had been free", restored(11000*ms, false)},
+		{"refused after a restore and the next grant", RuleLate, "had been free", restored(4000*ms, true)},
+		{"refused long after a MinHold", RuleLate, "had been free", func(s *story) {
+			s.request("w1", "a", 1).granted().leave()
+			s.t += 2000 * ms
+			s.try("w3", "a", 1)
+		}},
+		{"a waiter that is not served after a server was away", RuleLate, "which was free", func(s *story) {
+			h := s.request("w1", "a", 1).granted()
+			q := s.request("w2", "a", 1).placed()
+			s.add(Event{K: kindFault, Fault: faultKillServer})
+			h.unlock()
+			s.add(Event{K: kindHealed, Fault: faultKillServer})
+			s.t += 5000 * ms
+			q.granted().unlock()
 		}},
 		{"every handoff takes as long as a poll", RuleWaiting, "waiters are not woken", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
@@ -530,6 +850,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		{"a grant that stays", RuleLeftovers, "left behind", func(s *story) {
 			s.add(Event{K: kindLeft, Name: "a", Note: "a grant"})
 		}},
+		{"a grant of a request that was undone too shortly", RuleLeftovers, "left behind", undoneFor(1700 * ms)},
 		{"a grant that stays long after a failover", RuleLeftovers, "left behind", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			a.unlock()

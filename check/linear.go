@@ -75,12 +75,13 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
 	// The tokens of a rewound store do not show the order of its grants.
 	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.requested, s.granted) })
+	c.setAsked(h, all)
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
 	var initial lockState
 	var ops []porcupine.Operation
 	first := 0 // the index of the piece's first grant
 	for i, s := range all {
-		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.requested, Return: s.granted})
+		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.asked, Return: s.granted})
 		cut := s.limit == driver.Exclusive && len(ops) >= 2*piece
 		if !cut {
 			ops = c.appendEnd(ops, s)
@@ -88,19 +89,38 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 		if !cut && i < len(all)-1 {
 			continue
 		}
-		switch porcupine.CheckOperationsTimeout(lockModel(initial), ops, pieceLimit) {
-		case porcupine.Unknown:
-			r.Stats.Unknown++
-		case porcupine.Illegal:
+		if r.illegal(lockModel(initial), ops) {
 			r.add(c.noOrder(h.name, all[first:i+1]))
 			return
 		}
 		// The next piece begins with this grant as the only holder.
-		first = i + 1
+		first = i
 		initial = lockState{s.token, []step{{s.token, s.limit}}}
-		ops = ops[:0]
-		if end := s.end(); end < forever {
-			ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: s.granted, Return: end})
+		ops = c.appendEnd(ops[:0], s)
+	}
+}
+
+// illegal reports whether a model has no order of the operations. It counts a piece that porcupine does not decide in
+// time, and returns false.
+func (r *Report) illegal(model porcupine.Model, ops []porcupine.Operation) bool {
+	verdict := porcupine.CheckOperationsTimeout(model, ops, pieceLimit)
+	if verdict == porcupine.Unknown {
+		r.Stats.Unknown++
+	}
+	return verdict == porcupine.Illegal
+}
+
+// setAsked sets asked of the sections: the earliest moment at which the store may have made the grant. A former
+// primary may grant beside the new one, with an older token. If that grant brings tokens for further holders of
+// its process, they may have requested the lock after the grant was made.
+func (c *collected) setAsked(h *nameHistory, all []*section) {
+	for _, s := range all {
+		s.asked = s.requested
+		i := sort.Search(len(h.granted), func(i int) bool { return h.granted[i].token > s.token }) - 1
+		if i >= 0 && h.granted[i].worker == s.worker && slices.ContainsFunc(c.disturbances, func(d disturbance) bool {
+			return d.early && d.loses && d.from <= s.granted && s.requested <= d.to+c.notice()
+		}) {
+			s.asked = min(s.asked, h.granted[i].sent)
 		}
 	}
 }
@@ -128,13 +148,13 @@ func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine
 	if end == s.granted {
 		// The grant had ended when its holder received it: its Locker was closed, or its
 		// validity had ended. So it may have ended at any time since the request.
-		call = s.requested
+		call = s.asked
 	}
 	// If a fault may have taken the grant away, the grant may have ended at any time since
 	// the fault began.
 	for j := range c.disturbances {
-		if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.requested <= d.to && d.from <= end {
-			call = max(s.requested, min(call, d.from))
+		if d := &c.disturbances[j]; d.early && d.on(s.name) && s.requested <= d.to && d.from <= end {
+			call = max(s.asked, min(call, d.from))
 		}
 	}
 	if end < forever {
@@ -156,14 +176,14 @@ func (c *collected) smallest(all []*section) []*section {
 	fails := func(some []*section) bool {
 		var ops []porcupine.Operation
 		for _, s := range some {
-			ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.requested, Return: s.granted})
+			ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.asked, Return: s.granted})
 			ops = c.appendEnd(ops, s)
 		}
 		return porcupine.CheckOperationsTimeout(lockModel(lockState{}), ops, shrinkTime) == porcupine.Illegal
 	}
 	n := sort.Search(len(all), func(n int) bool { return fails(all[:n+1]) })
 	if n == len(all) {
-		return all // the piece fails only together with grants of earlier pieces
+		return all // porcupine does not decide in time
 	}
 	all = all[:n+1]
 	from := sort.Search(len(all), func(from int) bool { return !fails(all[from:]) })
@@ -275,19 +295,17 @@ func linearizable(r *Report, res string, initial int64, wrote []*work) bool {
 		}
 		ops[i] = porcupine.Operation{Input: update{w.value, w.pending()}, Call: w.begin, Return: end}
 	}
-	switch porcupine.CheckOperationsTimeout(registerModel(initial), ops, pieceLimit) {
-	case porcupine.Unknown:
-		r.Stats.Unknown++
-	case porcupine.Illegal:
-		v := Violation{Rule: RuleModel, Name: res, From: wrote[0].begin, To: wrote[len(wrote)-1].begin,
-			Text: fmt.Sprintf("the guarded register %s is not linearizable between the values %d and %d", res, wrote[0].value, wrote[len(wrote)-1].value+1)}
-		if !r.shown(res, RuleRegister) {
-			v.Excerpt = gap(wrote)
-		}
-		r.add(v)
-		return false
+	if !r.illegal(registerModel(initial), ops) {
+		return true
 	}
-	return true
+	first, last := wrote[0], wrote[len(wrote)-1]
+	v := Violation{Rule: RuleModel, Name: res, From: first.begin, To: last.begin,
+		Text: fmt.Sprintf("the guarded register %s is not linearizable between the values %d and %d", res, first.value, last.value+1)}
+	if !r.shown(res, RuleRegister) {
+		v.Excerpt = gap(wrote)
+	}
+	r.add(v)
+	return false
 }
 
 // gap returns the updates around the first value that was read but not written.

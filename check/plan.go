@@ -25,12 +25,15 @@ type plannedLock struct {
 	// the request still waits.
 	Try          bool
 	Wait, Cancel time.Duration
-	// Hold is the time for which the worker holds the lock.
-	Hold time.Duration
+	// Hold is the time for which the worker holds the lock. MinHold is the time for which the
+	// lock must stand, even if it is unlocked earlier.
+	Hold, MinHold time.Duration
 	// IgnoresContext is set for work that does not check its context before it writes, as in many
 	// real programs.
 	// Fencing tokens protect the data against such writes.
 	IgnoresContext bool
+	// Reenters is set if the worker joins the lock with a second Lock for a moment.
+	Reenters bool
 }
 
 // Fault is one fault of the workers or of the store.
@@ -52,6 +55,16 @@ type Fault struct {
 const (
 	streamFaults = iota + 1
 	streamSteps
+)
+
+// The goroutines of a worker beside those that planLocks plans, counted from Config.Lanes.
+const (
+	keptLane = iota
+	placeLane
+	tickLane
+	onceLane
+	valueLane
+	burstLane
 )
 
 func source(seed uint64, stream, worker, life, lane int) *rand.Rand {
@@ -168,6 +181,7 @@ func (c *Config) planLocks(round, worker, life, lane int, g *driver.Guarantees) 
 			}
 			bound := between(r, time.Millisecond, c.TTL)
 			s.IgnoresContext = r.IntN(4) == 0
+			s.Reenters = r.IntN(8) == 0 && s.Limit == driver.Exclusive && len(s.Names) == 1
 			switch {
 			case wait == 0:
 				s.Try = true
@@ -204,6 +218,51 @@ func (c *Config) readers(s plannedLock, which, names int, longest time.Duration,
 	return s
 }
 
+// keptNames is the number of names whose locks have a MinHold.
+const keptNames = 6
+
+// planKept yields an endless sequence of locks with a MinHold, from a half to four times the
+// TTL. They have names of their own and one goroutine of each worker, because the other
+// locks would wait for them. Most requests do not wait, so that the first grant after a MinHold
+// comes as early as the store allows.
+func (c *Config) planKept(round, worker, life int) iter.Seq[plannedLock] {
+	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, c.Lanes+keptLane)
+	return func(yield func(plannedLock) bool) {
+		for {
+			s := plannedLock{
+				Delay: between(r, 0, 20*time.Millisecond), Names: []string{fmt.Sprintf("kept-%d", r.IntN(keptNames))},
+				Limit: driver.Exclusive, TTL: c.TTL, Try: r.IntN(16) != 0,
+				Hold: between(r, 0, time.Millisecond), MinHold: between(r, c.TTL/2, 4*c.TTL),
+			}
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// planPlaces yields an endless sequence of locks with two places at a name. Leases of one and of six
+// TTLs stand beside one another, and requests that wait and that do not wait compete for them. No request waits for the
+// first name: there, no queue entry of a dead client explains a refusal.
+func (c *Config) planPlaces(round, worker, life int, g *driver.Guarantees) iter.Seq[plannedLock] {
+	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, c.Lanes+placeLane)
+	return func(yield func(plannedLock) bool) {
+		for {
+			name := r.IntN(4) / 3 // most for the first name, because a goroutine that waits tries nothing
+			s := plannedLock{
+				Delay: between(r, 0, 50*time.Millisecond), Names: []string{fmt.Sprintf("place-%d", name)},
+				Limit: 2, TTL: c.TTL, Try: name == 0 || r.IntN(2) == 0, Hold: between(r, 0, c.TTL), Wait: 8 * time.Second,
+			}
+			if r.IntN(3) == 0 {
+				s.TTL, s.Hold = min(6*c.TTL, c.longest(g)), between(r, 2*c.TTL, 6*c.TTL)
+			}
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
 // faults returns the faults of a round in order of time. None begins near the end, so that
 // the workers can recover.
 func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault {
@@ -226,7 +285,17 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 		if slices.Contains(beyondTTL, f.Kind) {
 			f.For = between(r, 5*c.TTL/4, 2*c.TTL)
 		}
+		if f.Kind == faultStall {
+			f.For = between(r, 2*time.Second, 4*time.Second)
+		}
+		if endsWatch(f.Kind) && c.Workers > 2 && f.Worker == round%c.Workers {
+			f.Worker = (f.Worker + 1) % c.Workers
+		}
 		f.At = max(f.At, busy[f.Worker])
+		if affectsStore(f.Kind) && meetsRest(f.At, f.At+f.For, length) {
+			at += between(r, c.TTL/8, c.TTL/2)
+			continue
+		}
 		if f.At+f.For > end {
 			return all
 		}
@@ -234,6 +303,30 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 		all = append(all, f)
 		at += between(r, c.TTL/8, c.TTL/2)
 	}
+}
+
+// endsWatch reports whether a fault interrupts what one client observes for seconds, as the ticks that it watches.
+// One worker of each round is spared, so that all ticks of the round can be judged.
+func endsWatch(kind string) bool {
+	return kind == faultClose || slices.Contains(processFaults, kind) || slices.Contains(goroutineFaults, kind)
+}
+
+// affectsStore reports whether a fault may affect other clients than those of one worker.
+func affectsStore(kind string) bool {
+	return kind != faultBreak && !slices.Contains(workerFaults, kind) && !slices.Contains(processFaults, kind) && !slices.Contains(goroutineFaults, kind)
+}
+
+// Of each restCycle of a round, the last rest has no new fault of the store. Faults of workers
+// continue. So the rule about lateness can judge what dead clients have left.
+const (
+	restCycle = 12 * time.Second
+	rest      = 5 * time.Second
+)
+
+// meetsRest reports whether a fault meets a rest of a round. A round that is too short has none.
+func meetsRest(from, to, length time.Duration) bool {
+	cycle := min(restCycle, length)
+	return length >= 8*time.Second && (from/cycle != to/cycle || to%cycle > cycle-rest)
 }
 
 // quietEnd returns the length of the quiet end of a round.

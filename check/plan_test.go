@@ -5,6 +5,7 @@ package check
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -126,6 +127,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		"limits its waiting":   func(s plannedLock) bool { return s.Wait > 0 },
 		"is cancelled":         func(s plannedLock) bool { return s.Cancel > 0 },
 		"ignores its context":  func(s plannedLock) bool { return s.IgnoresContext },
+		"re-enters":            func(s plannedLock) bool { return s.Reenters },
 	} {
 		if count(denseSteps, is) == 0 {
 			t.Errorf("no step %s", what)
@@ -159,6 +161,30 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		got := count(draw(2, long, &exclusive), func(s plannedLock) bool { return s.Hold >= DefaultTTL })
 		if want := 2000 * long / 100; got < want/2 || got > want*3/2 {
 			t.Errorf("%d of 2000 steps hold for the TTL or longer, want about %d", got, want)
+		}
+	}
+}
+
+// TestStoreRestsInEachRound requires that a round of ten seconds or more has parts of five seconds without
+// a fault of the store, in which faults of workers continue.
+func TestStoreRestsInEachRound(t *testing.T) {
+	c := Config{Local: "memory"}
+	if err := c.complete(); err != nil {
+		t.Fatal(err)
+	}
+	for _, length := range []time.Duration{10 * time.Second, 30 * time.Second} {
+		seen := map[string]int{}
+		for _, f := range c.faults(0, []string{faultKill, faultCut, faultPauseServer, faultKillServer}, length) {
+			seen[f.Kind]++
+			cycle := min(length, 12*time.Second)
+			if rests := f.At%cycle > cycle-5*time.Second || (f.At+f.For)%cycle > cycle-5*time.Second; rests && strings.HasSuffix(f.Kind, "-server") {
+				t.Errorf("%s: %s from %s to %s", length, f.Kind, f.At, f.At+f.For)
+			} else if rests {
+				seen["in a rest"]++
+			}
+		}
+		if len(seen) != 5 {
+			t.Errorf("%s: the faults are %v", length, seen)
 		}
 	}
 }

@@ -3,16 +3,17 @@
 package check
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/link"
 )
 
 // probe stands between a worker's Locker and its store. It records requests and answers,
@@ -22,120 +23,29 @@ type probe struct {
 	log *historyLog
 	gen int
 
+	link     link.Link
 	mu       sync.Mutex
-	healed   chan struct{} // not nil while the link is cut
-	dead     bool          // the link carries nothing, and every call fails at once
-	drops    int           // the number of answers that are still to be lost
-	out, in  time.Duration // the delays of requests and of answers
 	prefixes map[string]bool
+	kept     map[string]bool // by the request's ID: its release may have left the grant standing
 	releases atomic.Int64
+	requests atomic.Int64 // under way
 }
-
-// errLink is an error of the link, not of the store.
-type errLink struct{ error }
 
 func newProbe(s driver.Store, log *historyLog, gen int) *probe {
-	return &probe{Store: s, log: log, gen: gen, prefixes: map[string]bool{}}
+	return &probe{Store: s, log: log, gen: gen, prefixes: map[string]bool{}, kept: map[string]bool{}}
 }
 
-// Classify classifies every error of the link as an unknown outcome.
-func (p *probe) Classify(err error) driver.Code {
-	if _, ours := errors.AsType[errLink](err); ours {
-		return driver.CodeUnknown
-	}
-	return p.Store.Classify(err)
-}
-
-// cut stops requests and answers until heal.
-func (p *probe) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.healed == nil {
-		p.healed = make(chan struct{})
-	}
-}
-
-func (p *probe) drop(n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.drops = n
-}
-
-func (p *probe) delay(out, in time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.out, p.in = out, in
-}
-
-// end ends a link that was cut forever. Waiting callers receive the error for a closed
-// client.
-func (p *probe) end() {
-	p.mu.Lock()
-	p.dead = true
-	p.mu.Unlock()
-	p.heal()
-}
-
-// heal ends all faults of the link.
-func (p *probe) heal() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.healed != nil {
-		close(p.healed)
-		p.healed = nil
-	}
-	p.drops, p.out, p.in = 0, 0, 0
-}
-
-// send passes a request to the store, or delays or loses it.
-func (p *probe) send(ctx context.Context) error {
-	p.mu.Lock()
-	healed, wait := p.healed, p.out
-	p.mu.Unlock()
-	return p.travel(ctx, healed, wait)
-}
-
-// answer passes an answer to the client, or delays or loses it.
-func (p *probe) answer(ctx context.Context) error {
-	p.mu.Lock()
-	healed, wait := p.healed, p.in
-	lost := p.drops > 0
-	if lost {
-		p.drops--
-	}
-	p.mu.Unlock()
-	if lost {
-		return errLink{errors.New("the connection broke before the answer came (injected)")}
-	}
-	return p.travel(ctx, healed, wait)
-}
-
-// travel waits until healed is closed, unless it is nil, and then for wait.
-func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Duration) error {
-	if healed != nil {
-		select {
-		case <-healed:
-		case <-ctx.Done():
-			return errLink{fmt.Errorf("cut off (injected): %w", ctx.Err())}
-		}
-	}
-	if wait > 0 {
-		if err := backoff.Sleep(ctx, wait); err != nil {
-			return errLink{fmt.Errorf("late (injected): %w", err)}
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.dead {
-		return driver.Errorf(driver.CodeClosed, "the client has vanished (injected)")
-	}
-	return nil
-}
+// Classify returns the code of an error of the link or of the store.
+func (p *probe) Classify(err error) driver.Code { return link.Classify(p.Store, err) }
 
 // Acquire sends a request to the store. It records a lost answer, because no hook reports
 // that.
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := p.request(ctx, r, p.Store.Acquire)
+	path := ""
+	if p.requests.Load() >= crowd {
+		path = pathCrowd
+	}
+	g, err := p.request(ctx, r, path, p.Store.Acquire)
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
 		p.log.Add(Event{K: kindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
 	}
@@ -143,31 +53,71 @@ func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 }
 
 // request sends a request to the store through acquire, a method of the store.
-func (p *probe) request(ctx context.Context, r driver.Request, acquire func(context.Context, driver.Request) (driver.Grant, error)) (driver.Grant, error) {
+func (p *probe) request(ctx context.Context, r driver.Request, path string, acquire func(context.Context, driver.Request) (driver.Grant, error)) (driver.Grant, error) {
 	p.remember(r.ID)
 	base := Event{Name: r.Name, ID: r.ID, Limit: r.Limit}
 	e := base
-	e.K, e.Wait, e.Gen, e.TTL = kindRequest, r.Wait, p.gen, int64(r.TTL)
+	e.K, e.Wait, e.Gen, e.TTL, e.Path = kindRequest, r.Wait, p.gen, int64(r.TTL), path
 	p.log.Add(e)
-	if err := p.send(ctx); err != nil {
+	if err := p.link.Send(ctx); err != nil {
 		return driver.Grant{}, err
 	}
 	if r.Wait {
 		r.From = &requester{Requester: r.From, p: p, event: base}
 	}
+	if !r.Wait {
+		p.requests.Add(1)
+		defer p.requests.Add(-1)
+	}
 	g, err := acquire(ctx, r)
 	e = base
-	e.K, e.T = kindAnswer, machineTime()
+	e.K, e.T = kindAnswer, p.log.now()
 	if err == nil {
 		e.Token, e.TTL, e.Slot = g.Token, int64(g.TTL), g.Slot+1
+		if g.Tokens > 1 {
+			e.Tokens = g.Tokens
+		}
+		if g.Provisional {
+			e.Path = pathProvisional
+		}
 	} else {
 		e.Err = p.Store.Classify(err).String()
 	}
 	p.log.Add(e)
-	if lost := p.answer(ctx); lost != nil {
+	if lost := p.link.Answer(ctx); lost != nil {
 		return driver.Grant{}, lost
 	}
 	return g, err
+}
+
+// Inspect, List and Break let Every see the lock of an earlier tick, and break it.
+func (p *probe) Inspect(ctx context.Context, name string) (st driver.State, err error) {
+	i, ok := p.Store.(driver.Inspector)
+	if !ok {
+		return st, driver.Errorf(driver.CodeUnsupported, "the store cannot be inspected")
+	}
+	err = p.link.Call(ctx, func() error { st, err = i.Inspect(ctx, name); return err })
+	return st, err
+}
+
+func (p *probe) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return p.Store.(driver.Inspector).List(ctx, prefix) // no Locker of a worker lists names
+}
+
+func (p *probe) Break(ctx context.Context, name string, token uint64) error {
+	b, ok := p.Store.(driver.Breaker)
+	if !ok {
+		return driver.Errorf(driver.CodeUnsupported, "the store cannot take a lock away")
+	}
+	if err := p.link.Send(ctx); err != nil {
+		return err
+	}
+	e := Event{K: kindFault, Fault: faultBreak, Name: name, Token: token, Early: true}
+	p.log.Add(e)
+	err := b.Break(ctx, name, token)
+	e.K, e.T = kindHealed, 0
+	p.log.Add(e)
+	return cmp.Or(err, p.link.Answer(ctx))
 }
 
 // swapProbe is the probe of a store that releases and requests in one step.
@@ -186,16 +136,16 @@ func (p *probe) store() driver.Store {
 func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	sent := false
 	var lost error // not nil if the link lost the answer to the release
-	g, err := p.request(ctx, r, func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := p.request(ctx, r, pathSwap, func(ctx context.Context, r driver.Request) (driver.Grant, error) {
 		sent = true
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		return p.Store.(driver.Swapper).Swap(ctx, old, r, func(err error) {
-			if lost = p.answer(ctx); lost != nil {
+			if lost = p.link.Answer(ctx); lost != nil {
 				err = lost
 				cancel()
-			} else if err == nil && p.releases.Add(1)%8 == 1 {
-				p.recordLeft(old.Name, old.ID, "after its Release was confirmed")
+			} else if err == nil {
+				p.freed(old)
 			}
 			released(err)
 		})
@@ -242,13 +192,7 @@ func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 			p.log.Add(Event{K: kindUndo, Name: r.Name, ID: r.ID})
 		}
 	}()
-	if err := p.send(ctx); err != nil {
-		return err
-	}
-	if err := p.Store.Undo(ctx, r); err != nil {
-		return err
-	}
-	if err := p.answer(ctx); err != nil {
+	if err := p.link.Call(ctx, func() error { return p.Store.Undo(ctx, r) }); err != nil {
 		return err
 	}
 	p.log.Add(Event{K: kindUndone, Name: r.Name, ID: r.ID})
@@ -264,34 +208,71 @@ func (p *probe) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		}
 		return answers
 	}
-	if err := p.send(ctx); err != nil {
+	if err := p.link.Send(ctx); err != nil {
 		return fail(err)
 	}
 	answers := p.Store.Renew(ctx, grants)
-	now := machineTime()
+	now := p.log.now()
 	for i, a := range answers {
-		if a.Err == nil && i < len(grants) {
-			p.log.Add(Event{K: kindKept, T: now, Name: grants[i].Name, ID: grants[i].ID, Token: grants[i].Token, TTL: int64(a.TTL)})
+		if i >= len(grants) {
+			break
+		}
+		e := Event{K: kindKept, T: now, Name: grants[i].Name, ID: grants[i].ID, Token: grants[i].Token, TTL: int64(a.TTL)}
+		if len(grants) > 1 {
+			e.Path = pathBatch
+		}
+		if a.Err != nil {
+			e.K, e.TTL = kindUnsure, int64(grants[i].TTL)
+		}
+		if a.Err == nil || p.Classify(a.Err) != driver.CodeNotHeld {
+			p.log.Add(e)
 		}
 	}
-	if err := p.answer(ctx); err != nil {
+	if err := p.link.Answer(ctx); err != nil {
 		return fail(err)
 	}
 	return answers
 }
 
 func (p *probe) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	if err := p.send(ctx); err != nil {
+	if err := p.link.Send(ctx); err != nil {
 		return err
 	}
-	if err := p.Store.Release(ctx, g, keep); err != nil {
-		return err
+	sent := p.log.now()
+	err := p.Store.Release(ctx, g, keep)
+	e := Event{T: sent, K: kindLeave, Name: g.Name, ID: g.ID, Limit: g.Limit, Token: g.Token, For: int64(keep), Until: p.log.now()}
+	notHeld := err != nil && p.Classify(err) == driver.CodeNotHeld
+	p.mu.Lock()
+	again := p.kept[g.ID]
+	if keep > 0 {
+		p.kept[g.ID] = true
 	}
-	// A check of every eighth release is enough.
-	if keep <= 0 && p.releases.Add(1)%8 == 1 {
+	p.mu.Unlock()
+	switch {
+	case notHeld && again: // the store may keep the grant since the release whose answer was lost
+		return err
+	case notHeld:
+		p.log.Add(Event{K: kindFreed, Name: g.Name, ID: g.ID, Token: g.Token})
+		return err
+	case err != nil && keep > 0:
+		p.log.Add(Event{K: kindUnsure, Name: g.Name, ID: g.ID, Token: g.Token, TTL: int64(keep), Until: sent})
+		return err
+	case err != nil:
+		return err
+	case keep > 0:
+		p.log.Add(e)
+	default:
+		p.freed(g)
+	}
+	return p.link.Answer(ctx)
+}
+
+// freed records that the store has confirmed a release. A check of every eighth release is enough.
+func (p *probe) freed(g driver.Grant) {
+	p.log.Add(Event{K: kindFreed, Name: g.Name, ID: g.ID, Token: g.Token})
+	if p.releases.Add(1)%8 == 1 {
 		p.recordLeft(g.Name, g.ID, "after its Release was confirmed")
 	}
-	return p.answer(ctx)
 }
 
 // recordLeft records what an ended request has left at the store, if the store can be inspected.
@@ -320,7 +301,8 @@ func (p *probe) recordLeft(name, id, when string) {
 	p.log.Add(Event{K: kindLeft, Name: name, ID: id, Note: fmt.Sprintf("%s of %q, request %s, still stands %s", what, name, id, when)})
 }
 
-// leftovers returns what this client's requests have left at the store.
+// leftovers returns what this client's requests have left at the store, without the grants that
+// the store keeps after their release. The coordinator finds those that do not end.
 func (p *probe) leftovers(ctx context.Context) (left []Event) {
 	i, ok := p.Store.(driver.Inspector)
 	if !ok {
@@ -329,7 +311,7 @@ func (p *probe) leftovers(ctx context.Context) (left []Event) {
 	p.mu.Lock()
 	ours := func(o driver.Owner) bool {
 		prefix, _, _ := strings.Cut(o.ID, "-")
-		return p.prefixes[prefix]
+		return p.prefixes[prefix] && !p.kept[o.ID]
 	}
 	defer p.mu.Unlock()
 	for st, err := range i.List(ctx, "") {

@@ -30,6 +30,7 @@ type assignment struct {
 	URL                string
 	Round, Index, Life int
 	Dir, Registers     string
+	Gateway            string // see Target
 }
 
 // MaybeWorker runs this process as a worker, and never returns, if a check has started the
@@ -39,6 +40,10 @@ func MaybeWorker() {
 	text := os.Getenv(workerEnv)
 	if text == "" {
 		return
+	}
+	if text == gatewayMark {
+		_ = os.Unsetenv(workerEnv) // the command calls MaybeWorker, too
+		os.Exit(Holdfast(os.Args[1:]))
 	}
 	var a assignment
 	err := json.Unmarshal([]byte(text), &a)
@@ -59,7 +64,10 @@ func (a *assignment) run() error {
 	if err != nil {
 		return err
 	}
-	w := a.Config.newWorker(a.Round, a.Index, a.Life, log, a.Registers, opener(a.URL, a.Config.Namespace))
+	w := a.Config.newWorker(a.Round, a.Index, a.Life, log, inFiles(a.Registers), opener(a.URL, a.Config.Namespace))
+	if a.Gateway != "" {
+		w.gateway = newGateway(a.Gateway)
+	}
 	ctx := context.Background()
 	if err := labelled(ctx, a.Dir, w.start); err != nil {
 		return err

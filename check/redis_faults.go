@@ -3,23 +3,26 @@
 package check
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// redisRights are the commands that docs/redis.md lists for a restricted user. The scripts of
+// redisRights are the commands that docs/security.md lists for a restricted user. The scripts of
 // locks call only the first redisScriptRights of these commands.
 var redisRights = []string{
-	"hset", "hsetnx", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
+	"hset", "hlen", "hkeys", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
 	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "wait",
 }
 
-const redisScriptRights = 12
+const redisScriptRights = 13
 
 // redisUser is the workers' user, as a part of a URL. redisUserSettings returns the
 // settings that give this user exactly the documented rights.
@@ -38,29 +41,18 @@ func redisUserSettings() []string {
 // scripts is revoked three times as often as each of the others.
 func revokeRights(all []*servers.Redis) StoreFault {
 	var next atomic.Uint32
-	change := func(ctx context.Context, sign, right string) error {
-		for _, r := range all {
-			if r.PID() == 0 {
-				continue
-			}
-			if _, err := r.Do(ctx, "ACL", "SETUSER", "app", sign+right); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return StoreFault{Kind: "revoke-right", Begin: func(ctx context.Context, f Fault) error {
+	return StoreFault{Kind: faultRevoke, Begin: func(ctx context.Context, f Fault) error {
 		for range 3 {
 			n := int(next.Add(1))
 			right := redisRights[n/2%len(redisRights)]
 			if n%2 == 0 {
 				right = redisRights[n/2%redisScriptRights]
 			}
-			if err := change(ctx, "-", right); err != nil {
+			if err := send(ctx, running(all), "ACL", "SETUSER", "app", "-"+right); err != nil {
 				return err
 			}
 			sleep(ctx, max(f.For/3, 150*time.Millisecond))
-			if err := change(context.WithoutCancel(ctx), "+", right); err != nil {
+			if err := send(context.WithoutCancel(ctx), running(all), "ACL", "SETUSER", "app", "+"+right); err != nil {
 				return err
 			}
 		}
@@ -70,13 +62,37 @@ func revokeRights(all []*servers.Redis) StoreFault {
 
 // fillMemory leaves the servers no memory for new keys.
 func fillMemory(all []*servers.Redis) StoreFault {
-	limit := func(value string) func(context.Context, Fault) error {
-		return func(ctx context.Context, _ Fault) error {
-			return eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", value)
+	return StoreFault{Kind: "fill-memory",
+		Begin: func(ctx context.Context, _ Fault) error {
+			return send(ctx, running(all), "CONFIG", "SET", "maxmemory", "1")
+		},
+		End: func(ctx context.Context, _ Fault) error { return setBack(ctx, all, "maxmemory", "0") }}
+}
+
+// refuseConnections makes the server refuse new connections, and cuts the present subscriptions. It
+// keeps a connection of its own, because the server refuses those of an administrator, too.
+func refuseConnections(r *servers.Redis) StoreFault {
+	var c net.Conn
+	order := func(command string) error {
+		if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
 		}
+		if _, err := fmt.Fprintf(c, "%s\r\n", command); err != nil {
+			return err
+		}
+		_, err := bufio.NewReader(c).ReadString('\n')
+		return err
 	}
-	return StoreFault{Kind: "fill-memory", Begin: limit("1"), End: func(ctx context.Context, _ Fault) error {
-		return setBack(ctx, all, "maxmemory", "0")
+	return StoreFault{Kind: faultFull, Begin: func(context.Context, Fault) (err error) {
+		if c, err = net.Dial("tcp", r.Address()); err != nil {
+			return err
+		}
+		return errors.Join(order("CONFIG SET maxclients 1"), order("CLIENT KILL TYPE pubsub"))
+	}, End: func(context.Context, Fault) (err error) {
+		if c == nil {
+			return nil // the server was not reached
+		}
+		return errors.Join(order("CONFIG SET maxclients 10000"), c.Close())
 	}}
 }
 
@@ -86,7 +102,7 @@ func fillMemory(all []*servers.Redis) StoreFault {
 // may be evicted. From then on, until the policy is set back, the store must make no grants.
 func evictKeys(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
-		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
+		if err := send(ctx, running(all), "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
 			return err
 		}
 		defer func() {
@@ -96,10 +112,10 @@ func evictKeys(all []*servers.Redis) StoreFault {
 		sleep(ctx, redisNotice)
 		for range 1 + f.For/(20*time.Millisecond) {
 			// The server evicts keys as soon as it has this limit.
-			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
+			if err := send(ctx, running(all), "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
 				return err
 			}
-			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "0"); err != nil && ctx.Err() == nil {
+			if err := send(ctx, running(all), "CONFIG", "SET", "maxmemory", "0"); err != nil && ctx.Err() == nil {
 				return err
 			}
 			sleep(ctx, 20*time.Millisecond)
@@ -117,26 +133,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	_ = backoff.Sleep(ctx, d)
 }
 
-// eachRunning sends a command to every running server.
-func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) error {
-	for _, r := range all {
-		if r.PID() == 0 {
-			continue
-		}
-		if _, err := r.Do(ctx, args...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // setBack sets a setting of every running server back to value. It retries for up to 30
 // seconds, because a busy server may not answer.
-func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (err error) {
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); sleep(ctx, 50*time.Millisecond) {
-		if err = eachRunning(ctx, all, "CONFIG", "SET", setting, value); err == nil || ctx.Err() != nil {
-			break
-		}
-	}
-	return err
+func setBack(ctx context.Context, all []*servers.Redis, setting, value string) error {
+	return servers.Until(ctx, func() error { return send(ctx, running(all), "CONFIG", "SET", setting, value) })
 }

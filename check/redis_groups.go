@@ -5,62 +5,65 @@ package check
 import (
 	"context"
 	"errors"
+	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // redisReplicasTarget starts a primary and a replica that must acknowledge each grant.
 // Clients reach the present primary through two proxies. Each proxy serves every second
 // worker. So a fault can cut holders off from a primary that waiters reach.
-func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
+func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 	g, err := servers.StartRedisReplicas(ctx, dir, 1, redisUserSettings()...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	t := &Target{}
+	t.onClose(g.Kill)
 	p := &redisPair{target: t, primary: g.Primary, replica: g.Replicas[0]}
-	t.Close = func() error {
-		for _, proxy := range p.proxies {
-			proxy.Close()
+	for range 2 {
+		proxy, err := t.proxy(p.primary.Address())
+		if err != nil {
+			return err
 		}
-		g.Kill()
-		return nil
+		p.proxies = append(p.proxies, proxy)
 	}
-	all := g.All()
-	clocks, err := p.prepare(ctx, all)
+	clocks, err := fakeClocks(ctx, p.replica, p.primary)
 	if err == nil {
 		err = g.Linked(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, t.Close())
+		return err
 	}
-	address := func(worker int) string {
-		return "redis://" + redisUser + p.proxies[worker%len(p.proxies)].Address() + "?replicas=1&replica_wait=200ms"
+	t.ofWorker = func(worker int) string {
+		return "redis://" + redisUser + p.proxies[worker%len(p.proxies)].Address() + "?replicas=1"
 	}
-	t.URL, t.ofWorker = address(0), address
-	t.Left = redisLeft(all)
+	t.URL = t.ofWorker(0)
 	faults := proxyFaults(p.proxies...)
 	if clocks {
-		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: p.beginClockAhead, End: p.endClockAhead})
+		faults = append(faults, StoreFault{
+			Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: p.beginClockAhead, End: p.endClockAhead,
+		})
 	}
-	rejoin := func(ctx context.Context, _ Fault) error { return p.rejoin(ctx) }
-	t.Faults = oneAtATime(append(faults,
+	t.Faults = oneAtATime(slices.Concat(faults, []StoreFault{
 		// The replica has all grants, so a failover loses none. But a failover may lose
 		// a release, because clients do not wait until the replica has it.
-		StoreFault{Kind: "failover", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return p.promote(ctx) }, End: rejoin},
-		StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { p.replica.Kill(); return nil }, End: rejoin},
-		StoreFault{Kind: "pause-replica", Begin: func(context.Context, Fault) error { return p.replica.Pause() },
-			End: func(context.Context, Fault) error { return p.replica.Cont() }},
-		StoreFault{Kind: faultPauseServer, Begin: func(context.Context, Fault) error { return p.primary.Pause() },
-			End: func(context.Context, Fault) error { return p.primary.Cont() }},
+		{Kind: "failover", Loses: true, Begin: p.failOver,
+			End: func(ctx context.Context, f Fault) error { return p.rejoin(ctx, p.replica, f) }},
+		affect("kill-replica", present(&p.replica), kill, p.rejoin),
+		pauseFault("pause-replica", present(&p.replica)),
+		pauseFault(faultPauseServer, present(&p.primary)),
+		redisStall(present(&p.primary)),
+		// The clients' address leads to the promoted replica, as that of a service or a virtual IP.
+		// Their connections to the old primary live on, and it becomes a replica.
+		{Kind: "move-address", Loses: true, Often: 2, Begin: p.moveAddress},
 		// The living primary becomes a replica of the promoted one.
-		StoreFault{Kind: "demote-primary", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return p.demote(ctx) }},
-		flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all)))
-	return t, nil
+		{Kind: "demote-primary", Loses: true, Begin: p.demote},
+	}, redisDataFaults(g.All())))
+	t.Left = redisLeft(g.All())
+	return nil
 }
 
 // redisPair is a primary and its replica, which change roles, and the proxies that lead to the
@@ -72,60 +75,46 @@ type redisPair struct {
 	held             *pausedHolder // stopped by beginClockAhead
 }
 
-// prepare starts the proxies, and lets the servers start again with a clock that a fault can set.
-// It reports whether the machine has what this needs.
-func (p *redisPair) prepare(ctx context.Context, all []*servers.Redis) (clocks bool, err error) {
-	for range 2 {
-		proxy, err := servers.NewProxy(p.primary.Address())
-		if err != nil {
-			return false, err
-		}
-		p.proxies = append(p.proxies, proxy)
+// promote promotes the replica. lead leads the clients of a proxy to it.
+func (p *redisPair) promote(ctx context.Context, lead func(p *servers.Proxy, address string) error) error {
+	_, err := p.replica.Do(ctx, "REPLICAOF", "NO", "ONE")
+	if err != nil {
+		return err
 	}
-	clocks = true
-	for _, r := range slices.Backward(all) {
-		if err := r.FakeClock(ctx); errors.Is(err, servers.ErrNotInstalled) {
-			clocks = false
-		} else if err != nil {
-			return false, err
-		}
-	}
-	return clocks, nil
-}
-
-// redirect makes the proxies lead to the present primary.
-func (p *redisPair) redirect() (err error) {
+	p.primary, p.replica = p.replica, p.primary
 	for _, proxy := range p.proxies {
-		err = errors.Join(err, proxy.Redirect(p.primary.Address()))
+		err = errors.Join(err, lead(proxy, p.primary.Address()))
 	}
 	return err
 }
 
-// promote kills the primary and promotes the replica.
-func (p *redisPair) promote(ctx context.Context) error {
+// failOver kills the primary and promotes the replica. The promotion must complete, because rejoin makes the
+// killed server a replica of the other one.
+func (p *redisPair) failOver(ctx context.Context, _ Fault) error {
 	p.primary.Kill()
-	p.primary, p.replica = p.replica, p.primary
-	if _, err := p.primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
-		return err
-	}
-	return p.redirect()
+	return p.promote(context.WithoutCancel(ctx), (*servers.Proxy).Redirect)
 }
 
-// rejoin starts the killed server as a replica.
-func (p *redisPair) rejoin(ctx context.Context) error {
-	if err := p.replica.Restart(ctx); err != nil {
+// rejoin starts a killed server as the replica.
+func (p *redisPair) rejoin(ctx context.Context, r *servers.Redis, _ Fault) error {
+	if err := r.Restart(ctx); err != nil {
 		return err
 	}
-	return follow(ctx, p.replica, p.primary)
+	return follow(ctx, r, p.primary)
 }
 
-// demote promotes the replica while the primary lives, and makes the primary its replica.
-func (p *redisPair) demote(ctx context.Context) error {
-	if _, err := p.replica.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
-		return err
-	}
-	p.primary, p.replica = p.replica, p.primary
-	if err := p.redirect(); err != nil {
+// demote promotes the replica while the primary lives, and makes the primary its replica. moveAddress does so
+// without an end of the clients' connections.
+func (p *redisPair) demote(ctx context.Context, _ Fault) error {
+	return p.exchange(ctx, (*servers.Proxy).Redirect)
+}
+
+func (p *redisPair) moveAddress(ctx context.Context, _ Fault) error {
+	return p.exchange(ctx, func(p *servers.Proxy, address string) error { p.Lead(address); return nil })
+}
+
+func (p *redisPair) exchange(ctx context.Context, lead func(p *servers.Proxy, address string) error) error {
+	if err := p.promote(ctx, lead); err != nil {
 		return err
 	}
 	return follow(context.WithoutCancel(ctx), p.replica, p.primary)
@@ -150,7 +139,7 @@ func (p *redisPair) beginClockAhead(ctx context.Context, f Fault) (err error) {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if err := p.demote(ctx); err != nil {
+	if err := p.demote(ctx, f); err != nil {
 		return errors.Join(err, p.resumeHeld())
 	}
 	if p.held != nil {
@@ -167,11 +156,23 @@ func (p *redisPair) endClockAhead(ctx context.Context, f Fault) (err error) {
 	// clocks. After the clock is set back, such a lease would last for twice that
 	// difference.
 	sleep(ctx, redisNotice)
-	err = errors.Join(err, p.primary.SetClock(0), p.replica.SetClock(0))
+	err = errors.Join(err, setClock(ctx, p.primary, 0), p.replica.SetClock(0))
 	// The tokens are ahead of the clock now. Until the clock has caught up, a
 	// server that loses its data may grant smaller ones. No store excludes that.
 	sleep(ctx, clockLead(f))
 	return err
+}
+
+// setClock sets a server's clock ahead of the machine's, between two scripts. A script of a server before
+// Redis 7.2 counts a TTL from the new time, and finds a key expired by the time of its own beginning.
+// So it would lose other fields of the key, and the key's TTL.
+func setClock(ctx context.Context, r *servers.Redis, ahead time.Duration) error {
+	if _, err := r.Do(ctx, "CLIENT", "PAUSE", "10000", "WRITE"); err != nil {
+		return err
+	}
+	err := r.SetClock(ahead)
+	_, unpaused := r.Do(ctx, "CLIENT", "UNPAUSE")
+	return errors.Join(err, unpaused)
 }
 
 // resumeHeld continues the holder that beginClockAhead stopped, once: inject calls endClockAhead
@@ -193,184 +194,280 @@ func follow(ctx context.Context, replica, primary *servers.Redis) error {
 }
 
 // redisSentinelTarget starts a primary and two replicas under three sentinels.
-func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
-	s, err := servers.StartRedisSentinel(ctx, dir, 2, redisUserSettings()...)
+func redisSentinelTarget(ctx context.Context, dir string, t *Target) error {
+	group, err := servers.StartRedisSentinel(ctx, dir, 2, redisUserSettings()...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	// replaceKilledOnly makes the sentinels replace only a killed primary, never a slow one. A
-	// failover of a slow primary would have no declared fault.
-	replaceKilledOnly := func(ctx context.Context) error {
-		if err := s.SetDownAfter(ctx, time.Hour); err != nil {
-			return err
-		}
-		return s.AwaitReachable(ctx)
+	t.onClose(group.Kill)
+	s := &redisSentinel{RedisSentinel: group}
+	if err := s.replaceKilledOnly(ctx); err != nil {
+		return err
 	}
-	if err := replaceKilledOnly(ctx); err != nil {
-		s.Kill()
-		return nil, err
+	t.URL = "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + addresses(s.Sentinels[1:])
+	t.Faults = oneAtATime(append([]StoreFault{
+		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: s.killPrimary, End: s.restartKilled},
+		{Kind: "pause-primary", Begin: s.pausePrimary},
+		// Clients write to the old primary until it is demoted. These writes are lost.
+		{Kind: "demote-primary", Early: true, All: true, Loses: true, Begin: s.demote},
+		{Kind: faultRolling, Early: true, All: true, Loses: true, Begin: s.roll},
+	}, redisDataFaults(s.All())...))
+	t.Left = redisLeft(s.All())
+	return nil
+}
+
+// addresses returns the query of a URL with further addresses.
+func addresses(more []*servers.Redis) string {
+	q := url.Values{}
+	for _, r := range more {
+		q.Add("addr", r.Address())
 	}
-	var more []string
-	for _, r := range s.Sentinels[1:] {
-		more = append(more, "addr="+r.Address())
+	return "?" + q.Encode()
+}
+
+// redisSentinel is a group under sentinels. At most one fault at a time uses it.
+type redisSentinel struct {
+	*servers.RedisSentinel
+	old *servers.Redis // the primary when the present fault began
+}
+
+// replaceKilledOnly makes the sentinels replace only a killed primary, never a slow one. A
+// failover of a slow primary would have no declared fault.
+func (s *redisSentinel) replaceKilledOnly(ctx context.Context) error {
+	if err := s.SetDownAfter(ctx, time.Hour); err != nil {
+		return err
 	}
-	all := s.All()
-	var old *servers.Redis
-	// A sentinel that stood still for two seconds does nothing for the next 30 (TILT mode).
-	demoted := func(ctx context.Context) error {
-		for end := time.Now().Add(2 * time.Minute); isPrimary(ctx, old); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(end) {
-				return errors.New("check: the old primary is not demoted")
-			}
+	return s.AwaitReachable(ctx)
+}
+
+// killPrimary kills the primary, and waits until the sentinels have replaced it.
+func (s *redisSentinel) killPrimary(ctx context.Context, _ Fault) (err error) {
+	if s.old, err = s.Current(ctx); err != nil {
+		return err
+	}
+	s.old.Kill()
+	ctx = context.WithoutCancel(ctx)
+	if err := s.SetDownAfter(ctx, servers.SentinelDownAfter); err != nil {
+		return err
+	}
+	_, err = s.FailedOver(ctx, s.old)
+	return err
+}
+
+func (s *redisSentinel) restartKilled(ctx context.Context, _ Fault) error {
+	if err := s.old.Restart(ctx); err != nil {
+		return err
+	}
+	if err := s.demoted(ctx); err != nil {
+		return err
+	}
+	return s.replaceKilledOnly(ctx)
+}
+
+// pausePrimary stops the primary for a moment. No failover follows. A failover would prove nothing: after it, the
+// old primary continues, and answers for a moment as before.
+func (s *redisSentinel) pausePrimary(ctx context.Context, _ Fault) error {
+	r, err := s.Current(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.Pause(); err != nil {
+		return err
+	}
+	time.Sleep(250 * time.Millisecond)
+	return r.Cont()
+}
+
+func (s *redisSentinel) demote(ctx context.Context, _ Fault) (err error) {
+	if s.old, err = s.Current(ctx); err != nil {
+		return err
+	}
+	return s.replace(context.WithoutCancel(ctx))
+}
+
+// replace makes the sentinels replace the living primary, and waits until it is a replica.
+func (s *redisSentinel) replace(ctx context.Context) error {
+	if err := s.Failover(ctx); err != nil {
+		return err
+	}
+	if _, err := s.FailedOver(ctx, s.old); err != nil {
+		return err
+	}
+	return s.demoted(ctx)
+}
+
+// demoted waits until the old primary is a replica. A sentinel that stood still for two seconds does nothing for
+// the next 30 (TILT mode).
+func (s *redisSentinel) demoted(ctx context.Context) error {
+	return servers.Within(ctx, 2*time.Minute, func() error {
+		if isPrimary(ctx, s.old) {
+			return errors.New("check: the old primary is not demoted")
 		}
 		return nil
+	})
+}
+
+// roll restarts the replicas, and the old primary after a failover. The last writes of the old primary are lost.
+func (s *redisSentinel) roll(ctx context.Context, _ Fault) (err error) {
+	if s.old, err = s.Current(ctx); err != nil {
+		return err
 	}
-	return &Target{
-		URL: "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + "?" + strings.Join(more, "&"),
-		Faults: oneAtATime([]StoreFault{
-			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, _ Fault) error {
-				if old, err = s.Current(ctx); err != nil {
-					return err
-				}
-				old.Kill()
-				ctx = context.WithoutCancel(ctx)
-				if err := s.SetDownAfter(ctx, servers.SentinelDownAfter); err != nil {
-					return err
-				}
-				_, err = s.FailedOver(ctx, old)
-				return err
-			}, End: func(ctx context.Context, _ Fault) error {
-				if err := old.Restart(ctx); err != nil {
-					return err
-				}
-				if err := demoted(ctx); err != nil {
-					return err
-				}
-				return replaceKilledOnly(ctx)
-			}},
-			// No failover follows the pause. A failover would prove nothing: after it, the
-			// old primary continues, and answers for a moment as before.
-			{Kind: "pause-primary", Begin: func(ctx context.Context, _ Fault) error {
-				r, err := s.Current(ctx)
-				if err != nil {
-					return err
-				}
-				if err := r.Pause(); err != nil {
-					return err
-				}
-				time.Sleep(250 * time.Millisecond)
-				return r.Cont()
-			}},
-			// Clients write to the old primary until it is demoted. These writes are lost.
-			{Kind: "demote-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, _ Fault) error {
-				if old, err = s.Current(ctx); err != nil {
-					return err
-				}
-				ctx = context.WithoutCancel(ctx)
-				if err := s.Failover(ctx); err != nil {
-					return err
-				}
-				if _, err := s.FailedOver(ctx, old); err != nil {
-					return err
-				}
-				return demoted(ctx)
-			}},
-			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all),
-		}),
-		Left: redisLeft(all),
-		Close: func() error {
-			s.Kill()
-			return nil
-		},
-	}, nil
+	ctx = context.WithoutCancel(ctx)
+	for _, r := range s.All() {
+		if r == s.old {
+			continue
+		}
+		if err := restartReplica(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := s.replace(ctx); err != nil {
+		return err
+	}
+	return restartReplica(ctx, s.old)
 }
 
 // redisClusterTarget starts a cluster of three primaries with a replica each.
-func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
-	c, err := servers.StartRedisCluster(ctx, dir, true, redisUserSettings()...)
+func redisClusterTarget(ctx context.Context, dir string, t *Target) error {
+	group, err := servers.StartRedisCluster(ctx, dir, true, redisUserSettings()...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	// replaceKilledOnly keeps the cluster from replacing a slow node, because such a failover would
-	// have no declared fault.
-	replaceKilledOnly := func(ctx context.Context) error { return c.SetNodeTimeout(ctx, time.Hour) }
-	if err := replaceKilledOnly(ctx); err != nil {
-		c.Kill()
-		return nil, err
+	t.onClose(group.Kill)
+	c := &redisCluster{RedisCluster: group, target: t}
+	if err := c.replaceKilledOnly(ctx); err != nil {
+		return err
 	}
-	t := &Target{}
-	m := &slotMoves{target: t, cluster: c}
-	*t = Target{
-		URL: "redis+cluster://" + redisUser + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
-		Faults: oneAtATime([]StoreFault{
-			{Kind: "move-slot", Begin: func(ctx context.Context, f Fault) error {
-				if err := m.find(ctx, keyOf(ctx, c.Nodes, f.Name)); err != nil {
-					return err
-				}
-				return m.begin(ctx)
-			}, End: func(ctx context.Context, _ Fault) error { return m.end(ctx) }},
-			{Kind: "move-slot-held", Often: 3, Begin: m.beginHeld, End: m.endHeld},
-			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, f Fault) error {
-				if err := m.find(ctx, keyOf(ctx, c.Nodes, f.Name)); err != nil {
-					return err
-				}
-				m.owner.Kill()
-				ctx = context.WithoutCancel(ctx)
-				if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
-					return err
-				}
-				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-					_, err := c.Owner(ctx, m.slot)
-					if err == nil || time.Now().After(end) {
-						return err
-					}
-				}
-			}, End: func(ctx context.Context, _ Fault) error {
-				if err := m.owner.Restart(ctx); err != nil {
-					return err
-				}
-				if err := awaitFollows(ctx, m.owner); err != nil {
-					return err
-				}
-				if err := c.Whole(ctx); err != nil {
-					return err
-				}
-				return replaceKilledOnly(ctx)
-			}},
-			{Kind: "flush", Early: true, All: true, Begin: flushAll(c.Nodes).Begin}, killSubscriptions(c.Nodes),
-			revokeRights(c.Nodes), fillMemory(c.Nodes), evictKeys(c.Nodes),
-		}),
-		Left: redisLeft(c.Nodes),
-		Close: func() error {
-			c.Kill()
-			return nil
-		},
+	t.URL = "redis+cluster://" + redisUser + c.Nodes[0].Address() + addresses(c.Nodes[1:3])
+	t.Faults = oneAtATime(append([]StoreFault{
+		{Kind: "move-slot", Begin: c.beginMove, End: c.endMoves},
+		{Kind: "move-slot-held", Often: 3, Begin: c.beginHeld, End: c.endHeld},
+		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: c.killPrimary, End: c.restartKilled},
+		{Kind: faultRolling, Begin: c.roll},
+	}, redisDataFaults(c.Nodes)...))
+	t.Left = redisLeft(c.Nodes)
+	return nil
+}
+
+// restartReplica restarts a replica, and waits until it follows again.
+func restartReplica(ctx context.Context, r *servers.Redis) error {
+	if err := awaitFollows(ctx, r); err != nil {
+		return err
 	}
-	return t, nil
+	if err := r.Restart(ctx); err != nil {
+		return err
+	}
+	return awaitFollows(ctx, r)
 }
 
 // awaitFollows waits until a server is a replica that has all data of its primary. A server of a
 // cluster must have all data again before it may become primary.
 func awaitFollows(ctx context.Context, r *servers.Redis) error {
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		info, err := r.Info(ctx, "replication")
-		if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
-			return nil
-		}
-		if time.Now().After(end) {
-			return errors.New("check: the old primary does not follow")
-		}
-	}
+	return servers.Until(ctx, func() error { return follows(ctx, r) })
 }
 
-// slotMoves moves slots of a cluster to other primaries. At most one fault at a time uses it.
-type slotMoves struct {
-	target  *Target
-	cluster *servers.RedisCluster
-	slot    int            // the slot of the present fault
-	owner   *servers.Redis // the primary of slot when the fault began
-	begun   []slotMove
-	held    *pausedHolder // stopped by beginHeld
+func follows(ctx context.Context, r *servers.Redis) error {
+	info, err := r.Info(ctx, "replication")
+	if err == nil && (info["role"] != "slave" || info["master_link_status"] != "up") {
+		err = errors.New("check: the server does not follow its primary")
+	}
+	return err
+}
+
+// redisCluster is a cluster with the present fault. At most one fault at a time uses it.
+type redisCluster struct {
+	*servers.RedisCluster
+	target *Target
+	slot   int            // the slot of the present fault
+	owner  *servers.Redis // the primary of slot when the fault began
+	begun  []slotMove
+	held   *pausedHolder // stopped by beginHeld
+}
+
+// replaceKilledOnly keeps the cluster from replacing a slow node, because such a failover would
+// have no declared fault.
+func (c *redisCluster) replaceKilledOnly(ctx context.Context) error {
+	return c.SetNodeTimeout(ctx, time.Hour)
+}
+
+// killPrimary kills the primary of a name, and waits until the cluster has replaced it.
+func (c *redisCluster) killPrimary(ctx context.Context, f Fault) error {
+	if _, err := c.find(ctx, f.Name); err != nil {
+		return err
+	}
+	c.owner.Kill()
+	ctx = context.WithoutCancel(ctx)
+	if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
+		return err
+	}
+	return servers.Until(ctx, func() error { _, err := c.Owner(ctx, c.slot); return err })
+}
+
+func (c *redisCluster) restartKilled(ctx context.Context, _ Fault) error {
+	if err := c.owner.Restart(ctx); err != nil {
+		return err
+	}
+	if err := awaitFollows(ctx, c.owner); err != nil {
+		return err
+	}
+	if err := c.Whole(ctx); err != nil {
+		return err
+	}
+	return c.replaceKilledOnly(ctx)
+}
+
+// roll restarts every node. A primary hands its slots to its replica before: it stops
+// its clients until the replica has all writes, so nothing is lost.
+func (c *redisCluster) roll(ctx context.Context, _ Fault) error {
+	ctx = context.WithoutCancel(ctx)
+	leading := primaries(ctx, c.Nodes)
+	successor := map[string]*servers.Redis{} // by the port of the primary
+	for _, r := range c.Nodes {
+		if slices.Contains(leading, r) {
+			continue
+		}
+		if err := restartReplica(ctx, r); err != nil {
+			return err
+		}
+		info, err := r.Info(ctx, "replication")
+		if err != nil {
+			return err
+		}
+		successor[info["master_port"]] = r
+	}
+	for _, r := range leading {
+		next := successor[strconv.Itoa(r.Port)]
+		if next == nil {
+			continue // a new primary without a replica: it stays
+		}
+		if err := c.handOver(ctx, r, next); err != nil {
+			return err
+		}
+		if err := restartReplica(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := c.Whole(ctx); err != nil {
+		return err
+	}
+	return c.replaceKilledOnly(ctx) // a restarted node has its first settings
+}
+
+// handOver makes next the primary in the place of r. An attempt ends after 5 s. It fails if a node has voted for
+// another successor of r within twice its node timeout.
+func (c *redisCluster) handOver(ctx context.Context, r, next *servers.Redis) (err error) {
+	for range 3 {
+		if _, err = next.Do(ctx, "CLUSTER", "FAILOVER"); err != nil {
+			return err
+		}
+		if err = servers.Within(ctx, 6*time.Second, func() error { return follows(ctx, r) }); err == nil {
+			return nil
+		}
+		if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // slotMove is a move that has begun and not ended.
@@ -379,36 +476,42 @@ type slotMove struct {
 	from, to *servers.Redis
 }
 
-// find makes the slot of a key the slot of the present fault.
-func (m *slotMoves) find(ctx context.Context, key string) (err error) {
-	if m.slot, err = m.cluster.Slot(ctx, key); err == nil {
-		m.owner, err = m.cluster.Owner(ctx, m.slot)
+// find makes the slot of a name's key the slot of the present fault. It returns the key.
+func (c *redisCluster) find(ctx context.Context, name string) (key string, err error) {
+	key = c.keyOf(ctx, name)
+	if c.slot, err = c.Slot(ctx, key); err == nil {
+		c.owner, err = c.Owner(ctx, c.slot)
 	}
-	return err
+	return key, err
 }
 
-// begin begins to move the slot of the present fault, unless it is being moved.
-func (m *slotMoves) begin(ctx context.Context) error {
-	if slices.ContainsFunc(m.begun, func(b slotMove) bool { return b.slot == m.slot }) {
+// beginMove moves the slot of the fault's name.
+func (c *redisCluster) beginMove(ctx context.Context, f Fault) error {
+	if _, err := c.find(ctx, f.Name); err != nil {
+		return err
+	}
+	return c.move(ctx)
+}
+
+// move begins to move the slot of the present fault, unless it is being moved.
+func (c *redisCluster) move(ctx context.Context) error {
+	if slices.ContainsFunc(c.begun, func(b slotMove) bool { return b.slot == c.slot }) {
 		return nil
 	}
-	var to *servers.Redis
-	for _, r := range m.cluster.Nodes {
-		if r != m.owner && isPrimary(ctx, r) {
-			to = r
-			break
-		}
+	others := slices.DeleteFunc(primaries(ctx, c.Nodes), func(r *servers.Redis) bool { return r == c.owner })
+	if len(others) == 0 {
+		return errors.New("check: the cluster has no other primary")
 	}
-	m.begun = append(m.begun, slotMove{m.slot, m.owner, to})
-	return m.cluster.BeginMove(ctx, m.slot, m.owner, to)
+	c.begun = append(c.begun, slotMove{c.slot, c.owner, others[0]})
+	return c.BeginMove(ctx, c.slot, c.owner, others[0])
 }
 
-// end ends all moves.
-func (m *slotMoves) end(ctx context.Context) (err error) {
-	for _, b := range m.begun {
-		err = errors.Join(err, m.cluster.EndMove(ctx, b.slot, b.from, b.to))
+// endMoves ends all moves.
+func (c *redisCluster) endMoves(ctx context.Context, _ Fault) (err error) {
+	for _, b := range c.begun {
+		err = errors.Join(err, c.EndMove(ctx, b.slot, b.from, b.to))
 	}
-	m.begun = nil
+	c.begun = nil
 	return err
 }
 
@@ -416,70 +519,60 @@ func (m *slotMoves) end(ctx context.Context) (err error) {
 // the name gets its first waiters. Most such holders are in sparse rounds, of which a run has few.
 // There a name gets two waiters within seconds. Without such a holder, beginHeld moves the slot of
 // the fault's name.
-func (m *slotMoves) beginHeld(ctx context.Context, f Fault) (err error) {
+func (c *redisCluster) beginHeld(ctx context.Context, f Fault) (err error) {
 	search, cancel := context.WithTimeout(ctx, time.Second) // a sparse round has many such holders
 	defer cancel()
-	m.held, err = m.target.pauseHolder(search, 4*time.Second, func(name string) (bool, error) { return m.beginUnawaited(ctx, name) })
+	c.held, err = c.target.pauseHolder(search, 4*time.Second, func(name string) (bool, error) { return c.beginUnawaited(ctx, name) })
 	if err != nil {
 		return err
 	}
-	if m.held == nil {
-		if err := m.find(ctx, keyOf(ctx, m.cluster.Nodes, f.Name)); err != nil {
-			return err
-		}
-		return m.begin(ctx)
+	if c.held == nil {
+		return c.beginMove(ctx, f)
 	}
-	sleep(ctx, min(time.Duration(m.held.until-machineTime()), 5*time.Second))
+	sleep(ctx, min(time.Duration(c.held.until-machineTime()), 5*time.Second))
 	return nil
 }
 
 // beginUnawaited begins to move the slot of a name that has no waiters. It returns false if the
 // name has waiters.
-func (m *slotMoves) beginUnawaited(ctx context.Context, name string) (bool, error) {
-	key := keyOf(ctx, m.cluster.Nodes, name)
-	if err := m.find(ctx, key); err != nil || m.fields(ctx, key) != 1 {
+func (c *redisCluster) beginUnawaited(ctx context.Context, name string) (bool, error) {
+	key, err := c.find(ctx, name)
+	if err != nil || c.fields(ctx, key) != 1 {
 		return false, err
 	}
-	if err := m.begin(ctx); err != nil {
+	if err := c.move(ctx); err != nil {
 		return false, err
 	}
-	if m.fields(ctx, key) > 1 { // a waiter came before the move
-		return false, m.end(context.WithoutCancel(ctx))
+	if c.fields(ctx, key) > 1 { // a waiter came before the move
+		return false, c.endMoves(context.WithoutCancel(ctx), Fault{})
 	}
 	return true, nil
 }
 
 // fields returns the number of fields of a key: one until a waiter comes. While the slot moves, a
 // missing key is an error, and fields returns 0.
-func (m *slotMoves) fields(ctx context.Context, key string) int64 {
-	answer, _ := m.owner.Do(ctx, "HLEN", key)
+func (c *redisCluster) fields(ctx context.Context, key string) int64 {
+	answer, _ := c.owner.Do(ctx, "HLEN", key)
 	n, _ := answer.(int64)
 	return n
 }
 
 // endHeld ends the moves and continues the holder.
-func (m *slotMoves) endHeld(ctx context.Context, _ Fault) error {
-	err := m.end(ctx)
-	if m.held != nil {
-		err = errors.Join(err, m.held.resume())
-		m.held = nil
+func (c *redisCluster) endHeld(ctx context.Context, f Fault) error {
+	err := c.endMoves(ctx, f)
+	if c.held != nil {
+		err = errors.Join(err, c.held.resume())
+		c.held = nil
 	}
 	return err
 }
 
 // keyOf returns the key of a name that is held or has waiters now. For any other name it
 // returns the name itself, whose slot may be that of other names.
-func keyOf(ctx context.Context, nodes []*servers.Redis, name string) string {
-	for _, r := range nodes {
-		if !isPrimary(ctx, r) {
-			continue
-		}
-		if found, err := r.Do(ctx, "KEYS", "*:"+name); err == nil {
-			if keys, _ := found.([]any); len(keys) > 0 {
-				if key, ok := keys[0].(string); ok {
-					return key
-				}
-			}
+func (c *redisCluster) keyOf(ctx context.Context, name string) string {
+	for _, r := range primaries(ctx, c.Nodes) {
+		if keys, err := redisKeys(ctx, r, "*:"+name); err == nil && len(keys) > 0 {
+			return keys[0]
 		}
 	}
 	return name

@@ -13,85 +13,119 @@ import (
 	"strings"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // redisTarget is one redis-server that keeps its data, behind a proxy.
-func redisTarget(ctx context.Context, dir string) (*Target, error) {
-	return redisAlone(ctx, dir, redisUserSettings(), "")
+func redisTarget(ctx context.Context, dir string, t *Target) error {
+	return redisAlone(ctx, dir, t, redisUserSettings(), "")
 }
 
 // redisLayoutTarget is redisTarget with the layout of another client library, without some
 // kinds of faults. The keys and channels of such a layout can have any name.
-func redisLayoutTarget(layout string, without ...string) func(context.Context, string) (*Target, error) {
-	return func(ctx context.Context, dir string) (*Target, error) {
-		target, err := redisAlone(ctx, dir, []string{"--user", "app", "on", ">app-secret", "~*", "&*", "+@all"}, "?layout="+layout)
-		if err == nil {
-			target.Faults = slices.DeleteFunc(target.Faults, func(f StoreFault) bool { return slices.Contains(without, f.Kind) })
-		}
-		return target, err
+func redisLayoutTarget(layout string, without ...string) starter {
+	return func(ctx context.Context, dir string, t *Target) error {
+		err := redisAlone(ctx, dir, t, []string{"--user", "app", "on", ">app-secret", "~*", "&*", "+@all"}, "?layout="+layout)
+		t.Faults = slices.DeleteFunc(t.Faults, func(f StoreFault) bool { return slices.Contains(without, f.Kind) })
+		return err
 	}
 }
 
-func redisAlone(ctx context.Context, dir string, user []string, query string) (*Target, error) {
+func redisAlone(ctx context.Context, dir string, t *Target, user []string, query string) error {
 	settings := append([]string{"--appendonly", "yes", "--appendfsync", "always"}, user...)
 	r, err := servers.StartRedis(ctx, filepath.Join(dir, "redis"), settings...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p, err := servers.NewProxy(r.Address())
+	t.onClose(r.Kill)
 	// The server's clock is an hour behind, to find clients that judge by their own clock.
-	if err == nil {
-		if err = r.FakeClock(ctx); err == nil {
-			err = r.SetClock(-time.Hour)
-		} else if errors.Is(err, servers.ErrNotInstalled) {
-			err = nil
-		}
+	clocks, err := fakeClocks(ctx, r)
+	if err == nil && clocks {
+		err = r.SetClock(-time.Hour)
 	}
 	if err != nil {
-		if p != nil {
-			p.Close()
-		}
-		r.Kill()
-		return nil, err
+		return err
 	}
-	all := []*servers.Redis{r}
-	return &Target{
-		URL: "redis://" + redisUser + p.Address() + query,
-		Faults: oneAtATime(append(append(proxyFaults(p), serverFaults([]*servers.Server{r.Server}, nil)...),
-			StoreFault{Kind: "restart-empty", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error { return r.RestartEmpty(ctx) }},
-			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
-		Left: redisLeft(all),
-		Close: func() error {
-			p.Close()
-			return r.Stop()
-		},
-	}, nil
+	p, err := t.proxy(r.Address())
+	if err != nil {
+		return err
+	}
+	all, server := []*servers.Redis{r}, present(&r)
+	t.URL = "redis://" + redisUser + p.Address() + query
+	t.Faults = oneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
+		pauseFault(faultPauseServer, server), killFault(faultKillServer, server),
+		early(affect("restart-empty", server, restartEmpty, nil)), redisStall(server), refuseConnections(r),
+	}, redisDataFaults(all)))
+	t.Left = redisLeft(all)
+	return nil
+}
+
+// fakeClocks lets servers start again with clocks that a fault can set. It reports whether the machine has
+// what this needs.
+func fakeClocks(ctx context.Context, all ...*servers.Redis) (bool, error) {
+	for _, r := range all {
+		if err := r.FakeClock(ctx); errors.Is(err, servers.ErrNotInstalled) {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func restartEmpty(ctx context.Context, r *servers.Redis, _ Fault) error { return r.RestartEmpty(ctx) }
+
+// redisStall stops a server. All waiters but the first ones keep their order.
+func redisStall(which choice[*servers.Redis]) StoreFault {
+	f := pauseFault(faultStall, which)
+	f.KeepsOrder = true
+	return f
+}
+
+// redisDataFaults returns the faults that all kinds of groups have.
+func redisDataFaults(all []*servers.Redis) []StoreFault {
+	return []StoreFault{flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all)}
 }
 
 func flushAll(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "flush", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error {
-		return eachPrimary(ctx, all, "FLUSHALL")
+		return send(ctx, primaries(ctx, all), "FLUSHALL")
 	}}
 }
 
 func killSubscriptions(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "kill-subscriptions", Begin: func(ctx context.Context, _ Fault) error {
-		return eachPrimary(ctx, all, "CLIENT", "KILL", "TYPE", "pubsub")
+		return send(ctx, primaries(ctx, all), "CLIENT", "KILL", "TYPE", "pubsub")
 	}}
 }
 
-// eachPrimary sends a command to every running server that accepts writes.
-func eachPrimary(ctx context.Context, all []*servers.Redis, args ...string) error {
-	for _, r := range all {
-		if !isPrimary(ctx, r) {
-			continue
-		}
+// send sends a command to servers, one after another.
+func send(ctx context.Context, some []*servers.Redis, args ...string) error {
+	for _, r := range some {
 		if _, err := r.Do(ctx, args...); err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(args, " "), err)
 		}
 	}
 	return nil
+}
+
+// running returns the servers that run, and primaries those that also accept writes.
+func running(all []*servers.Redis) []*servers.Redis {
+	return slices.DeleteFunc(slices.Clone(all), func(r *servers.Redis) bool { return r.PID() == 0 })
+}
+
+func primaries(ctx context.Context, all []*servers.Redis) []*servers.Redis {
+	return slices.DeleteFunc(slices.Clone(all), func(r *servers.Redis) bool { return !isPrimary(ctx, r) })
+}
+
+// redisKeys returns the keys of a server that match a pattern.
+func redisKeys(ctx context.Context, r *servers.Redis, pattern string) (keys []string, err error) {
+	answer, err := r.Do(ctx, "KEYS", pattern)
+	all, _ := answer.([]any)
+	for _, k := range all {
+		keys = append(keys, fmt.Sprint(k))
+	}
+	return keys, err
 }
 
 func isPrimary(ctx context.Context, r *servers.Redis) bool {
@@ -104,17 +138,32 @@ func isPrimary(ctx context.Context, r *servers.Redis) bool {
 
 // redisLeft waits until only keys that may stay are left: see redisStays.
 func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
-	return leftSoon(15*time.Second, func(ctx context.Context) ([]string, error) { return redisLeftNow(ctx, all) })
+	return leftSoon(15*time.Second, func(ctx context.Context) (left []string, err error) {
+		for _, r := range primaries(ctx, all) {
+			keys, err := redisKeys(ctx, r, "*")
+			if err != nil {
+				return nil, err
+			}
+			for _, key := range keys {
+				if stays, err := redisStays(ctx, r, key); err != nil {
+					return nil, err
+				} else if !stays {
+					left = append(left, "key "+key)
+				}
+			}
+		}
+		return left, nil
+	})
 }
 
 // redisCounter is the key of a bucket's counter.
 var redisCounter = regexp.MustCompile(`^holdfast:\{[0-9a-f]{3}\}$`)
 
 // redisStays reports whether a key may stay without a lock. The counters of holdfast's
-// buckets stay; their number is limited. Redisson leaves the token of a fenced lock, the
+// buckets stay; their number is limited. Values stay, too. Redisson leaves the token of a fenced lock, the
 // number of a semaphore, and permits that have expired.
 func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error) {
-	if redisCounter.MatchString(key) || strings.HasPrefix(key, "redisson_lock_token:") {
+	if redisCounter.MatchString(key) || strings.HasPrefix(key, "redisson_lock_token:") || strings.HasPrefix(key, "holdfast:value:") {
 		return true, nil
 	}
 	now := time.Now().UnixMilli()
@@ -142,25 +191,4 @@ func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error)
 		return expired > 0, err
 	}
 	return false, nil
-}
-
-func redisLeftNow(ctx context.Context, all []*servers.Redis) (left []string, err error) {
-	for _, r := range all {
-		if !isPrimary(ctx, r) {
-			continue
-		}
-		keys, err := r.Do(ctx, "KEYS", "*")
-		if err != nil {
-			return nil, err
-		}
-		for _, k := range keys.([]any) {
-			key := k.(string)
-			if stays, err := redisStays(ctx, r, key); err != nil {
-				return nil, err
-			} else if !stays {
-				left = append(left, "key "+key)
-			}
-		}
-	}
-	return left, nil
 }

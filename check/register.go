@@ -13,14 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// registers are the data that workers change inside their locks. Each is a file with a
-// number, and with the largest token that has read or written it. Each access is one step
-// under flock, so that the check does not depend on the locks that it tests.
-type registers struct{ dir string }
+// registers are the data that workers change inside their locks. Each has a number, and the largest
+// token that has read or written it. The function calls f with both and stores the results of f,
+// in one step that does not depend on the locks that the check tests.
+type registers func(res string, f func(token uint64, value int64) (uint64, int64)) error
 
-// register calls f with a file's two numbers and stores the results of f.
-func (r registers) register(res string, f func(token uint64, value int64) (uint64, int64)) error {
-	path := filepath.Join(r.dir, fmt.Sprintf("%x", res))
+// inFiles returns registers that are files in a directory. Each access is one step under flock.
+func inFiles(dir string) registers {
+	return func(res string, f func(token uint64, value int64) (uint64, int64)) error {
+		return inFile(filepath.Join(dir, fmt.Sprintf("%x", res)), f)
+	}
+}
+
+func inFile(path string, f func(token uint64, value int64) (uint64, int64)) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -50,7 +55,7 @@ func (r registers) register(res string, f func(token uint64, value int64) (uint6
 // refuses smaller tokens. If the register has already seen a larger token, raise returns
 // false.
 func (r registers) raise(res string, token uint64) (value int64, ok bool, err error) {
-	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
+	err = r(res, func(newest uint64, v int64) (uint64, int64) {
 		ok, value = token >= newest, v
 		return max(token, newest), v
 	})
@@ -59,7 +64,7 @@ func (r registers) raise(res string, token uint64) (value int64, ok bool, err er
 
 // write stores a value unless the register has seen a larger token.
 func (r registers) write(res string, token uint64, value int64) (ok bool, err error) {
-	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
+	err = r(res, func(newest uint64, v int64) (uint64, int64) {
 		if ok = token >= newest; !ok {
 			return newest, v
 		}
@@ -70,10 +75,10 @@ func (r registers) write(res string, token uint64, value int64) (ok bool, err er
 
 // read and put use no tokens.
 func (r registers) read(res string) (value int64, err error) {
-	err = r.register(res, func(t uint64, v int64) (uint64, int64) { value = v; return t, v })
+	err = r(res, func(t uint64, v int64) (uint64, int64) { value = v; return t, v })
 	return value, err
 }
 
 func (r registers) put(res string, value int64) error {
-	return r.register(res, func(t uint64, _ int64) (uint64, int64) { return t, value })
+	return r(res, func(t uint64, _ int64) (uint64, int64) { return t, value })
 }

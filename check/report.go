@@ -29,11 +29,27 @@ const (
 	RuleTokens Rule = "tokens"
 	// RuleRegister: no register that checks tokens loses an update.
 	RuleRegister Rule = "register"
+	// RuleKept: before the MinHold of a lock has passed, no other grant conflicts with the lock,
+	// although it was unlocked. A fault that may end grants or lose writes ends this too.
+	RuleKept Rule = "kept"
+	// RuleEvery: no tick of a schedule is served twice. Each tick is served or reported, if a
+	// replica ran all the time.
+	RuleEvery Rule = "every"
+	// RuleOnce: work that is done once is not done again.
+	RuleOnce Rule = "once"
+	// RuleIDs: no id is drawn twice, and those that a client draws rise.
+	RuleIDs Rule = "ids"
+	// RuleValues: the reads and writes of a versioned value have an order that a register with
+	// versions allows.
+	RuleValues Rule = "values"
 	// RuleOrder: if the store declares it, a waiter with a queue entry is served before
 	// later requests.
 	RuleOrder Rule = "order"
 	// RuleWaiting: no waiter waits forever, and the store wakes waiters as it declares.
 	RuleWaiting Rule = "waiting"
+	// RuleLate: a place that is free by every recorded release and deadline is given, within
+	// what the store declares and Slack.
+	RuleLate Rule = "late"
 	// RuleLeftovers: no grant, queue entry, request or goroutine remains after it should
 	// have ended.
 	RuleLeftovers Rule = "leftovers"
@@ -43,7 +59,7 @@ const (
 )
 
 // Rules lists all rules, in the order of the summary.
-var Rules = []Rule{RuleExclusion, RuleValidity, RuleTokens, RuleRegister, RuleOrder, RuleWaiting, RuleLeftovers, RuleModel}
+var Rules = []Rule{RuleExclusion, RuleValidity, RuleTokens, RuleRegister, RuleKept, RuleEvery, RuleOnce, RuleIDs, RuleValues, RuleOrder, RuleWaiting, RuleLate, RuleLeftovers, RuleModel}
 
 // Violation is one broken rule.
 type Violation struct {
@@ -75,10 +91,24 @@ type Report struct {
 type Stats struct {
 	Events, Grants, Renewals, Losses, Failures int
 	Queued                                     int
-	Writes, Refused                            int
+	// Refusals counts the requests without waiting that were refused because the lock was held.
+	Refusals int
+	// Kept counts the locks that had to stand after their release.
+	Kept int
+	// Ticks counts the ticks that were served, Missed those that were reported as missed, and
+	// Accounted those that had to be served or reported.
+	Ticks, Missed, Accounted int
+	// Once counts the work that was done once, IDs the ids, and Values the reads and writes of
+	// versioned values.
+	Once, IDs, Values int
+	Writes, Refused   int
 	// LostUpdates counts lost updates of the register that does not check tokens. A lock
 	// alone does not prevent them if its holder is stopped.
 	LostUpdates int
+	// Paths counts the fast paths by name. Seconds is the length of the history, in seconds,
+	// without its end in which the workers take no new locks.
+	Paths   map[string]Path
+	Seconds int
 	// Allowed counts overlaps that the store's guarantees allow.
 	Allowed int
 	// Faults counts faults by kind.
@@ -98,6 +128,14 @@ func (s *Stats) add(o Stats) {
 	s.Losses += o.Losses
 	s.Failures += o.Failures
 	s.Queued += o.Queued
+	s.Refusals += o.Refusals
+	s.Kept += o.Kept
+	s.Ticks += o.Ticks
+	s.Missed += o.Missed
+	s.Accounted += o.Accounted
+	s.Once += o.Once
+	s.IDs += o.IDs
+	s.Values += o.Values
 	s.Writes += o.Writes
 	s.Refused += o.Refused
 	s.LostUpdates += o.LostUpdates
@@ -107,6 +145,13 @@ func (s *Stats) add(o Stats) {
 	s.Handoff = max(s.Handoff, o.Handoff)
 	if s.Faults == nil {
 		s.Faults = map[string]int{}
+	}
+	s.Seconds += o.Seconds
+	if s.Paths == nil {
+		s.Paths = map[string]Path{}
+	}
+	for k, p := range o.Paths {
+		s.Paths[k] = Path{s.Paths[k].Times + p.Times, s.Paths[k].Seconds + p.Seconds}
 	}
 	for k, n := range o.Faults {
 		s.Faults[k] += n
@@ -162,9 +207,11 @@ func (r *Report) Summary(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	s := r.Stats
 	fmt.Fprintf(tw, "events\t%d\n", s.Events)
-	fmt.Fprintf(tw, "locks granted\t%d\tafter waiting %d\n", s.Grants, s.Queued)
+	fmt.Fprintf(tw, "locks granted\t%d\tafter waiting %d, kept after their release %d\n", s.Grants, s.Queued, s.Kept)
 	fmt.Fprintf(tw, "renewals\t%d\tlosses %d, not got %d\n", s.Renewals, s.Losses, s.Failures)
 	fmt.Fprintf(tw, "guarded writes\t%d\trefused as stale %d\n", s.Writes, s.Refused)
+	fmt.Fprintf(tw, "ticks served\t%d\treported as missed %d, followed to their end %d\n", s.Ticks, s.Missed, s.Accounted)
+	fmt.Fprintf(tw, "done once\t%d\tids drawn %d, reads and writes of values %d\n", s.Once, s.IDs, s.Values)
 	fmt.Fprintf(tw, "unguarded register\t\tlost updates %d\n", s.LostUpdates)
 	var faults []string
 	for k, n := range s.Faults {
@@ -172,6 +219,7 @@ func (r *Report) Summary(w io.Writer) error {
 	}
 	slices.Sort(faults)
 	fmt.Fprintf(tw, "faults\t%s\n", cmp.Or(strings.Join(faults, ", "), "none"))
+	fmt.Fprintf(tw, "fast paths\t%s\n", s.pathWords())
 	if s.Handoff > 0 {
 		fmt.Fprintf(tw, "handoff\t%s\tfrom a release to the next waiter's grant, median\n", s.Handoff.Round(10*time.Microsecond))
 	}
@@ -186,6 +234,9 @@ func (r *Report) Summary(w io.Writer) error {
 		note := ""
 		if rule == RuleExclusion && s.Allowed > 0 {
 			note = fmt.Sprintf("%d overlaps after a lock was taken away, within the declared notice", s.Allowed)
+		}
+		if rule == RuleLate {
+			note = fmt.Sprintf("%d waits and %d refusals", s.Queued, s.Refusals)
 		}
 		if rule == RuleModel && s.Unknown > 0 {
 			note = fmt.Sprintf("%d pieces not decided in time", s.Unknown)

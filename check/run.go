@@ -139,7 +139,10 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 
 // kinds returns the kinds of faults that apply to the store. It repeats frequent kinds.
 func (r *run) kinds(s driver.Store, g *driver.Guarantees) []string {
-	kinds := append([]string(nil), workerFaults...)
+	var kinds []string
+	if r.target.gateway == nil {
+		kinds = append(kinds, workerFaults...)
+	}
 	if r.target.URL != "" {
 		kinds = append(kinds, processFaults...)
 	} else {
@@ -199,6 +202,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	log.Add(Event{K: kindRun, Note: string(plan), Store: g})
 	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
+	clearMarks(ctx, s)
 	if err := c.start(ctx); err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/checktest"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/explore"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -57,6 +58,7 @@ func tortureLocal(t *testing.T, local string) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	explore.Replay(t, filepath.Join(r.Dir, check.HistoryFile))
 }
 
 // TestHistoryFileGivesTheSameVerdict judges the history file of a run again.

@@ -4,6 +4,7 @@ package check
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -23,6 +25,8 @@ type Target struct {
 	// ofWorker, unless it is nil, returns the URL for a worker process. All these URLs lead
 	// to the same store.
 	ofWorker func(worker int) string
+	// gateway, unless it is nil, returns the URL of the holdfast serve through which a worker process locks.
+	gateway func(worker int) string
 	// pauseHolder is that of the present round's crew. It is for faults that need a holder,
 	// on targets whose workers are processes.
 	pauseHolder func(ctx context.Context, left time.Duration, fits func(name string) (bool, error)) (*pausedHolder, error)
@@ -36,6 +40,7 @@ type Target struct {
 	Left func(context.Context) ([]string, error)
 	// Close ends the store, if this run has started it.
 	Close func() error
+	ends  []func() // see onClose
 }
 
 func (t *Target) close() error {
@@ -43,6 +48,26 @@ func (t *Target) close() error {
 		return nil
 	}
 	return t.Close()
+}
+
+// onClose adds the end of a part of a local store.
+func (t *Target) onClose(end func()) { t.ends = append(t.ends, end) }
+
+// endParts ends the parts of a local store, the last one first.
+func (t *Target) endParts() error {
+	for _, end := range slices.Backward(t.ends) {
+		end()
+	}
+	return nil
+}
+
+// proxy starts a proxy for an address, as a part of the target.
+func (t *Target) proxy(upstream string) (*servers.Proxy, error) {
+	p, err := servers.NewProxy(upstream)
+	if err == nil {
+		t.onClose(p.Close)
+	}
+	return p, err
 }
 
 // opener returns the function that opens a client.
@@ -85,6 +110,9 @@ type StoreFault struct {
 	// or just before it, as in a failover. Such a write is a release, a queue entry, or the
 	// rollback of a request. A fault that Rewinds also loses them.
 	Loses bool
+	// KeepsOrder reports whether the queue keeps its order in the fault, except that the first waiters may
+	// queue again.
+	KeepsOrder bool
 	// Often is the weight of the fault in the plan: most faults have weight 1, and 0 counts
 	// as 1.
 	Often int
@@ -98,22 +126,58 @@ type StoreFault struct {
 	Begin, End func(context.Context, Fault) error
 }
 
+// starter starts a store in a directory, and describes it in the target. Also if it fails, its caller ends the
+// parts that it has started.
+type starter func(ctx context.Context, dir string, t *Target) error
+
 // locals are the stores that a run can start for itself.
-var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
+var locals = map[string]starter{
 	"memory": memoryTarget,
 	"file":   fileTarget,
 	// The shorter heartbeats make the shortest lease one second.
 	"etcd":         etcdTarget(1, 20*time.Millisecond),
 	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
 
-	"redis-plain": redisLayoutTarget("plain"), "redis-redisson": redisLayoutTarget("redisson"), "redis-redisson-fair": redisLayoutTarget("redisson-fair"),
-	"redis-redisson-rw": redisLayoutTarget("redisson-rw"), "redis-redisson-spin": redisLayoutTarget("redisson-spin"),
+	"redis":          redisTarget,
+	"redis-replicas": redisReplicasTarget,
+	"redis-sentinel": redisSentinelTarget,
+	"redis-cluster":  redisClusterTarget,
+	"redlock":        redlockTarget,
+
+	"redis-plain":         redisLayoutTarget("plain"),
+	"redis-redisson":      redisLayoutTarget("redisson"),
+	"redis-redisson-fair": redisLayoutTarget("redisson-fair"),
+	"redis-redisson-rw":   redisLayoutTarget("redisson-rw"),
+	"redis-redisson-spin": redisLayoutTarget("redisson-spin"),
 	// If the server loses its data, the tokens of this layout begin again.
 	"redis-redisson-fenced": redisLayoutTarget("redisson-fenced", "flush", "restart-empty", "evict-keys"),
 	// If the server evicts a part of a semaphore, the semaphore never gets the permits
 	// back.
-	"redis-redisson-semaphore": redisLayoutTarget("redisson-semaphore", "evict-keys"), "redis-redisson-permits": redisLayoutTarget("redisson-permits", "evict-keys"),
-	"redis": redisTarget, "redis-replicas": redisReplicasTarget, "redis-sentinel": redisSentinelTarget, "redis-cluster": redisClusterTarget,
+	"redis-redisson-semaphore": redisLayoutTarget("redisson-semaphore", "evict-keys"),
+	"redis-redisson-permits":   redisLayoutTarget("redisson-permits", "evict-keys"),
+
+	"zookeeper":          zookeeperTarget,
+	"zookeeper-ensemble": ensembleTarget,
+
+	"mariadb-galera": galeraTarget,
+
+	"gateway": gatewayTarget,
+}
+
+// init adds each database with each of its recipes. The empty recipe selects the store's
+// default.
+func init() {
+	for database, target := range map[string]func(recipe string) starter{
+		"mysql": mysqlTarget, "mariadb": mariadbTarget, "postgres": postgresTarget,
+	} {
+		own := "named"
+		if database == "postgres" {
+			own = "advisory"
+		}
+		for _, recipe := range []string{"", "pessimistic", "optimistic", own} {
+			locals[strings.TrimSuffix(database+"-"+recipe, "-")] = target(recipe)
+		}
+	}
 }
 
 // Locals lists the stores that a run can start for itself.
@@ -126,7 +190,12 @@ func StartLocal(ctx context.Context, local, dir string) (*Target, error) {
 	if !ok {
 		return nil, badConfig("Local", "%q: this is no local store: choose from %s", local, strings.Join(Locals(), ", "))
 	}
-	return begin(ctx, dir)
+	t := &Target{}
+	t.Close = t.endParts
+	if err := begin(ctx, dir, t); err != nil {
+		return nil, errors.Join(err, t.close())
+	}
+	return t, nil
 }
 
 func (c *Config) target(ctx context.Context, dir string) (*Target, error) {
@@ -142,69 +211,66 @@ func (c *Config) target(ctx context.Context, dir string) (*Target, error) {
 	return &Target{URL: c.URL}, nil
 }
 
-// memoryTarget returns a store in this process, with the faults of its script.
-func memoryTarget(context.Context, string) (*Target, error) {
+// memoryTarget is a store in this process, with the faults of its script.
+func memoryTarget(_ context.Context, _ string, t *Target) error {
 	s := memstore.New()
+	t.onClose(func() { _ = s.Close(context.Background()) })
+	t.Open = func(context.Context) (driver.Store, error) { return s.Client(), nil }
 	script := s.Script()
 	do := func(f func(Fault)) func(context.Context, Fault) error {
 		return func(_ context.Context, fault Fault) error { f(fault); return nil }
 	}
 	reset := do(func(Fault) { script.Reset() })
-	return &Target{
-		Open: func(context.Context) (driver.Store, error) { return s.Client(), nil },
-		Faults: []StoreFault{
-			{Kind: "stop", Begin: do(func(Fault) { script.Stop() }), End: do(func(Fault) { script.Start() })},
-			{Kind: "lose", Early: true, Begin: func(_ context.Context, f Fault) error {
-				if err := script.Lose(f.Name, driver.CauseTaken); driver.CodeOf(err) != driver.CodeNotHeld {
-					return err
-				}
-				return nil
-			}},
-			{Kind: "fail-renewals", Begin: do(func(f Fault) { script.FailRenewals("", 1+f.N%12, nil) }), End: reset},
-			{Kind: "delay-renewal", Begin: do(func(f Fault) { script.DelayRenewal("", f.For) }), End: reset},
-			{Kind: "lose-answer", Begin: do(func(f Fault) {
-				script.LoseAcquireAnswer("", memstore.Outcome(f.N%3), f.For/4)
-			}), End: reset},
-			{Kind: "fail-releases", Begin: do(func(f Fault) {
-				script.FailReleases("", 1+f.N%3, driver.Errorf(driver.CodeUnavailable, "the store cannot be reached (scripted)"))
-			}), End: reset},
-		},
-		Close: func() error { return s.Close(context.Background()) },
-	}, nil
+	t.Faults = []StoreFault{
+		{Kind: "stop", Begin: do(func(Fault) { script.Stop() }), End: do(func(Fault) { script.Start() })},
+		{Kind: "lose", Early: true, Begin: func(_ context.Context, f Fault) error {
+			if err := script.Lose(f.Name, driver.CauseTaken); driver.CodeOf(err) != driver.CodeNotHeld {
+				return err
+			}
+			return nil
+		}},
+		{Kind: "fail-renewals", Begin: do(func(f Fault) { script.FailRenewals("", 1+f.N%12, nil) }), End: reset},
+		{Kind: "delay-renewal", Begin: do(func(f Fault) { script.DelayRenewal("", f.For) }), End: reset},
+		{Kind: "lose-answer", Begin: do(func(f Fault) {
+			script.LoseAcquireAnswer("", memstore.Outcome(f.N%3), f.For/4)
+		}), End: reset},
+		{Kind: "fail-releases", Begin: do(func(f Fault) {
+			script.FailReleases("", 1+f.N%3, driver.Errorf(driver.CodeUnavailable, "the store cannot be reached (scripted)"))
+		}), End: reset},
+	}
+	return nil
 }
 
-// fileTarget returns a store in a directory.
-func fileTarget(_ context.Context, dir string) (*Target, error) {
+// fileTarget is a store in a directory.
+func fileTarget(_ context.Context, dir string, t *Target) error {
 	locks := filepath.Join(dir, "locks")
-	if err := os.MkdirAll(locks, 0o700); err != nil {
-		return nil, err
-	}
-	return &Target{
-		URL: "file://" + locks,
-		Left: func(ctx context.Context) ([]string, error) {
-			// The new client removes what dead clients have left.
-			s, err := filestore.Open(ctx, locks)
-			if err != nil {
-				return nil, err
-			}
-			defer s.Close(ctx)
-			if _, err := s.Acquire(ctx, driver.Request{ID: "check-sweep", Name: "check-sweep", Limit: driver.Exclusive, TTL: time.Minute, From: sweeper{}}); err != nil {
-				return nil, err
-			}
-			if err := s.Undo(ctx, driver.Request{ID: "check-sweep", Name: "check-sweep"}); err != nil {
-				return nil, err
-			}
-			return leftSoon(3*time.Second, func(context.Context) (left []string, err error) {
-				files, err := os.ReadDir(filepath.Join(locks, "sessions"))
-				if len(files) > 2 { // the run's own client and its socket
-					for _, f := range files {
-						left = append(left, "sessions/"+f.Name())
-					}
+	t.URL = "file://" + locks
+	t.Left = func(ctx context.Context) ([]string, error) {
+		// The new client removes what dead clients have left.
+		s, err := filestore.Open(ctx, locks)
+		if err != nil {
+			return nil, err
+		}
+		defer s.Close(ctx)
+		const name = "check-sweep"
+		sweep := driver.Request{ID: name, Name: name, Limit: driver.Exclusive, TTL: time.Minute, From: sweeper{}}
+		if _, err := s.Acquire(ctx, sweep); err != nil {
+			return nil, err
+		}
+		if err := s.Undo(ctx, sweep); err != nil {
+			return nil, err
+		}
+		return leftSoon(3*time.Second, func(context.Context) (left []string, err error) {
+			files, err := os.ReadDir(filepath.Join(locks, "sessions"))
+			if len(files) > 2 { // the run's own client and its socket
+				for _, f := range files {
+					left = append(left, "sessions/"+f.Name())
 				}
-				return left, err
-			})(ctx)
-		},
-	}, nil
+			}
+			return left, err
+		})(ctx)
+	}
+	return os.MkdirAll(locks, 0o700)
 }
 
 type sweeper struct{}

@@ -15,7 +15,7 @@ import (
 // the order FIFO. A request is earlier if it had its queue entry before the other was sent.
 // Only queue entries at the store count, not the local queue of a Locker. A waiter that a
 // fault disturbed may have lost its entry and made a new one, so judgeOrder ignores that
-// entry.
+// entry. In a fault that keeps the order, this is true only of the first waiters.
 func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	if c.guarantees.Order != driver.OrderFIFO {
 		return
@@ -26,7 +26,7 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 			continue
 		}
 		all = append(all, q)
-		if q.placed != 0 && c.undisturbed(q.sent, q.answer, h.name, q.worker) {
+		if q.placed != 0 && c.undisturbedBy(disturbsOrder, q.sent, q.answer, h.name, q.worker) && !c.firstInStall(h, q) {
 			queued = append(queued, q)
 		}
 	}
@@ -49,6 +49,23 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	}
 }
 
+func disturbsOrder(d *disturbance) bool { return !d.keepsOrder }
+
+// firstInStall reports whether a request was the first waiter when a server that keeps its queue
+// stopped, or could be granted together with the first one. If the server had just granted to it, the
+// grant may have ended before its client noticed it. Then it makes a new entry behind the others.
+func (c *collected) firstInStall(h *nameHistory, q *request) bool {
+	return !c.undisturbedBy(func(d *disturbance) bool {
+		// The stall lasts for longer than Slack. So a request that is answered later waited in it.
+		stopped := d.from + int64(Slack)
+		return d.keepsOrder && q.placed < stopped && q.answer > stopped &&
+			!slices.ContainsFunc(h.requests, func(p *request) bool {
+				exclusive := p.limit == driver.Exclusive || q.limit == driver.Exclusive
+				return exclusive && p.token != 0 && p.placed != 0 && p.placed < q.sent && p.answer > stopped
+			})
+	}, q.sent, q.answer, h.name, q.worker)
+}
+
 // grantedTogether reports whether the store may have made two non-exclusive grants in one step:
 // they were answered at about the same time, and both had room beside the other holders. The
 // order of their tokens then proves nothing. When a client confirms its grant, the store may
@@ -65,9 +82,6 @@ func (h *nameHistory) grantedTogether(a, b *request) bool {
 	}
 	return holders <= least
 }
-
-// longestWait returns how long a waiter may wait for a free lock while there is no fault.
-func (c *collected) longestWait() time.Duration { return c.guarantees.Fallback + 4*Slack }
 
 // judgeWaiting finds waiters that were not served, and Unlocks that did not return.
 func (c *collected) judgeWaiting(r *Report, h *nameHistory) {
@@ -102,91 +116,6 @@ func (c *collected) notServed(h *nameHistory, s *section) Violation {
 	return Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.requested, To: end,
 		Text: fmt.Sprintf("%s never got %q: it gave up after %s, %s", s.holder(), h.name,
 			time.Duration(end-s.requested).Round(time.Millisecond), held)}
-}
-
-// judgeHandoffs finds waiters that waited too long for a free name, if the store notifies waiters.
-// It returns the handoff times in intervals without a fault. A handoff time lasts from the last
-// unlock to the grant of a waiter.
-func (c *collected) judgeHandoffs(r *Report, h *nameHistory) (took []time.Duration) {
-	if c.guarantees.Wake != driver.WakePush {
-		return nil
-	}
-	var granted, unknown []*request
-	for _, q := range h.requests {
-		if q.token != 0 {
-			granted = append(granted, q)
-		}
-		if q.unknown != 0 {
-			unknown = append(unknown, q)
-		}
-	}
-	slices.SortFunc(granted, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
-	// A grant that was handed off has a section for each of its holders.
-	holders := map[uint64][]*section{}
-	grantOf := h.grantOf()
-	for _, s := range h.sections {
-		if s.token != 0 {
-			holders[grantOf(s)] = append(holders[grantOf(s)], s)
-		}
-	}
-	var last *section // of the earlier grants, the holder that unlocked last
-	certain := false  // no other earlier grant may still have kept the name after last unlocked
-	// A reader or permit that did not end by an unlock may stand beside later ones, until an
-	// exclusive grant.
-	beside := false
-	for _, q := range granted {
-		if q.placed != 0 && certain {
-			since := c.freeSince(h, q, last.unlocked, unknown)
-			if d := time.Duration(q.answer - since); d > 0 && c.undisturbed(since, q.answer, h.name, q.worker, last.worker) {
-				took = append(took, d)
-				if d > c.longestWait() && c.quiet(since, q.answer) {
-					r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(last.story(), q.story()...),
-						Text: fmt.Sprintf("%s waited %s for %q, which was free", q.worker, d.Round(time.Millisecond), h.name)})
-				}
-			}
-		}
-		had := holders[q.token]
-		if len(had) == 0 || slices.ContainsFunc(had, func(s *section) bool { return s.unlocked == 0 || s.lost != 0 || s.err != "" }) {
-			certain = false
-			beside = beside || q.limit > driver.Exclusive
-			continue
-		}
-		beside = beside && q.limit > driver.Exclusive
-		for _, s := range had {
-			if last == nil || s.unlocked >= last.unlocked {
-				last, certain = s, !beside
-			}
-		}
-	}
-	return took
-}
-
-// freeSince returns the moment since which q waited for a free name. unlocked is the last unlock
-// before the grant of q. A request of unknown outcome may have kept the name for longer.
-func (c *collected) freeSince(h *nameHistory, q *request, unlocked int64, unknown []*request) int64 {
-	since := max(unlocked, q.placed)
-	for _, u := range unknown {
-		if u.sent < q.answer && !c.behind(u, q, h.name) {
-			since = max(since, u.mayStandUntil(c.guarantees.LeftoversExpire))
-		}
-	}
-	return since
-}
-
-// behind reports whether the queue entry of u is behind that of q, so that u gets no grant
-// before q does.
-func (c *collected) behind(u, q *request, name string) bool {
-	return c.guarantees.Order == driver.OrderFIFO && q.placed < u.sent && c.undisturbed(q.sent, q.answer, name, q.worker)
-}
-
-// mayStandUntil returns the moment until which a request of unknown outcome may have a
-// grant that no client has received. Such a grant stands until the client has undone it,
-// or, if grants expire, for at most its TTL.
-func (q *request) mayStandUntil(expires bool) int64 {
-	if q.undone == 0 && expires {
-		return q.unknown + q.ttl
-	}
-	return q.undone
 }
 
 // lastHolder returns the last holder of the name.

@@ -6,7 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"iter"
 	"strings"
 	"sync"
 	"time"
@@ -25,8 +25,10 @@ type worker struct {
 	open        func(context.Context) (driver.Store, error)
 	regs        registers
 	guarantees  driver.Guarantees
+	gateway     *gateway // nil if the worker locks at the store
 
-	stop    chan struct{} // closed when the worker takes no new locks
+	working context.Context // ends when the worker takes no new locks
+	endWork context.CancelFunc
 	giveUp  context.Context
 	endWait context.CancelFunc
 	lanes   sync.WaitGroup
@@ -54,18 +56,19 @@ type holdingKey struct {
 }
 
 type holding struct {
-	lock *holdfast.Lock
+	lock workerLock
 	op   int
 }
 
 // startTime limits a worker's requests to its store before it begins to work.
 const startTime = 30 * time.Second
 
-func (c *Config) newWorker(round, index, life int, log *historyLog, dir string, open func(context.Context) (driver.Store, error)) *worker {
+func (c *Config) newWorker(round, index, life int, log *historyLog, regs registers, open func(context.Context) (driver.Store, error)) *worker {
 	w := &worker{
-		cfg: c, round: round, index: index, life: life, log: log, open: open, regs: registers{dir},
-		stop: make(chan struct{}), holding: map[holdingKey]holding{},
+		cfg: c, round: round, index: index, life: life, log: log, open: open, regs: regs,
+		holding: map[holdingKey]holding{},
 	}
+	w.working, w.endWork = context.WithCancel(context.Background())
 	w.giveUp, w.endWait = context.WithCancel(context.Background())
 	return w
 }
@@ -91,18 +94,29 @@ func (w *worker) start(ctx context.Context) error {
 	w.guarantees = g
 	w.log.Add(Event{K: kindStart})
 	for lane := range w.cfg.Lanes {
-		w.lanes.Go(func() {
-			for s := range w.cfg.planLocks(w.round, w.index, w.life, lane, &g) {
-				select {
-				case <-w.stop:
-					return
-				case <-time.After(s.Delay):
-				}
-				w.take(s)
-			}
-		})
+		w.lanes.Go(func() { w.takeAll(w.cfg.planLocks(w.round, w.index, w.life, lane, &g)) })
+	}
+	w.lanes.Go(func() { w.takeAll(w.cfg.planKept(w.round, w.index, w.life)) })
+	if g.Semaphore {
+		w.lanes.Go(func() { w.takeAll(w.cfg.planPlaces(w.round, w.index, w.life, &g)) })
+	}
+	w.lanes.Go(func() { w.repeat(burstLane, time.Second, w.burst) })
+	if w.gateway == nil {
+		w.startJobs()
 	}
 	return nil
+}
+
+// takeAll takes the planned locks one after another until the worker stops.
+func (w *worker) takeAll(plan iter.Seq[plannedLock]) {
+	for s := range plan {
+		select {
+		case <-w.working.Done():
+			return
+		case <-time.After(s.Delay):
+		}
+		w.take(s)
+	}
 }
 
 // renewClient gives the worker a new client and Locker in place of the old ones.
@@ -153,7 +167,7 @@ func (w *worker) vanish(ctx context.Context) error {
 	gen, end := w.gen, w.end
 	w.mu.Unlock()
 	w.log.Add(Event{K: kindVanished, Gen: gen})
-	old.probe.cut()
+	old.probe.link.Cut()
 	end()
 	return w.renewClient(ctx)
 }
@@ -161,13 +175,13 @@ func (w *worker) vanish(ctx context.Context) error {
 // shut closes a Locker and records what it has left at the store. Close must end within
 // twice waitTimeout, counted from its begin or from the end of the work, if that is later.
 func (w *worker) shut(p *probe, l *holdfast.Locker) {
-	p.heal()
+	p.link.Heal()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	// A fault of the servers may last until the drain, and Close needs the servers.
 	go func() {
 		select {
-		case <-w.stop:
+		case <-w.working.Done():
 		case <-ctx.Done():
 			return
 		}
@@ -191,7 +205,7 @@ func (w *worker) shut(p *probe, l *holdfast.Locker) {
 // finish ends the work: the worker takes no new locks, lets its waiters wait until
 // waitTimeout, and closes the Locker.
 func (w *worker) finish() {
-	close(w.stop)
+	w.endWork()
 	done := make(chan struct{})
 	go func() {
 		w.lanes.Wait()
@@ -213,7 +227,7 @@ func (w *worker) finish() {
 	gen, p, l, vanished := w.gen, w.probe, w.locker, w.vanished
 	w.mu.Unlock()
 	for _, c := range vanished {
-		c.probe.end()
+		c.probe.link.End()
 		ctx, cancel := context.WithTimeout(context.Background(), w.waitTimeout())
 		_ = c.locker.Close(ctx) // the probe sends nothing, so the store keeps the client's state
 		if w.guarantees.Crash == driver.CrashFreesAfterTTL {
@@ -233,19 +247,19 @@ func (w *worker) inject(ctx context.Context, f Fault) error {
 	w.mu.Unlock()
 	switch f.Kind {
 	case faultCut:
-		p.cut()
+		p.link.Cut()
 	case faultDrop:
-		p.drop(1 + f.N%3)
+		p.link.Lose(1 + f.N%3)
 	case faultDelay:
 		// The delay is shorter than the request timeout, which is a third of the TTL.
 		out, in := w.cfg.TTL*time.Duration(f.N%16)/100, w.cfg.TTL*time.Duration(f.N%15)/100
-		p.delay(out, in)
+		p.link.Delay(out, in)
 	case faultClose:
 		return w.reopen(ctx)
 	case faultVanish:
 		return w.vanish(ctx)
 	case faultHeal:
-		p.heal()
+		p.link.Heal()
 	default:
 		return fmt.Errorf("check: a worker has no fault %q", f.Kind)
 	}
@@ -275,13 +289,15 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 		}
 		return
 	}
-	if until, live := validity(held.lock); live {
+	if until, live := h.w.validity(held.lock); live {
 		h.w.log.Add(Event{K: kindRenewed, Name: e.Name, Op: held.op, Token: e.Token, Until: until})
 	}
 }
 
 // validity returns the moment until which a lock is certainly valid, or 0 if it has no end.
-func validity(k *holdfast.Lock) (until int64, live bool) { return validUntil(machineTime, k.Remaining) }
+func (w *worker) validity(k workerLock) (until int64, live bool) {
+	return validUntil(w.log.now, k.Remaining)
+}
 
 // validUntil reads the clock before the remaining validity. So a pause between the two
 // makes the result earlier and never later. After a pause it reads both again. Otherwise
@@ -305,7 +321,8 @@ func validUntil(now func() int64, remaining func() time.Duration) (until int64, 
 // takenLock is a planned lock that the worker has got.
 type takenLock struct {
 	plannedLock
-	*holdfast.Lock
+	workerLock
+	locker       *holdfast.Locker
 	log          *historyLog
 	grants       []holdfast.Lease
 	op           map[string]int // the number of the lock request, by name
@@ -341,6 +358,9 @@ func (s *plannedLock) request(ctx context.Context, l *holdfast.Locker) (*holdfas
 	if s.Wait > 0 {
 		options = append(options, holdfast.Wait(s.Wait))
 	}
+	if s.MinHold > 0 {
+		options = append(options, holdfast.MinHold(s.MinHold))
+	}
 	switch {
 	case s.Try:
 		return l.TryLock(ctx, s.Names[0], options...)
@@ -352,7 +372,7 @@ func (s *plannedLock) request(ctx context.Context, l *holdfast.Locker) (*holdfas
 
 // take requests a planned lock, works inside it, and unlocks it.
 func (w *worker) take(s plannedLock) {
-	if s.Try {
+	if s.Try || w.gateway != nil {
 		s.Names = s.Names[:1]
 	}
 	w.mu.Lock()
@@ -371,7 +391,13 @@ func (w *worker) take(s plannedLock) {
 	if s.Cancel > 0 {
 		defer time.AfterFunc(s.Cancel, cancel).Stop()
 	}
-	k, err := s.request(ctx, locker)
+	var k workerLock
+	var err error
+	if w.gateway != nil {
+		k, err = w.gateway.lock(ctx, &s)
+	} else {
+		k, err = s.request(ctx, locker)
+	}
 	if err != nil {
 		kind := kindFailed
 		if w.giveUp.Err() != nil {
@@ -382,15 +408,15 @@ func (w *worker) take(s plannedLock) {
 		}
 		return
 	}
-	t := &takenLock{plannedLock: s, Lock: k, log: w.log, grants: k.Leases(), op: op}
+	t := &takenLock{plannedLock: s, workerLock: k, locker: locker, log: w.log, grants: k.Leases(), op: op}
 	w.mu.Lock()
 	for _, g := range t.grants {
 		w.holding[holdingKey{g.Name, g.Token}] = holding{k, op[g.Name]}
 	}
 	w.mu.Unlock()
-	until, live := validity(k)
+	until, live := w.validity(k)
 	if !live {
-		until = machineTime() // the context ended before validity read it
+		until = w.log.now() // the context ended before validity read it
 	}
 	for _, g := range t.grants {
 		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
@@ -399,7 +425,7 @@ func (w *worker) take(s plannedLock) {
 	if k.Context().Err() != nil {
 		t.recordLoss()
 	}
-	t.record(Event{K: kindUnlock})
+	t.record(Event{K: kindUnlock, For: int64(t.MinHold)})
 	err = k.Unlock()
 	t.record(Event{K: kindUnlocked, Err: short(err)})
 	w.mu.Lock()
@@ -450,6 +476,9 @@ func (w *worker) workInside(t *takenLock) {
 	default:
 		onGuarded(kindRead, guarded)
 	}
+	if t.Reenters && w.gateway == nil {
+		w.reenter(t, g)
+	}
 	mayWrite := err == nil && ok
 	onUnguarded(kindBegin, 0)
 	unguarded, err := w.regs.read(unguardedRes)
@@ -460,7 +489,7 @@ func (w *worker) workInside(t *takenLock) {
 	onUnguarded(kindRead, unguarded)
 
 	w.hold(t, g, op)
-	if !t.IgnoresContext && !w.alive(t.Lock, g, op) {
+	if !t.IgnoresContext && !w.alive(t.workerLock, g, op) {
 		if mayWrite {
 			onGuarded(kindQuit, 0)
 		}
@@ -477,22 +506,34 @@ func (w *worker) workInside(t *takenLock) {
 			onGuarded(kindStale, 0)
 		}
 	}
-	if (t.IgnoresContext || w.alive(t.Lock, g, op)) && w.regs.put(unguardedRes, unguarded+1) == nil {
+	if (t.IgnoresContext || w.alive(t.workerLock, g, op)) && w.regs.put(unguardedRes, unguarded+1) == nil {
 		onUnguarded(kindWrote, unguarded+1)
 	} else {
 		onUnguarded(kindQuit, 0)
 	}
 }
 
+// reenter joins the lock and unlocks what it has joined. The lock remains.
+func (w *worker) reenter(t *takenLock, g holdfast.Lease) {
+	k, err := t.locker.Lock(t.Context(), g.Name, holdfast.Reentrant(), holdfast.TTL(t.TTL))
+	if err != nil {
+		return // the context has ended
+	}
+	if k.Token() != g.Token {
+		w.log.Add(Event{K: kindLeft, Note: fmt.Sprintf("a lock of %q with token %d was joined with token %d", g.Name, g.Token, k.Token())})
+	}
+	_ = k.Unlock()
+}
+
 // alive checks whether the lock's context lives. If so, it records the moment before the
 // check, and the validity of that moment. The event of a renewal that just happened may
 // come later.
-func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
-	now := machineTime()
+func (w *worker) alive(k workerLock, g holdfast.Lease, op int) bool {
+	now := w.log.now()
 	if k.Context().Err() != nil {
 		return false
 	}
-	if until, live := validity(k); live {
+	if until, live := w.validity(k); live {
 		w.log.Add(Event{T: now, K: kindRenewed, Name: g.Name, Op: op, Token: g.Token, Until: until})
 	}
 	w.log.Add(Event{T: now, K: kindAlive, Name: g.Name, Op: op, Token: g.Token})
@@ -508,14 +549,14 @@ func (w *worker) hold(t *takenLock, g holdfast.Lease, op int) {
 	}
 	end := time.NewTimer(t.Hold)
 	defer end.Stop()
-	check := time.NewTicker(w.cfg.TTL/8 + rand.N(w.cfg.TTL/16))
+	check := time.NewTicker(w.cfg.TTL/8 + t.Hold%(w.cfg.TTL/16))
 	defer check.Stop()
 	done := t.Context().Done()
 	for {
 		select {
 		case <-end.C:
 			return
-		case <-w.stop:
+		case <-w.working.Done():
 			return
 		case <-done:
 			t.recordLoss()
@@ -526,7 +567,7 @@ func (w *worker) hold(t *takenLock, g holdfast.Lease, op int) {
 		case <-check.C:
 			// The check ends a context whose validity has ended.
 			if done != nil {
-				w.alive(t.Lock, g, op)
+				w.alive(t.workerLock, g, op)
 			}
 		}
 	}

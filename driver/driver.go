@@ -22,8 +22,9 @@
 // returns nil. Every other code of a failed Acquire means that nothing of the request
 // stands or can appear later. In doubt, return CodeUnknown.
 //
-// Package drivertest is the conformance suite: a store is finished when it passes.
-// docs/adding-a-store.md describes the way to it.
+// Package record implements the contract over any storage that can replace a record if its
+// version is unchanged. Package drivertest is the conformance suite: a store is finished when it
+// passes. docs/adding-a-store.md describes the way to it.
 package driver
 
 import (
@@ -91,8 +92,11 @@ type Store interface {
 
 	// Renew renews grants for their TTL, in as few round trips as the store allows, and
 	// returns one answer per index. It never revives a grant that has ended: that is an
-	// error of code CodeNotHeld. If the request as a whole fails, every answer has its
-	// error. It is not called for grants whose TTL is Forever.
+	// error of code CodeNotHeld. A grant has also ended when its deadline at the store has
+	// passed and no other request has claimed the name: its holder may have given it up, and
+	// a renewal that arrives late would keep the name from all other clients. If the request
+	// as a whole fails, every answer has its error. It is not called for grants whose TTL is
+	// Forever.
 	Renew(ctx context.Context, grants []Grant) []Renewal
 
 	// Release ends a grant, and proves in the same atomic step that it still stands.
@@ -187,6 +191,11 @@ func (g *Grant) Last() uint64 { return LastToken(g.Token, g.Tokens) }
 // LastToken returns the last of n tokens that begin with first.
 func LastToken(first uint64, n int) uint64 { return first + uint64(max(n, 1)) - 1 }
 
+// HasToken reports whether token is one of n tokens that begin with first.
+func HasToken(first uint64, n int, token uint64) bool {
+	return first <= token && token <= LastToken(first, n)
+}
+
 // Renewal is the answer for one grant of a batch: SentAt and TTL as in a Grant, or Err.
 type Renewal struct {
 	SentAt Instant
@@ -259,6 +268,8 @@ type Holder struct {
 	// TTL is how long the store keeps the grant without renewal, or Forever. 0 means
 	// that it is unknown, as of a client library of another project.
 	TTL time.Duration
+	// Kept: the client has released the grant, and it stands for its minimum hold. Memory, Redis and etcd set it.
+	Kept bool
 	// Note is a remark for operators: "stopped", "end requested".
 	Note string
 }
@@ -272,7 +283,11 @@ type Waiter struct {
 // State is a name's holders, by rising token, and its waiters, in the order in which the store
 // serves them if it has one.
 type State struct {
+	// Name is empty if Err is set and the broken record does not name its lock.
 	Name    string
 	Holders []Holder
 	Waiters []Waiter
+	// Err reports that the record of the name is broken, as in Broken. Holders and Waiters may
+	// then be incomplete. Only List sets Err.
+	Err error
 }

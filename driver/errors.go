@@ -67,6 +67,14 @@ func Errorf(code Code, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
+// Broken returns the error of code CodeRefused for a record that no client of this store has
+// written. A store returns it from each call that needs the record, before it changes anything,
+// and List yields it in State.Err. record is where the record is: a key, a path or a row. why is
+// what is wrong with it. The text quotes both, because they may come from another program.
+func Broken(record, why string) error {
+	return Errorf(CodeRefused, "the record %q is broken, or another program has written it: %q", record, why)
+}
+
 // BusyError is the error for a name that is held, with its holders if they are known.
 type BusyError struct{ Holders []Holder }
 

@@ -149,6 +149,9 @@ type Guarantees struct {
 	Linger  bool
 	Break   BreakKind
 	Visible Visible
+	// VisibleAfter: an inspection may omit a grant that is younger, or show it without its owner
+	// and token. A slow link to the server adds its round trips. A Break finds the grant nevertheless.
+	VisibleAfter time.Duration
 	// Notes are remarks for users.
 	Notes []string
 }
@@ -170,7 +173,7 @@ func (g Guarantees) Rows() []Row {
 		{"TTL", g.ttl()},
 		{"minimum hold", map[bool]string{true: "kept by the store", false: "kept by the process"}[g.Linger]},
 		{"break", g.Break.Describe()},
-		{"inspection", g.Visible.Describe()},
+		{"inspection", g.inspection()},
 	}
 	for _, n := range g.Notes {
 		rows = append(rows, Row{"note", n})
@@ -204,7 +207,7 @@ const (
 
 func (g Guarantees) order() string {
 	if g.Reserves {
-		return fmt.Sprintf("%s; a process may first hand a lock off to its own waiters, at most %d times, and within %s of the grant", g.Order.Describe(), HandoffMax, HandoffTime)
+		return fmt.Sprintf("%s; handoffs inside a process: at most %d, within %s", g.Order.Describe(), HandoffMax, HandoffTime)
 	}
 	return g.Order.Describe()
 }
@@ -221,6 +224,13 @@ func (g Guarantees) early() string {
 		return "no"
 	}
 	return fmt.Sprintf("%s; noticed within %s", strings.Join(g.EarlyEnd, ", "), g.Notice)
+}
+
+func (g Guarantees) inspection() string {
+	if g.VisibleAfter > 0 {
+		return fmt.Sprintf("%s; a grant may be omitted for its first %s", g.Visible.Describe(), g.VisibleAfter)
+	}
+	return g.Visible.Describe()
 }
 
 func (g Guarantees) ttl() string {

@@ -6,13 +6,15 @@ import (
 )
 
 // Inspector is implemented by stores whose holders can be inspected, as declared in
-// Guarantees.Visible.
+// Guarantees.Visible. An inspection changes nothing, so none of its errors is CodeUnknown.
 type Inspector interface {
 	// Inspect returns the state of one name. For a free name that is a state without
-	// holders, and no error.
+	// holders, and no error. For a broken record it returns the error that List yields in
+	// State.Err.
 	Inspect(ctx context.Context, name string) (State, error)
-	// List yields every name that starts with prefix and has a holder or a
-	// waiter, in byte order.
+	// List yields every name that starts with prefix and has a holder or a waiter, in byte
+	// order. For a broken record it yields a state with Err, and goes on with the other names. A
+	// broken record without a name comes first, whatever prefix is. An error ends the list.
 	List(ctx context.Context, prefix string) iter.Seq2[State, error]
 }
 
@@ -26,6 +28,13 @@ type Breaker interface {
 	Break(ctx context.Context, name string, token uint64) error
 }
 
+// Exposer is implemented by stores that know how their connections are protected.
+type Exposer interface {
+	// Exposed returns a warning if a password goes to another machine without TLS to a verified
+	// server, else "". It sends no request. The core reports the warning once.
+	Exposed() string
+}
+
 // Watcher is implemented by stores that can report changes as they happen.
 type Watcher interface {
 	// Watch calls changed at least once at the start, and again after each change of the name's
@@ -36,8 +45,8 @@ type Watcher interface {
 }
 
 // Swapper is implemented by stores that can release a grant and make the queue entry of another
-// request in one atomic step. The core uses it if Guarantees.Wake is push and Guarantees.Order
-// is fifo. After a grant the core delays the request of the next local waiter for at most
+// request in one atomic step. The core uses it if Guarantees.Wake is push, and Guarantees.Order is
+// fifo or Guarantees.Reserves is set. After a grant the core delays the request of the next local waiter for at most
 // HandoffTime. It calls Swap if the grant is released within that time. For other stores the
 // core calls Release and Acquire.
 type Swapper interface {
@@ -52,6 +61,15 @@ type Swapper interface {
 	// an answer that was lost, the outcomes of both halves are unknown: Swap calls released
 	// with an error of code CodeUnknown, and returns one.
 	Swap(ctx context.Context, old Grant, r Request, released func(error)) (Grant, error)
+}
+
+// Delayer is implemented by Requesters. A Requester that wraps another one may not implement it: a store then calls
+// Queued without holders.
+type Delayer interface {
+	// Delayed reports that a request with Wait waits for something in this process, such as a connection. It has
+	// no queue entry. err, of code CodeUnavailable, is its error if the wait ends now. The core then waits as after
+	// Queued. Delayed does not block.
+	Delayed(err error)
 }
 
 // Values is implemented by stores that keep versioned values beside the locks. A lock and a value
@@ -89,13 +107,4 @@ func CheckValue(key string, data []byte) error {
 // Conflict returns the error of a Put whose version differs from the version of the key.
 func Conflict(key string) error {
 	return Errorf(CodeConflict, "the value of %q has another version", key)
-}
-
-// Notifier is implemented by stores that the core polls, and that can notify before the next
-// poll. Such a store notifies when a name becomes free in some ways, and not in others.
-type Notifier interface {
-	// Notify calls free whenever name may have become free, until ctx ends. It returns
-	// at once. A notification may be lost, and does not promise that the name is free. free does
-	// not block.
-	Notify(ctx context.Context, name string, free func())
 }

@@ -14,13 +14,13 @@ import (
 )
 
 // Acquire requests a grant: see driver.Store.
-func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	return s.acquire(ctx, r, nil)
 }
 
 // acquire implements Acquire. The transaction that makes the queue entry also carries out the
 // release old, unless that is nil.
-func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (driver.Grant, error) {
+func (s *store) acquire(ctx context.Context, r driver.Request, old *release) (driver.Grant, error) {
 	if err := s.lay.checkName(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
@@ -59,7 +59,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 // prepare begins a request in a session with enough time left. It returns the release old if the
 // request's transaction can carry it out. Otherwise it returns a nil release, and the outcome of old
 // is reported.
-func (s *Store) prepare(ctx context.Context, r driver.Request, old *release) (*request, *release, error) {
+func (s *store) prepare(ctx context.Context, r driver.Request, old *release) (*request, *release, error) {
 	for {
 		if old != nil && old.reported {
 			old = nil // its key may belong to another request now
@@ -98,7 +98,7 @@ func (s *Store) prepare(ctx context.Context, r driver.Request, old *release) (*r
 // rollBack deletes an entry that may exist although the server reported that it has no space: the
 // server still applies the request that exceeds the space. A deletion needs no space. The value is
 // unique to the request, so a late deletion ends no entry of a later request.
-func (s *Store) rollBack(ctx context.Context, a *request, why error) error {
+func (s *store) rollBack(ctx context.Context, a *request, why error) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
@@ -160,7 +160,7 @@ func (a *request) raiseEpoch(rev int64) {
 // before the request has an entry. No other request of this store has the number of that key. As a
 // rule the request itself has made the entry: the client library has sent the transaction twice.
 // The entry would block all other requests.
-func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
+func (s *store) sweep(ctx context.Context, a *request, mod int64) error {
 	ours := []clientv3.Cmp{
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
 		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
@@ -171,7 +171,7 @@ func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 	return nil
 }
 
-func (s *Store) deleteIf(ctx context.Context, key string, conditions ...clientv3.Cmp) error {
+func (s *store) deleteIf(ctx context.Context, key string, conditions ...clientv3.Cmp) error {
 	_, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return s.client.Txn(ctx).If(conditions...).Then(clientv3.OpDelete(key)).Commit()
 	})
@@ -184,7 +184,7 @@ const tryRounds = 8
 
 // try creates an entry only if it is granted at once. It reads the queue and creates the entry on
 // the condition that no other entry has been added since.
-func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
+func (s *store) try(ctx context.Context, a *request) (driver.Grant, error) {
 	prefix := s.lay.entries(a.r.Name)
 	// The first transaction assumes that the name is free.
 	var q queue
@@ -194,7 +194,7 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		if rounds >= tryRounds && !permit {
 			return s.tryEntry(ctx, a)
 		}
-		rec := newRecord(a.r, time.Now())
+		rec := s.newRecord(a.r, time.Now())
 		if permit {
 			slot := q.freeSlot("")
 			rec.Slot = &slot
@@ -232,13 +232,16 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 			q = slices.Delete(q, i, i+1)
 		}
 		if !q.admits(a.r.Limit) {
-			return driver.Grant{}, &driver.BusyError{Holders: q.holders()}
+			if err := q.broken(); err != nil {
+				return driver.Grant{}, err
+			}
+			return driver.Grant{}, &driver.BusyError{Holders: s.holders(q)}
 		}
 	}
 }
 
 // tryEntry creates an entry although other entries may change, and deletes it unless it is granted.
-func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) {
+func (s *store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) {
 	v, err := s.enqueue(ctx, a, nil)
 	if err != nil {
 		return driver.Grant{}, err
@@ -255,7 +258,10 @@ func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) 
 	if err := s.deleteIf(ctx, a.key, same); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
-	return driver.Grant{}, &driver.BusyError{Holders: v.queue.holders()}
+	if v.broken != nil {
+		return driver.Grant{}, v.broken
+	}
+	return driver.Grant{}, &driver.BusyError{Holders: s.holders(v.queue)}
 }
 
 // isPermit reports whether the request is for a permit of a semaphore, which has a slot.
@@ -281,17 +287,17 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 		slot = *rec.Slot
 	}
 	return driver.Grant{
-		ID: a.r.ID, Name: a.r.Name, Limit: a.r.Limit, Token: uint64(rev),
+		ID: a.r.ID, Name: a.r.Name, Limit: a.r.Limit, Token: a.e.s.token(rev), Tokens: rec.Tokens,
 		SentAt: sent, TTL: ttl, Slot: slot, Handle: a,
 	}
 }
 
 // enqueue adds an entry to the end of the queue. If there are other entries, the same transaction
 // reads them. The first transaction also carries out the release old, unless that is nil.
-func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
+func (s *store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
 	prefix := s.lay.entries(a.r.Name)
 	for {
-		a.written = newRecord(a.r, time.Now())
+		a.written = s.newRecord(a.r, time.Now())
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
 		notUndone, epoch := a.notUndone()
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
@@ -351,6 +357,7 @@ type view struct {
 	watch   string // the key to watch if the entry is not granted; if empty, every deletion
 	counted bool   // the queue has every entry before it, and all deletions are watched
 	queue   queue  // the part of the queue that was read
+	broken  error  // of a broken record before the entry, which is not granted
 }
 
 // reads returns the reads that show the position of an entry. An exclusive entry needs only the
@@ -415,13 +422,13 @@ func (a *request) viewIn(rev int64, q queue) view {
 	v.exists = true
 	v.granted = i < q.granted() && (a.r.Limit != driver.Exclusive || i == 0)
 	if !v.granted {
-		v.watch = q.blocker(i)
+		v.watch, v.broken = q.blocker(i), q[:i].broken()
 	}
 	return v
 }
 
 // readView reads the position of an entry through the quorum.
-func (s *Store) readView(ctx context.Context, a *request) (view, error) {
+func (s *store) readView(ctx context.Context, a *request) (view, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.e.timeout())
 	defer cancel()
 	prefix := s.lay.entries(a.r.Name)

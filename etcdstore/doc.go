@@ -37,8 +37,9 @@
 // exists. The validity of a grant counts from the send of the last keepalive that was answered,
 // never from the arrival of an answer. The server ends the lease at the earliest one TTL after it
 // has received that keepalive (for exceptions see "What it does not give"). The fencing token is
-// the create revision of the queue entry. A cluster never assigns a revision twice, and every later
-// entry has a larger one.
+// 64 times the create revision of the queue entry. A cluster never assigns a revision twice, and every
+// later entry has a larger one. The 63 numbers above the token are the grant's own, too, for handoffs
+// inside a process. The entry has how many of them the request has reserved.
 //
 // One transaction makes an entry, under a key that its lease does not use, and no other request
 // adopts it. The store uses a key again only under three conditions. Its earlier request has ended.
@@ -49,14 +50,14 @@
 // so the same fencing token.
 //
 // An acquisition whose answer was lost may still be applied later. It compares an epoch key of its
-// lease. [Store.Undo] deletes the entry and writes the epoch key in one transaction, which
+// lease. Undo deletes the entry and writes the epoch key in one transaction, which
 // compares the epoch, too. An acquisition that is applied later finds another epoch and fails.
 // There are at most epochShards such keys for each lease, and they end with the lease. A server
 // without space refuses to write the epoch, but deletes the entry.
 //
 // # A release and a request in one transaction
 //
-// [Store.Swap] deletes the entry of a grant and makes that of the next request in one transaction,
+// Swap deletes the entry of a grant and makes that of the next request in one transaction,
 // which the server writes to its disk once. It has two nested transactions with conditions of their
 // own. The deletion has the condition of a release, and the new entry has the conditions of every
 // other entry. The server evaluates all conditions before it writes, and no condition of one half
@@ -71,7 +72,7 @@
 // repeated release compares the create revision of the old entry, and an undo compares the epoch
 // that the new one depends on. So a transaction that arrives after these two changes nothing. If
 // the answer is that nothing was applied, as for a missing lease or a refusal, the caller releases
-// with [Store.Release]. If the new request has to wait for a keepalive or a new lease, the release
+// with Release. If the new request has to wait for a keepalive or a new lease, the release
 // goes first, in a transaction of its own.
 //
 // # How changes are noticed

@@ -14,7 +14,7 @@ import (
 
 // Classify returns the code of an error. An error that etcd or the network has returned for a
 // transaction is CodeUnknown, unless it is certain that nothing was applied.
-func (s *Store) Classify(err error) driver.Code {
+func (s *store) Classify(err error) driver.Code {
 	if c := driver.CodeOf(err); c != driver.CodeUnknown {
 		return c
 	}

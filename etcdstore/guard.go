@@ -20,10 +20,10 @@ import (
 // The token of resource R is kept at the key PREFIX_holdfast/fence/R, in 19 digits, so that the
 // server compares numbers when it compares bytes. The key stays until an operator deletes it. The
 // guard does not refuse writes that bypass it.
-type Guard struct{ s *Store }
+type Guard struct{ s *store }
 
 // Guard returns a guard over the client of this store. It ends with the store.
-func (s *Store) Guard() *Guard { return &Guard{s} }
+func (s *Store) Guard() *Guard { return &Guard{s.store} }
 
 var _ fence.Guard[[]clientv3.Op] = (*Guard)(nil)
 
@@ -43,10 +43,10 @@ func (g *Guard) Txn(ctx context.Context, resource string, token uint64, write ..
 	if err := g.checkOpen(resource); err != nil {
 		return nil, err
 	}
-	key, mark := g.s.lay.fence(resource), fmt.Sprintf("%019d", token)
+	key, mark := g.s.lay.fence(resource), fmt.Sprintf("%019d", token) // mutation: etcd-guard-step
 	// The comparison fails where there is no mark, so that the first write passes, too.
 	resp, err := g.s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.Value(key), ">", mark)).
+		If(clientv3.Compare(clientv3.Value(key), ">", mark)). // mutation: etcd-guard
 		Then(clientv3.OpGet(key)).
 		Else(append([]clientv3.Op{clientv3.OpPut(key, mark)}, write...)...).
 		Commit()
@@ -87,7 +87,7 @@ func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
 }
 
 func (g *Guard) checkOpen(resource string) error {
-	if g.s.isClosed() {
+	if g.s.calls.Stopped() {
 		return fmt.Errorf("%w: %q: nothing written: %w", fence.ErrUnavailable, resource, errClosed)
 	}
 	return nil
@@ -102,5 +102,5 @@ func markOf(resource string, r *etcdserverpb.RangeResponse) (uint64, error) {
 	if n, err := strconv.ParseUint(value, 10, 63); err == nil && n > 0 && len(value) == 19 {
 		return n, nil
 	}
-	return 0, fmt.Errorf("%w: the token of %q: %q", fence.ErrCorrupt, resource, value)
+	return 0, fmt.Errorf("%w: the token of %q: %.40q", fence.ErrCorrupt, resource, value)
 }

@@ -19,8 +19,8 @@ import (
 )
 
 // Inspect returns the entries of a name, including those of other clients.
-func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
-	if s.isClosed() {
+func (s *store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	if s.calls.Stopped() {
 		return driver.State{}, errClosed
 	}
 	if err := s.lay.checkName(name); err != nil {
@@ -32,6 +32,9 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 		return driver.State{}, unavailable(ctx, err)
 	}
 	q := newQueue(resp.Kvs, prefix)
+	if err := q.broken(); err != nil {
+		return driver.State{}, err
+	}
 	// The queue also contains keys below the name that are not locks, because other clients wait for
 	// them, too.
 	return s.state(ctx, name, q, ttls{})
@@ -40,7 +43,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 // ttls are the remaining TTLs of leases, read once per inspection.
 type ttls map[clientv3.LeaseID]time.Duration
 
-func (s *Store) state(ctx context.Context, name string, q queue, left ttls) (driver.State, error) {
+func (s *store) state(ctx context.Context, name string, q queue, left ttls) (driver.State, error) {
 	st := driver.State{Name: name}
 	n := q.granted()
 	if err := s.leasesLeft(ctx, q[:n], left); err != nil {
@@ -51,7 +54,7 @@ func (s *Store) state(ctx context.Context, name string, q queue, left ttls) (dri
 			st.Waiters = append(st.Waiters, driver.Waiter{Owner: q[i].owner(), Limit: q[i].record.Limit})
 			continue
 		}
-		h := q[i].holder()
+		h := s.holder(q[i])
 		h.TTL = left[q[i].lease]
 		st.Holders = append(st.Holders, h)
 	}
@@ -59,7 +62,7 @@ func (s *Store) state(ctx context.Context, name string, q queue, left ttls) (dri
 }
 
 // leasesLeft reads the remaining TTLs of the holders' leases into left.
-func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error {
+func (s *store) leasesLeft(ctx context.Context, holders queue, left ttls) error {
 	var mu sync.Mutex
 	var reading sync.WaitGroup
 	var failed error
@@ -101,9 +104,9 @@ const page = 1000
 
 // List yields the names that start with prefix and have an entry, in byte order. It reads all
 // keys below the prefix of the store's locks that start with prefix, and skips those that are not locks.
-func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+func (s *store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
-		if s.isClosed() {
+		if s.calls.Stopped() {
 			yield(driver.State{}, errClosed)
 			return
 		}
@@ -116,7 +119,10 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 		for _, name := range slices.Sorted(maps.Keys(found)) {
 			q := found[name]
 			slices.SortFunc(q, func(a, b entry) int { return cmp.Compare(a.rev, b.rev) })
-			st, err := s.state(ctx, name, q, left)
+			st, err := driver.State{Name: name, Err: q.broken()}, error(nil)
+			if st.Err == nil {
+				st, err = s.state(ctx, name, q, left)
+			}
 			if !yield(st, err) || err != nil {
 				return
 			}
@@ -126,7 +132,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 
 // entries reads all entries whose key begins with start, page by page. All pages have the revision of
 // the first one. If the server compacts that revision, the remaining pages have a later one.
-func (s *Store) entries(ctx context.Context, start string) (map[string]queue, error) {
+func (s *store) entries(ctx context.Context, start string) (map[string]queue, error) {
 	found := map[string]queue{}
 	end := clientv3.GetPrefixRangeEnd(start)
 	if start == "" {
@@ -160,8 +166,8 @@ func (s *Store) entries(ctx context.Context, start string) (map[string]queue, er
 
 // Break deletes the entry that was granted with the token. If the holder is a client of this package,
 // it notices that within the Notice of the guarantees.
-func (s *Store) Break(ctx context.Context, name string, token uint64) error {
-	if s.isClosed() {
+func (s *store) Break(ctx context.Context, name string, token uint64) error {
+	if s.calls.Stopped() {
 		return errClosed
 	}
 	if err := s.lay.checkName(name); err != nil {
@@ -174,7 +180,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 	q := newQueue(resp.Kvs, prefix)
 	for _, p := range q[:q.granted()] {
-		if uint64(p.rev) != token {
+		h := s.holder(p)
+		if !driver.HasToken(h.Token, h.Tokens, token) || p.broken != "" {
 			continue
 		}
 		done, err := s.client.Txn(ctx).
@@ -187,13 +194,16 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 			return nil
 		}
 	}
+	if err := q.broken(); err != nil {
+		return err
+	}
 	return errNotHeld
 }
 
 // Watch calls changed when the watch is set, and after each change of the name's entries, or of all
 // entries if name is empty.
-func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
-	if s.isClosed() {
+func (s *store) Watch(ctx context.Context, name string, changed func()) error {
+	if s.calls.Stopped() {
 		return errClosed
 	}
 	if err := s.lay.checkName(name); err != nil {
@@ -211,7 +221,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	for {
 		select {
 		case <-mail.full:
-		case <-s.ctx.Done():
+		case <-s.calls.Ctx.Done():
 			return errClosed
 		case <-ctx.Done():
 			return context.Cause(ctx)

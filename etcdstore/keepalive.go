@@ -72,7 +72,7 @@ var (
 // keepAlive renews a lease. For each answer it calls renewed with the time at which that request
 // was sent. A stream that was open before may be broken, or its login too old. A request that fails
 // on such a stream is sent again on a new one.
-func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
+func (s *store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
 	for {
 		k, opened, err := s.keepaliveStream(ctx)
 		if err != nil {
@@ -88,7 +88,7 @@ func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout t
 // keepaliveStream returns the open stream, or a new one, and whether this call has opened it. The
 // opening continues when ctx ends, as other calls may wait for it, and an abandoned login has
 // cost the server its time anyway.
-func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened bool, _ error) {
+func (s *store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened bool, _ error) {
 	k := &s.keepalives
 	k.mu.Lock()
 	if k.stream != nil && k.stream.usable() {
@@ -105,7 +105,7 @@ func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened
 			k.mu.Unlock()
 			close(o.done)
 		}
-		if !s.background(open) {
+		if !s.calls.Go(open) {
 			k.mu.Unlock()
 			return nil, true, errClosed
 		}
@@ -120,8 +120,8 @@ func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened
 	}
 }
 
-func (s *Store) openKeepalives() (*keepaliveStream, error) {
-	ctx, end := context.WithCancel(clientv3.WithRequireLeader(s.ctx))
+func (s *store) openKeepalives() (*keepaliveStream, error) {
+	ctx, end := context.WithCancel(clientv3.WithRequireLeader(s.calls.Ctx))
 	tooLong := time.AfterFunc(openTimeout, end)
 	stream, err := s.leases.LeaseKeepAlive(ctx)
 	if !tooLong.Stop() && err == nil {
@@ -129,7 +129,7 @@ func (s *Store) openKeepalives() (*keepaliveStream, error) {
 	}
 	if err != nil {
 		end()
-		return nil, clientv3.ContextError(s.ctx, err)
+		return nil, clientv3.ContextError(s.calls.Ctx, err)
 	}
 	k := &keepaliveStream{Lease_LeaseKeepAliveClient: stream, parent: &s.keepalives, end: end}
 	first := &keepaliveRequest{lease: clientv3.NoLease, renewed: func(driver.Instant) {}, sent: driver.Now(), sharedCall: sharedCall{done: make(chan struct{})}}
@@ -137,7 +137,7 @@ func (s *Store) openKeepalives() (*keepaliveStream, error) {
 	if err := k.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(first.lease)}); err != nil {
 		end() // receive reports the reason
 	}
-	s.running.Go(k.receive) // running already counts this goroutine
+	s.calls.Tasks.Go(k.receive) // Tasks already counts this goroutine
 	return k, nil
 }
 

@@ -9,26 +9,32 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
-// leaseServer imitates etcd. Its first keepalive streams accept requests and do not answer.
+// leaseServer imitates etcd. Its first keepalive streams accept requests and do not answer. An early one ends each
+// keepalive a little before its timeout, by its own clock.
 type leaseServer struct {
 	etcdserverpb.LeaseClient
 	silent  int
+	early   bool
 	streams int
 }
 
 func (k *leaseServer) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (etcdserverpb.Lease_LeaseKeepAliveClient, error) {
 	k.streams++
-	return &leaseStream{ctx: ctx, silent: k.streams <= k.silent, sent: make(chan int64, 100)}, nil
+	return &leaseStream{ctx: ctx, silent: k.streams <= k.silent, early: k.early, sent: make(chan int64, 100)}, nil
 }
 
 type leaseStream struct {
 	grpc.ClientStream
 	ctx    context.Context
 	silent bool
+	early  bool
 	sent   chan int64
 }
 
@@ -39,6 +45,9 @@ func (s *leaseStream) Send(r *etcdserverpb.LeaseKeepAliveRequest) error {
 
 func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 	sent := s.sent
+	if s.early {
+		return nil, status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())
+	}
 	if s.silent {
 		sent = nil
 	}
@@ -51,12 +60,12 @@ func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 }
 
 // storeOver returns a store that sends its requests to leases. The caller calls end.
-func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end func()) {
-	s = &Store{leases: leases, sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{}}
-	s.ctx, s.cancel = context.WithCancel(t.Context())
+func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *store, end func()) {
+	s = &store{calls: calls.New(), leases: leases,
+		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{}}
 	return s, func() {
-		s.cancel()
-		s.running.Wait()
+		s.calls.Cancel()
+		s.calls.Tasks.Wait()
 	}
 }
 

@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"bytes"
 	"encoding/json"
 	"hash/maphash"
 	"net/url"
@@ -26,6 +27,10 @@ const namespaces = "ns/"
 const epochShards = 16
 
 var seed = maphash.MakeSeed()
+
+// tokenRoom is how many tokens an entry has room for: its create revision times tokenRoom is the first of them. A
+// revision stays below 2^57, 4000 years at a million writes a second.
+const tokenRoom = 64
 
 // layout builds the keys of a store. The key of a lock begins with names.
 type layout struct{ prefix, namespace, names string }
@@ -82,11 +87,11 @@ func shard(name string) int { return int(maphash.String(seed, name) % epochShard
 func hex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(lease), 16) }
 
 // nameOf returns the name of an entry, and false if the key is not an entry's. The cluster may
-// contain other keys. The value of a lock is a record, or its key ends with the lease that is
-// attached to it.
+// contain other keys. The value of a lock is a record, which may be broken, or its key ends with the
+// lease that is attached to it.
 func (l layout) nameOf(p *entry) (string, bool) {
 	rest, ok := strings.CutPrefix(p.key, l.names)
-	if !ok || p.lease == clientv3.NoLease {
+	if !ok || p.lease == clientv3.NoLease && p.broken == "" {
 		return "", false
 	}
 	slash := strings.LastIndexByte(rest, '/')
@@ -97,7 +102,7 @@ func (l layout) nameOf(p *entry) (string, bool) {
 	if l.checkName(name) != nil {
 		return "", false
 	}
-	return name, p.ours || last == hex(p.lease)
+	return name, p.ours || p.broken != "" || last == hex(p.lease)
 }
 
 // ofLongerName reports whether a key belongs to a longer name than the one whose entries begin with
@@ -119,14 +124,20 @@ type record struct {
 	Reason   string `json:"reason,omitempty"`
 	// Since is set by the client, for people: etcd keeps no time.
 	Since time.Time `json:"since,omitzero"`
+	// Tokens is how many tokens the grant has, if it has several.
+	Tokens int `json:"tokens,omitempty"`
 	// Kept is set when the holder has released the grant, and the store keeps it for a minimum hold.
 	Kept bool `json:"kept,omitempty"`
 }
 
-func newRecord(r driver.Request, since time.Time) record {
+func (s *store) newRecord(r driver.Request, since time.Time) record {
 	o := r.From.Owner()
-	return record{Holdfast: 1, Limit: r.Limit, ID: r.ID, Host: o.Host, PID: o.PID,
+	rec := record{Holdfast: 1, Limit: r.Limit, ID: r.ID, Host: o.Host, PID: o.PID,
 		Instance: o.Instance, Reason: o.Reason, Since: since}
+	if r.Limit == driver.Exclusive && r.Tokens > 1 {
+		rec.Tokens = min(r.Tokens, s.room)
+	}
+	return rec
 }
 
 // sameOwner reports whether two records have the same owner.
@@ -148,23 +159,40 @@ type entry struct {
 	rev, mod int64 // create and modification revision
 	lease    clientv3.LeaseID
 	record   record
-	ours     bool // the value is a record
+	ours     bool   // the value is a record
+	broken   string // why the value, which begins like a record, is none
 }
+
+// recordMark begins every record. A value that begins otherwise belongs to another client.
+const recordMark = `{"holdfast":`
 
 func newEntry(kv *mvccpb.KeyValue) entry {
 	p := entry{key: string(kv.Key), rev: kv.CreateRevision, mod: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease)}
-	isJSON := len(kv.Value) > 0 && kv.Value[0] == '{'
-	p.ours = isJSON && json.Unmarshal(kv.Value, &p.record) == nil && p.record.valid()
-	if !p.ours {
-		p.record = record{Limit: driver.Exclusive}
+	p.ours = json.Unmarshal(kv.Value, &p.record) == nil && p.record.Holdfast > 0
+	switch {
+	case p.ours && !p.record.valid():
+		p.broken = "its limit, its tokens or its slot is out of range"
+	case p.ours && p.lease == clientv3.NoLease:
+		p.broken = "it has no lease"
+	case !p.ours && bytes.HasPrefix(kv.Value, []byte(recordMark)):
+		p.broken = "its value cannot be decoded"
+	}
+	if p.ours = p.ours && p.broken == ""; !p.ours {
+		p.record = record{Limit: driver.Exclusive} // so that nothing is granted beside it
 	}
 	return p
 }
 
-// valid reports whether holdfast can have written the record.
+// valid reports whether holdfast can have written the limit, the tokens and the slot.
 func (r record) valid() bool {
-	limited := r.Limit >= driver.Exclusive && r.Limit <= driver.MaxLimit
-	return r.Holdfast > 0 && (limited || r.Limit == driver.Unlimited)
+	permit := r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit
+	if r.Tokens != 0 && (r.Limit != driver.Exclusive || r.Tokens < 2 || r.Tokens > tokenRoom) {
+		return false
+	}
+	if r.Slot != nil && (!permit || *r.Slot < 0 || *r.Slot >= r.Limit) {
+		return false
+	}
+	return permit || r.Limit == driver.Exclusive || r.Limit == driver.Unlimited
 }
 
 func (p *entry) slot() int {

@@ -26,33 +26,34 @@ func init() {
 const dialTimeout = 5 * time.Second
 
 func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
-	cfg, prefix, err := parseURL(u)
+	cfg, fromURL, err := parseURL(u)
 	if err != nil {
 		return nil, err
 	}
-	return open(ctx, cfg, Prefix(prefix), Namespace(namespace))
+	return open(ctx, cfg, fromURL, Namespace(namespace))
 }
 
 // Open opens a store with its own client:
 //
 //	etcd://[user:password@]host[:port][,host[:port]...][/prefix]
-//	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&server_name=NAME]
+//	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&server_name=NAME][&require_tls=true][&tokens=revision]
 //
 // The default port is 2379; if some hosts have a port, the last one must have one. The path without
-// its first slash is the prefix of every key: etcd://h/locks/ has the lock "billing" under the keys
-// of `etcdctl lock locks/billing`. The scheme etcds uses TLS: ca is the file of the certificate
-// authority (default: the system's), cert and key are the client's own files. Servers may be down;
-// a server that is up refuses a wrong password at once.
+// its first slash is the prefix of every key, see [Prefix]: etcd://h/locks/ has the lock "billing" under the
+// keys of `etcdctl lock locks/billing`. The scheme etcds uses TLS: ca is the file of the certificate
+// authority (default: the system's), cert and key are the client's own files. With require_tls=true a URL of
+// scheme etcd is refused. tokens=revision is [PlainTokens]. Servers may be down; a server that is up refuses a wrong
+// password at once.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "etcd", "etcds")
 	if err != nil {
 		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore: %w", err)
 	}
-	cfg, prefix, err := parseURL(u)
+	cfg, fromURL, err := parseURL(u)
 	if err != nil {
 		return nil, err
 	}
-	return open(ctx, cfg, append([]Option{Prefix(prefix)}, o...)...)
+	return open(ctx, cfg, append([]Option{fromURL}, o...)...)
 }
 
 func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error) {
@@ -76,9 +77,9 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 	return s, nil
 }
 
-func parseURL(u *url.URL) (clientv3.Config, string, error) {
-	bad := func(format string, args ...any) (clientv3.Config, string, error) {
-		return clientv3.Config{}, "", driver.Errorf(driver.CodeInvalid, "etcd URL: "+format, args...)
+func parseURL(u *url.URL) (clientv3.Config, Option, error) {
+	bad := func(format string, args ...any) (clientv3.Config, Option, error) {
+		return clientv3.Config{}, nil, driver.Errorf(driver.CodeInvalid, "etcd URL: "+format, args...)
 	}
 	cfg := clientv3.Config{
 		DialTimeout: dialTimeout,
@@ -116,7 +117,17 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	if err != nil {
 		return bad("%w", err)
 	}
-	if cfg.TLS, err = q.TLS(secure, "use the scheme etcds"); err != nil {
+	const how = "use the scheme etcds"
+	if cfg.TLS, err = q.TLS(secure, how); err != nil {
+		return bad("%w", err)
+	}
+	p := storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: secure, Password: cfg.Password != "", How: how}
+	exposed, err := q.Protect(p)
+	if err != nil {
+		return bad("%w", err)
+	}
+	plain, err := q.Choose("tokens", "reserved", "revision")
+	if err != nil {
 		return bad("%w", err)
 	}
 	if err := q.End(); err != nil {
@@ -125,7 +136,12 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	if cfg.TLS != nil {
 		verifyName(cfg.TLS)
 	}
-	return cfg, strings.TrimPrefix(u.Path, "/"), nil
+	return cfg, func(c *config) {
+		c.prefix, c.exposed = strings.TrimPrefix(u.Path, "/"), exposed
+		if plain {
+			PlainTokens()(c)
+		}
+	}, nil
 }
 
 // verifyName verifies t.ServerName, if it is set. The client library replaces it by the

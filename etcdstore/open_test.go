@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,10 +25,7 @@ func TestBadURLsAreRefused(t *testing.T) {
 		"etcd://:secret@h":                     "name and a password",
 		"etcd://h?ca=x":                        "scheme etcds",
 		"etcd://h?prefix=x":                    `"prefix"`,
-		"etcds://h?ca=":                        "empty",
-		"etcds://h?ca=/no/such/file":           "no such file",
 		"etcds://h?ca=" + empty:                "no certificate",
-		"etcds://h?cert=" + empty:              "together",
 		"etcd://u:secret@h/\x7f":               "not a URL",
 		"etcd://h/" + strings.Repeat("x", 600): "at most 512",
 	} {
@@ -64,8 +62,8 @@ func TestURLsSetOptions(t *testing.T) {
 		prefix    string
 	}{
 		"etcd://h":         {[]string{"http://h:2379"}, ""},
-		"etcd://a,b:1/p":   {[]string{"http://a:2379", "http://b:1"}, "p"},
-		"etcd://a:2,b:1/p": {[]string{"http://a:2", "http://b:1"}, "p"},
+		"etcd://a,b:1/p":   {[]string{"http://a:2379", "http://b:1"}, "p/"},
+		"etcd://a:2,b:1/p": {[]string{"http://a:2", "http://b:1"}, "p/"},
 		"etcd://[::1]":     {[]string{"http://[::1]:2379"}, ""},
 		"etcd://[::1]:2":   {[]string{"http://[::1]:2"}, ""},
 		"etcds://h/locks/": {[]string{"https://h:2379"}, "locks/"},
@@ -93,5 +91,24 @@ func TestOptionsAreChecked(t *testing.T) {
 		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.CodeInvalid {
 			t.Errorf("an invalid option: store %v, error %v, want code invalid", s, err)
 		}
+	}
+}
+
+// TestRefusedConnectionIsReported: where no member accepts a connection, the first request returns that reason.
+// The client library would try again, and report a passed deadline.
+func TestRefusedConnectionIsReported(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := l.Addr().String()
+	l.Close()
+	s, err := Open(t.Context(), "etcd://"+host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(t.Context())
+	if _, err := s.Guarantees(t.Context()); driver.CodeOf(err) != driver.CodeUnavailable || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("%v, want unavailable: connection refused", err)
 	}
 }

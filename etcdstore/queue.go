@@ -25,6 +25,16 @@ func newQueue(kvs []*mvccpb.KeyValue, prefix string) queue {
 	return q
 }
 
+// broken returns the error of the first entry whose value no client has written, nil if there is none.
+func (q queue) broken() error {
+	for i := range q {
+		if q[i].broken != "" {
+			return driver.Broken(q[i].key, q[i].broken)
+		}
+	}
+	return nil
+}
+
 // granted returns how many entries are granted: they are the first ones.
 func (q queue) granted() int {
 	least := driver.Unlimited
@@ -86,17 +96,20 @@ func (q queue) blocker(i int) string {
 	return ""
 }
 
-func (q queue) holders() []driver.Holder {
+func (s *store) holders(q queue) []driver.Holder {
 	h := make([]driver.Holder, 0, 1)
 	for _, p := range q[:q.granted()] {
-		h = append(h, p.holder())
+		h = append(h, s.holder(p))
 	}
 	return h
 }
 
-func (p *entry) holder() driver.Holder {
-	h := driver.Holder{Owner: p.owner(), Token: uint64(p.rev), Limit: p.record.Limit, Slot: p.slot()}
-	if p.record.Kept {
+// token returns the first token of an entry.
+func (s *store) token(rev int64) uint64 { return uint64(rev) * uint64(s.room) }
+
+func (s *store) holder(p entry) driver.Holder {
+	h := driver.Holder{Owner: p.owner(), Token: s.token(p.rev), Tokens: p.record.Tokens, Limit: p.record.Limit, Slot: p.slot(), Kept: p.record.Kept}
+	if h.Kept {
 		h.Note = "released, kept for its minimum hold"
 	}
 	return h

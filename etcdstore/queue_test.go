@@ -1,7 +1,9 @@
 package etcdstore
 
 import (
+	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -43,14 +45,35 @@ func TestRuleGrantsInOrder(t *testing.T) {
 	})
 }
 
-func FuzzPlace(f *testing.F) {
+// FuzzEntry: any key and value is an entry of holdfast, one of another client, or a broken one beside
+// which nothing is granted.
+func FuzzEntry(f *testing.F) {
 	f.Add("locks/a/694d7", []byte(`{"holdfast":1,"limit":3,"id":"x"}`), int64(0x694d7))
+	f.Add("a/b", []byte(`{"holdfast":1,"limit":3,"slot":7,"id":"x"}`), int64(1))
+	for _, value := range []string{
+		`{"holdfast":`, `{"holdfast":{}}`, `{"holdfast":0,"limit":9,"id":"x"}`, `{"holdfast":1,"limit":0,"id":"x"}`,
+		`{"holdfast":1,"limit":1e99}`, `{"holdfast":1,"limit":3,"slot":-1,"id":"x"}`,
+		`{"holdfast":1,"limit":3,"slot":3,"id":"x"}`, `{"holdfast":` + strings.Repeat("[", 1<<20),
+	} {
+		f.Add("a/b", []byte(value), int64(1))
+	}
+	f.Add("a/b", []byte(`{"holdfast":1,"limit":1,"id":"x"}`), int64(0))
 	f.Add("a/b/c", []byte("leader"), int64(1))
 	f.Add("/", []byte("{"), int64(-1))
 	f.Fuzz(func(t *testing.T, key string, value []byte, lease int64) {
 		p := newEntry(&mvccpb.KeyValue{Key: []byte(key), Value: value, Lease: lease, CreateRevision: 1})
 		if l := p.record.Limit; l < 1 || l > driver.MaxLimit && l != driver.Unlimited {
 			t.Fatalf("limit %d", l)
+		}
+		if slot := p.slot(); slot != driver.NoSlot && (slot < 0 || slot >= p.record.Limit) {
+			t.Fatalf("slot %d of %d", slot, p.record.Limit)
+		}
+		q := queue{p}
+		if p.broken != "" && (p.ours || q.admits(driver.Unlimited) || q.broken() == nil) {
+			t.Fatalf("broken, and %+v", p)
+		}
+		if bytes.HasPrefix(value, []byte(recordMark)) && !p.ours && p.broken == "" {
+			t.Fatalf("%q is the value of another client", value)
 		}
 		for _, lay := range []layout{newLayout("", ""), newLayout("locks/", ""), newLayout("", "n/s")} {
 			if name, ok := lay.nameOf(&p); ok && (name == "" || ofLongerName([]byte(p.key), lay.entries(name))) {

@@ -28,7 +28,7 @@ const queueWatchTime = time.Second
 
 // joinWatchedQueue returns a mailbox for the deletions of a name's entries, from now on. It returns nil
 // if their watch is not set.
-func (s *Store) joinWatchedQueue(name string) *mailbox {
+func (s *store) joinWatchedQueue(name string) *mailbox {
 	n := &s.queues
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -40,7 +40,7 @@ func (s *Store) joinWatchedQueue(name string) *mailbox {
 
 // joinQueue returns a mailbox for the deletions of a name's entries, from now on. The mailbox also
 // reports when their watch is set.
-func (s *Store) joinQueue(name string) *mailbox {
+func (s *store) joinQueue(name string) *mailbox {
 	n := &s.queues
 	n.mu.Lock()
 	q := n.all[name]
@@ -73,7 +73,7 @@ func (q *queueWatch) join() *mailbox {
 }
 
 // leaveQueue ends the use of a mailbox, which may be nil.
-func (s *Store) leaveQueue(m *mailbox) {
+func (s *store) leaveQueue(m *mailbox) {
 	if m == nil {
 		return
 	}
@@ -88,7 +88,7 @@ func (s *Store) leaveQueue(m *mailbox) {
 }
 
 // dropQueue ends a watch that no entry needs.
-func (s *Store) dropQueue(q *queueWatch) {
+func (s *store) dropQueue(q *queueWatch) {
 	n := &s.queues
 	n.mu.Lock()
 	if len(q.users) > 0 || n.all[q.name] != q {
@@ -101,7 +101,7 @@ func (s *Store) dropQueue(q *queueWatch) {
 }
 
 // reportDeletions passes an update of a watch on to the entries that share it.
-func (s *Store) reportDeletions(q *queueWatch, u watchUpdate) {
+func (s *store) reportDeletions(q *queueWatch, u watchUpdate) {
 	n := &s.queues
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -10,22 +10,23 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 var errNotHeld = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the grant does not stand")}
 
 // requestOf returns the request of a grant, nil if it is not one of this store.
-func (s *Store) requestOf(g driver.Grant) *request {
+func (s *store) requestOf(g driver.Grant) *request {
 	a, ok := g.Handle.(*request)
-	if !ok || a == nil || a.e.s != s || a.r.ID != g.ID || uint64(a.rev.Load()) != g.Token {
+	if !ok || a == nil || a.e.s != s || a.r.ID != g.ID || s.token(a.rev.Load()) != g.Token {
 		return nil
 	}
 	return a
 }
 
 // Release deletes the entry if it is still the one that was granted.
-func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	if s.isClosed() {
+func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if s.calls.Stopped() {
 		return errClosed
 	}
 	a := s.requestOf(g)
@@ -34,7 +35,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	// From here on a deletion is no loss.
 	a.granted.Store(false)
-	same := clientv3.Compare(clientv3.CreateRevision(a.key), "=", int64(g.Token))
+	same := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
 	if keep > 0 {
 		return s.keepEntry(ctx, a, same, keep)
 	}
@@ -62,7 +63,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 
 // keepEntry moves the entry of a released grant to a lease of its own, which is not renewed. The
 // transaction has the condition same.
-func (s *Store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, keep time.Duration) error {
+func (s *store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, keep time.Duration) error {
 	lease, err := s.client.Grant(ctx, int64((keep+time.Second-1)/time.Second))
 	if err != nil {
 		return unavailable(ctx, err) // the lease, if there is one, expires
@@ -82,12 +83,39 @@ func (s *Store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, ke
 		_, _ = s.client.Revoke(ctx, lease.ID)
 		return errNotHeld
 	}
+	s.endKept(lease.ID, keep)
 	return nil
 }
 
+// endKept revokes the lease of a kept entry when keep has passed. The server ends the lease by itself, but a new
+// leader gives every lease its whole TTL again. So without the revocation an entry would be kept for longer after
+// each change of the leader.
+func (s *store) endKept(lease clientv3.LeaseID, keep time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls.Stopped() {
+		return
+	}
+	s.kept[lease] = time.AfterFunc(keep, func() {
+		s.mu.Lock()
+		delete(s.kept, lease)
+		s.mu.Unlock()
+		s.calls.Go(func() {
+			for pause := (backoff.Backoff{First: 100 * time.Millisecond, Max: requestTimeout}); ; {
+				ctx, cancel := context.WithTimeout(s.calls.Ctx, requestTimeout)
+				_, err := s.client.Revoke(ctx, lease)
+				cancel()
+				if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || pause.Sleep(s.calls.Ctx) != nil {
+					return
+				}
+			}
+		})
+	})
+}
+
 // Undo deletes the entry of a request, and ensures that none can appear.
-func (s *Store) Undo(ctx context.Context, r driver.Request) error {
-	if s.isClosed() {
+func (s *store) Undo(ctx context.Context, r driver.Request) error {
+	if s.calls.Stopped() {
 		return errClosed
 	}
 	a := s.request(r.ID)
@@ -135,9 +163,9 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 
 // Renew sends one keepalive for each lease, and reads through the quorum whether the entries
 // exist.
-func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
-	closed := s.isClosed()
+	closed := s.calls.Stopped()
 	var entries []*request
 	var index []int                     // the index in grants of each entry
 	keepalives := map[*session]*error{} // the outcome of each session's keepalive
@@ -200,7 +228,7 @@ type entryState struct {
 
 // readEntries reads through the quorum which entries exist. A transaction that fails does not affect
 // the answers of the others.
-func (s *Store) readEntries(ctx context.Context, entries []*request) []entryState {
+func (s *store) readEntries(ctx context.Context, entries []*request) []entryState {
 	found := make([]entryState, len(entries))
 	slots := make(chan struct{}, readsAtOnce)
 	var reading sync.WaitGroup

@@ -19,7 +19,7 @@ import (
 // seconds. A goroutine serves it while it is used: it sends keepalives for the waiters (the core
 // renews grants) and watches the entries. An idle session expires.
 type session struct {
-	s     *Store
+	s     *store
 	lease clientv3.LeaseID
 	ttl   time.Duration
 
@@ -81,7 +81,7 @@ var (
 
 // session returns a session for a TTL whose lease has at least two thirds of it left. It creates one if
 // necessary.
-func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
+func (s *store) session(ctx context.Context, ttl time.Duration) (*session, error) {
 	for {
 		e, err := s.currentSession(ctx, wholeSeconds(ttl))
 		if err != nil {
@@ -99,10 +99,10 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 }
 
 // currentSession returns the session for a rounded TTL, and creates one if there is none.
-func (s *Store) currentSession(ctx context.Context, ttl time.Duration) (*session, error) {
+func (s *store) currentSession(ctx context.Context, ttl time.Duration) (*session, error) {
 	for {
 		s.mu.Lock()
-		if s.closed {
+		if s.calls.Stopped() {
 			s.mu.Unlock()
 			return nil, errClosed
 		}
@@ -135,7 +135,7 @@ func (s *Store) currentSession(ctx context.Context, ttl time.Duration) (*session
 }
 
 // ready reports whether session returns without a request.
-func (s *Store) ready(ttl time.Duration) bool {
+func (s *store) ready(ttl time.Duration) bool {
 	s.mu.Lock()
 	e := s.sessions[wholeSeconds(ttl)]
 	s.mu.Unlock()
@@ -145,7 +145,7 @@ func (s *Store) ready(ttl time.Duration) bool {
 // wholeSeconds rounds up to the unit of leases.
 func wholeSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
-func (s *Store) createSession(ctx context.Context, ttl time.Duration) error {
+func (s *store) createSession(ctx context.Context, ttl time.Duration) error {
 	if s.client.Username != "" {
 		// The login precedes the lease: if many clients log in at once, it may take longer than
 		// a TTL.
@@ -167,11 +167,11 @@ func (s *Store) createSession(ctx context.Context, ttl time.Duration) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.calls.Stopped() {
 		return errClosed // the lease expires
 	}
 	s.sessions[ttl] = e
-	s.running.Go(func() { e.serve(min(checkEvery, e.ttl/6)) })
+	s.calls.Tasks.Go(func() { e.serve(min(checkEvery, e.ttl/6)) })
 	return nil
 }
 
@@ -378,7 +378,7 @@ func (e *session) remove(a *request) {
 
 // serve is the goroutine of the session.
 func (e *session) serve(every time.Duration) {
-	ctx := e.s.ctx
+	ctx := e.s.calls.Ctx
 	check := time.NewTicker(every)
 	defer check.Stop()
 	var read time.Time // when all was set last
@@ -403,14 +403,14 @@ func (e *session) serve(every time.Duration) {
 		if !used {
 			continue // the session expires unless it is used again
 		}
-		e.s.background(e.createSentinel)
+		e.s.calls.Go(e.createSentinel)
 		bounded, cancel := context.WithTimeout(ctx, min(left, e.timeout()))
 		if waiting && left < e.ttl*2/3 {
 			_ = e.renewIfOlder(bounded, e.ttl/4) // the next interval tries again
 		}
 		if all {
 			read = time.Now()
-			e.s.background(e.readSentinel)
+			e.s.calls.Go(e.readSentinel)
 		}
 		e.checkEntries(bounded, entries)
 		cancel()
@@ -464,7 +464,7 @@ func (a *request) update(u watchUpdate) {
 	for _, ev := range u.events {
 		// A member that lags behind reports deletions from before the entry.
 		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > a.rev.Load() {
-			a.e.s.background(func() { a.e.reportDeleted([]*request{a}, causeTimeout) })
+			a.e.s.calls.Go(func() { a.e.reportDeleted([]*request{a}, causeTimeout) })
 		}
 	}
 }
@@ -480,7 +480,7 @@ func (e *session) createSentinel() {
 	}
 	e.creatingSentinel = true
 	e.mu.Unlock()
-	ctx, cancel := context.WithTimeout(e.s.ctx, e.timeout())
+	ctx, cancel := context.WithTimeout(e.s.calls.Ctx, e.timeout())
 	defer cancel()
 	key := e.s.lay.sentinel(e.lease)
 	resp, err := e.s.client.Put(ctx, key, "", clientv3.WithLease(e.lease))
@@ -505,8 +505,8 @@ func (e *session) sentinelUpdate(u watchUpdate) {
 		again := e.sentinelWatched // the watch was interrupted
 		e.sentinelWatched = true
 		e.mu.Unlock()
-		e.s.background(func() {
-			ctx, cancel := context.WithTimeout(e.s.ctx, e.timeout())
+		e.s.calls.Go(func() {
+			ctx, cancel := context.WithTimeout(e.s.calls.Ctx, e.timeout())
 			defer cancel()
 			if e.renewIfOlder(ctx, 0) == nil && again {
 				e.removeUnknown(ctx)
@@ -569,8 +569,8 @@ func (e *session) abandon() {
 		return
 	}
 	e.end(errLeaseEnded)
-	e.s.background(func() {
-		ctx, cancel := context.WithTimeout(e.s.ctx, requestTimeout)
+	e.s.calls.Go(func() {
+		ctx, cancel := context.WithTimeout(e.s.calls.Ctx, requestTimeout)
 		defer cancel()
 		_, _ = e.s.client.Revoke(ctx, e.lease)
 	})
@@ -586,7 +586,7 @@ func (e *session) readSentinel() {
 	if !created {
 		return
 	}
-	ctx, cancel := context.WithTimeout(e.s.ctx, readEvery)
+	ctx, cancel := context.WithTimeout(e.s.calls.Ctx, readEvery)
 	defer cancel()
 	resp, err := e.s.client.Get(ctx, e.s.lay.sentinel(e.lease), clientv3.WithKeysOnly())
 	if err != nil {
@@ -629,7 +629,7 @@ func (e *session) checkEntries(ctx context.Context, entries []*request) {
 
 // reportDeleted handles entries whose keys were deleted. It notifies the holders, and wakes the waiters.
 func (e *session) reportDeleted(entries []*request, timeout time.Duration) {
-	ctx, cancel := context.WithTimeout(e.s.ctx, timeout)
+	ctx, cancel := context.WithTimeout(e.s.calls.Ctx, timeout)
 	defer cancel()
 	// If the lease has ended, end notifies the holders of all its entries.
 	if e.renewIfOlder(ctx, 0) != nil && e.isOver() {

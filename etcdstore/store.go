@@ -13,33 +13,42 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
-// Store keeps locks in an etcd cluster. It is safe for concurrent use.
-type Store struct {
-	client *clientv3.Client
-	leases etcdserverpb.LeaseClient
-	user   *login // nil if the caller has made the client, and closes it
-	lay    layout
-	where  string // for people: the endpoints
+// Store keeps locks in an etcd cluster. It is safe for concurrent use. It implements [driver.Store], Inspector,
+// Breaker, Watcher, Swapper, Values and Exposer.
+type Store struct{ *store }
 
-	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
-	running sync.WaitGroup // the goroutines of sessions and streams
+type store struct {
+	client  *clientv3.Client
+	leases  etcdserverpb.LeaseClient
+	user    *login // nil if the caller has made the client, and closes it
+	lay     layout
+	where   string // for people: the endpoints
+	room    int    // see tokenRoom; 1 with PlainTokens
+	exposed string
+
+	calls *calls.Calls
 
 	keepalives keepalives
 	watches    watches
 	queues     queueWatches
 
 	mu       sync.Mutex
-	closed   bool
 	sessions map[time.Duration]*session // by rounded TTL
 	creating map[time.Duration]*sharedCall
-	requests map[string]*request   // by request ID: those that may have an entry at the server
-	waiting  map[string][]*request // by name: entries that wait
-	minTTL   time.Duration         // the server's shortest lease, 0 before it is known
+	requests map[string]*request              // by request ID: those that may have an entry at the server
+	waiting  map[string][]*request            // by name: entries that wait
+	minTTL   time.Duration                    // the server's shortest lease, 0 before it is known
+	kept     map[clientv3.LeaseID]*time.Timer // of entries that are kept for a minimum hold: see endKept
 }
 
 // request is a request for a lock. It exists from before its entry is created until etcd has
@@ -79,23 +88,36 @@ type request struct {
 // Option configures a store.
 type Option func(*config)
 
-type config struct{ prefix, namespace string }
+type config struct {
+	prefix, namespace string
+	exposed           string // see Exposed
+	room              int    // the number of tokens that each entry has room for
+}
 
 // Prefix precedes every key: with Prefix("locks/") the lock "billing" is the same as that of
-// `etcdctl lock locks/billing`. The default is empty. At most 512 bytes are allowed.
+// `etcdctl lock locks/billing`. A prefix that does not end with a slash gets one. The default is empty. At most
+// 512 bytes are allowed.
 func Prefix(p string) Option { return func(c *config) { c.prefix = p } }
 
 // Namespace separates the locks of one application from those of others on the same cluster and
 // prefix. The default is the empty namespace, which other clients share.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
+// PlainTokens makes the create revision of a grant's key its token, for programs that compare it with the revisions
+// of other clients. Without this option tokens are larger, and up to 64 lockers of a process that follow one
+// another share a grant, each with a token of its own. All clients of a lock must use the same option.
+func PlainTokens() Option { return func(c *config) { c.room = 1 } }
+
 func configure(options []Option) (config, error) {
-	var c config
+	c := config{room: tokenRoom}
 	for _, o := range options {
 		o(&c)
 	}
 	if len(c.prefix) > 512 || strings.ContainsRune(c.prefix, 0) {
 		return c, driver.Errorf(driver.CodeInvalid, "etcdstore: prefix %q: at most 512 bytes without NUL are allowed", c.prefix)
+	}
+	if c.prefix != "" && !strings.HasSuffix(c.prefix, "/") {
+		c.prefix += "/" // the locks of etcd://h/locks and etcd://h/locks/ are the same
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
 		return c, driver.Errorf(driver.CodeInvalid, "etcdstore: %w", err)
@@ -121,19 +143,23 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{
+	s := &store{
 		client: client, leases: clientv3.RetryLeaseClient(client),
 		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
 		lay:     newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
+		exposed: set.exposed, room: set.room,
 		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{},
-		requests: map[string]*request{}, waiting: map[string][]*request{},
+		calls: calls.New(), requests: map[string]*request{}, waiting: map[string][]*request{},
+		kept: map[clientv3.LeaseID]*time.Timer{},
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	return s, nil
+	return &Store{s}, nil
 }
 
 // String returns the endpoints.
-func (s *Store) String() string { return s.where }
+func (s *store) String() string { return s.where }
+
+// Exposed implements driver.Exposer for a store that was opened by URL.
+func (s *store) Exposed() string { return s.exposed }
 
 var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
@@ -141,20 +167,20 @@ var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstor
 // refuses `etcd grpc-proxy`, and checks that the user may read and write the store's own keys.
 // Without these rights a lock could be granted, but not undone, and its holder would not be
 // notified of its end.
-func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	s.mu.Lock()
-	least, closed := s.minTTL, s.closed
-	s.mu.Unlock()
-	if closed {
+func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	if s.calls.Stopped() {
 		return driver.Guarantees{}, errClosed
 	}
+	s.mu.Lock()
+	least := s.minTTL
+	s.mu.Unlock()
 	if least == 0 {
 		// The store does not use this lease, which expires.
-		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) { return s.client.Grant(ctx, 1) })
+		resp, err := limited(ctx, s.firstLease)
 		if err != nil {
 			return driver.Guarantees{}, unavailable(ctx, err)
 		}
-		if err := s.checkRights(ctx, resp.ID); err != nil {
+		if err := s.checkRights(ctx, clientv3.LeaseID(resp.ID)); err != nil {
 			return driver.Guarantees{}, err
 		}
 		if err := s.checkProxy(ctx); err != nil {
@@ -165,12 +191,27 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		s.minTTL = least
 		s.mu.Unlock()
 	}
-	return guarantees(least), nil
+	return s.guarantees(least), nil
+}
+
+// firstLease requests a lease of the shortest TTL. If no member accepts a connection, it returns the reason at
+// once: the client library would try again until the deadline, and report only that.
+func (s *store) firstLease(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
+	leases := etcdserverpb.NewLeaseClient(s.client.ActiveConnection())
+	for retry := (backoff.Backoff{First: 25 * time.Millisecond, Max: time.Second}); ; {
+		resp, err := leases.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: 1}, grpc.WaitForReady(false))
+		if status.Code(err) != codes.Unavailable || s.client.ActiveConnection().GetState() == connectivity.TransientFailure {
+			return resp, err
+		}
+		if retry.Sleep(ctx) != nil {
+			return nil, err
+		}
+	}
 }
 
 // checkRights sends a transaction that writes nothing. The server checks the rights to all keys in
 // it before it evaluates the condition, which no state fulfills.
-func (s *Store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
+func (s *store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
 	never := clientv3.Compare(clientv3.CreateRevision(s.lay.sentinel(lease)), "<", 0)
 	writes := []clientv3.Op{clientv3.OpPut(s.lay.sentinel(lease), ""), clientv3.OpPut(s.lay.epoch(lease, 0), "")}
 	_, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
@@ -187,7 +228,7 @@ func (s *Store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
 
 // checkProxy returns errProxy if the endpoint is `etcd grpc-proxy`. It opens the stream of keepalives,
 // and waits for an answer.
-func (s *Store) checkProxy(ctx context.Context) error {
+func (s *store) checkProxy(ctx context.Context) error {
 	_, err := limited(ctx, func(ctx context.Context) (any, error) {
 		return nil, s.keepAlive(ctx, clientv3.NoLease, requestTimeout*2/3, func(driver.Instant) {})
 	})
@@ -200,7 +241,7 @@ func (s *Store) checkProxy(ctx context.Context) error {
 	return unavailable(ctx, err)
 }
 
-func guarantees(least time.Duration) driver.Guarantees {
+func (s *store) guarantees(least time.Duration) driver.Guarantees {
 	return driver.Guarantees{
 		Kind:      "etcd",
 		Scope:     driver.ScopeNetwork,
@@ -214,7 +255,8 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Semaphore: true,
 		Mixed:     true,
 		Slots:     true,
-		Tokens:    "the create revision of the entry's key: one counter of the cluster, which survives restarts and changes of leader. Only a restore from a backup sets it back",
+		Tokens:    fmt.Sprintf("%d times the create revision of the entry's key, a counter of the cluster. Only a restore from a backup sets it back", s.room),
+		Reserves:  s.room > 1,
 		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease", "the cluster is restored from an older copy"},
 		Notice:    noticeTimeout,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
@@ -223,12 +265,13 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Visible: driver.VisibleAll,
 		Notes: []string{
 			"all locks of one client with the same TTL share a lease",
-			"the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant",
+			"the next waiter of the same process queues with the release, at most 5 ms after the grant",
 			"other clients that wait for `a` also wait for `a/b`; holdfast does not",
-			"the holder is notified of an early end within milliseconds, if the member that serves its watch follows the leader; if it can reach no member, the context ends with the lease's validity",
+			"the watch reports an early end within milliseconds, if its member follows the leader; without a member the context ends with the lease's validity",
 			"in every version of etcd, a former leader may revoke leases that its successor has renewed; only the token protects then",
 			"before etcd 3.4.31 and 3.5.13, a leader whose disk is blocked may also confirm a lease that its successor has ended; only the token protects then",
-			"a client of `etcd grpc-proxy` is refused: the proxy may answer a keepalive with an earlier renewal of the lease",
+			"a new leader gives each lease its whole TTL again, so the minimum hold of a process that has ended lasts longer",
+			"a client of `etcd grpc-proxy` is refused",
 		},
 	}
 }
@@ -239,13 +282,14 @@ const noticeTimeout = 2 * time.Second
 
 // Close revokes the store's leases, which ends its grants and entries, and closes a client that
 // Open has opened. If no server answers within two seconds, the leases expire.
-func (s *Store) Close(ctx context.Context) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+func (s *store) Close(ctx context.Context) error {
+	if !s.calls.Stop() {
 		return errClosed
 	}
-	s.closed = true
+	s.mu.Lock()
+	for _, end := range s.kept {
+		end.Stop()
+	}
 	leases := map[*session]struct{}{}
 	for _, e := range s.sessions {
 		leases[e] = struct{}{}
@@ -254,7 +298,7 @@ func (s *Store) Close(ctx context.Context) error {
 		leases[a.e] = struct{}{}
 	}
 	s.mu.Unlock()
-	s.cancel()
+	s.calls.Cancel()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	var revoking sync.WaitGroup
@@ -262,7 +306,7 @@ func (s *Store) Close(ctx context.Context) error {
 		revoking.Go(func() { _, _ = s.client.Revoke(ctx, e.lease) })
 	}
 	revoking.Wait()
-	s.running.Wait()
+	s.calls.Tasks.Wait()
 	if s.user != nil {
 		s.user.close()
 		if err := s.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
@@ -273,26 +317,23 @@ func (s *Store) Close(ctx context.Context) error {
 }
 
 // begin registers a request before the store sends anything for it.
-func (s *Store) begin(r driver.Request, e *session) (*request, error) {
+func (s *store) begin(r driver.Request, e *session) (*request, error) {
 	a := &request{r: r, e: e, shard: shard(r.Name), woken: make(chan int64, 1)}
 	if !e.add(a) {
 		return nil, errLeaseEnded
 	}
 	s.mu.Lock()
-	closed := s.closed
-	if !closed {
-		s.requests[r.ID] = a
-	}
-	s.mu.Unlock()
-	if closed {
-		e.remove(a) // not under s.mu: a session that begins a watch locks in the other order
+	defer s.mu.Unlock()
+	if s.calls.Stopped() {
+		e.remove(a)
 		return nil, errClosed
 	}
+	s.requests[r.ID] = a
 	return a, nil
 }
 
 // forget removes a request whose entry is gone and can no longer appear.
-func (s *Store) forget(a *request) {
+func (s *store) forget(a *request) {
 	a.granted.Store(false)
 	s.mu.Lock()
 	if s.requests[a.r.ID] == a {
@@ -302,25 +343,8 @@ func (s *Store) forget(a *request) {
 	a.e.remove(a)
 }
 
-func (s *Store) request(id string) *request {
+func (s *store) request(id string) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests[id]
-}
-
-// background runs f until Close waits for its end. It returns false once the store is closed.
-func (s *Store) background(f func()) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.running.Go(f)
-	return true
-}
-
-func (s *Store) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var _ driver.Swapper = (*Store)(nil)
+var _ driver.Swapper = (*store)(nil)
 
 // release is the release of a grant in the transaction of another request.
 type release struct {
@@ -21,8 +21,8 @@ type release struct {
 }
 
 // Swap implements driver.Swapper: one transaction deletes the entry of old and creates that of r.
-func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-	if s.isClosed() {
+func (s *store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if s.calls.Stopped() {
 		return driver.Grant{}, errClosed
 	}
 	a := s.requestOf(old)
@@ -40,7 +40,7 @@ func (o *release) report(err error) {
 }
 
 // releaseAlone carries out a release in a transaction of its own.
-func (s *Store) releaseAlone(ctx context.Context, o *release) error {
+func (s *store) releaseAlone(ctx context.Context, o *release) error {
 	_, err := limited(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Release(ctx, o.g, 0) })
 	return err
 }
@@ -48,13 +48,13 @@ func (s *Store) releaseAlone(ctx context.Context, o *release) error {
 // op returns the operation that deletes the entry if it is still the one that was granted.
 func (o *release) op() clientv3.Op {
 	o.a.granted.Store(false) // from here on a deletion is no loss
-	same := clientv3.Compare(clientv3.CreateRevision(o.a.key), "=", int64(o.g.Token))
+	same := clientv3.Compare(clientv3.CreateRevision(o.a.key), "=", o.a.rev.Load())
 	return clientv3.OpTxn([]clientv3.Cmp{same}, []clientv3.Op{clientv3.OpDelete(o.a.key)}, nil)
 }
 
 // reportRelease reports the outcome of a release, from the answer to its transaction. It reports
 // nothing if the transaction was not applied: then the grant still has to be released alone.
-func (s *Store) reportRelease(ctx context.Context, o *release, resp *clientv3.TxnResponse, err error) {
+func (s *store) reportRelease(ctx context.Context, o *release, resp *clientv3.TxnResponse, err error) {
 	switch {
 	case err == nil:
 		s.forget(o.a)

@@ -9,10 +9,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var _ driver.Values = (*Store)(nil)
+var _ driver.Values = (*store)(nil)
 
 // Get implements driver.Values. A version is the key's mod revision, in decimal.
-func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err := s.readyForValue(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
@@ -27,7 +27,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 }
 
 // Put implements driver.Values.
-func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+func (s *store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
 	if err := s.readyForValue(ctx, key, data); err != nil {
 		return "", err
 	}
@@ -54,14 +54,14 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 }
 
 // readyForValue checks the arguments of Get and Put, and returns an error of a closed store.
-func (s *Store) readyForValue(ctx context.Context, key string, data []byte) error {
+func (s *store) readyForValue(ctx context.Context, key string, data []byte) error {
 	if err := driver.CheckValue(key, data); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return unavailable(ctx, err)
 	}
-	if s.isClosed() {
+	if s.calls.Stopped() {
 		return errClosed
 	}
 	return nil

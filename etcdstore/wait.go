@@ -13,7 +13,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
-	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -21,7 +20,7 @@ var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("
 
 // enqueueAndWait creates a queue entry, and waits until the entry is granted. If old is not nil, it
 // also carries out that release.
-func (s *Store) enqueueAndWait(ctx context.Context, a *request, old *release) (driver.Grant, error) {
+func (s *store) enqueueAndWait(ctx context.Context, a *request, old *release) (driver.Grant, error) {
 	a.mail = s.joinWatchedQueue(a.r.Name)
 	a.complete = a.mail != nil
 	defer func() { s.leaveQueue(a.mail) }()
@@ -58,7 +57,7 @@ func retriable(err error) bool {
 
 // withdraw deletes an entry that is no longer needed, or whose request was refused, and returns
 // the error with its code. The server has confirmed the creation, so the deletion needs no epoch.
-func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
+func (s *store) withdraw(ctx context.Context, a *request, why error) error {
 	code := codeOf(why)
 	if ctx.Err() != nil {
 		code, why = driver.CodeWithdrawn, context.Cause(ctx)
@@ -78,14 +77,14 @@ func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
 // deletion fails, Undo deletes the entry.
 const withdrawTimeout = 500 * time.Millisecond
 
-func (s *Store) addWaiting(a *request) {
+func (s *store) addWaiting(a *request) {
 	s.mu.Lock()
 	s.waiting[a.r.Name] = append(s.waiting[a.r.Name], a)
 	a.waits.Store(true)
 	s.mu.Unlock()
 }
 
-func (s *Store) dropWaiting(a *request) {
+func (s *store) dropWaiting(a *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.waits.Store(false)
@@ -101,7 +100,7 @@ func (s *Store) dropWaiting(a *request) {
 }
 
 // waitingFor returns an entry of this store that waits for the name, or nil if there is none.
-func (s *Store) waitingFor(name string) *request {
+func (s *store) waitingFor(name string) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.waiting[name]; len(w) > 0 {
@@ -122,7 +121,7 @@ const (
 
 // wait waits until an entry is granted: it watches the entries before it, and reads the queue again
 // when they change. v is the last view; without a view, lastErr is the reason.
-func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (driver.Grant, error) {
+func (s *store) wait(ctx context.Context, a *request, v view, lastErr error) (driver.Grant, error) {
 	retry := backoff.Backoff{First: waitRetry, Max: waitRetryMax}
 	for {
 		if lastErr == nil {
@@ -135,8 +134,10 @@ func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (dr
 				lastErr = err
 			case !v.exists:
 				return driver.Grant{}, s.entryGone(ctx, a)
+			case v.broken != nil:
+				return driver.Grant{}, v.broken
 			default:
-				a.r.From.Queued(v.queue.holders())
+				a.r.From.Queued(s.holders(v.queue))
 				if v, lastErr = s.awaitChange(ctx, a, v); lastErr == nil {
 					retry.Reset()
 				}
@@ -156,7 +157,7 @@ func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (dr
 }
 
 // entryGone returns the error of an entry that was deleted while it waited.
-func (s *Store) entryGone(ctx context.Context, a *request) error {
+func (s *store) entryGone(ctx context.Context, a *request) error {
 	if a.e.renewIfOlder(ctx, 0) != nil && a.e.isOver() {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseEnded.Err}
 	}
@@ -165,7 +166,7 @@ func (s *Store) entryGone(ctx context.Context, a *request) error {
 
 // waitForRetry waits for d, or until the entry is woken. It returns an error if ctx, the store or the
 // session is over first.
-func (s *Store) waitForRetry(ctx context.Context, a *request, d time.Duration) error {
+func (s *store) waitForRetry(ctx context.Context, a *request, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -175,7 +176,7 @@ func (s *Store) waitForRetry(ctx context.Context, a *request, d time.Duration) e
 		return nil
 	case <-ctx.Done():
 		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
-	case <-s.ctx.Done():
+	case <-s.calls.Ctx.Done():
 		return errClosed
 	case <-a.e.over:
 		return a.e.overError()
@@ -227,7 +228,7 @@ func (m *mailbox) take() watchUpdate {
 }
 
 // awaitChange waits until the entries that v watches have changed, and returns the next view.
-func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
+func (s *store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
 	mail, own := s.watchView(a, v)
 	if own != nil {
 		defer s.unwatch(own)
@@ -236,13 +237,13 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 	if a.complete {
 		interval = readQueueEvery
 	}
-	overdue := time.NewTimer(fallback.After(ctx, interval))
+	overdue := time.NewTimer(wakeup.Fallback(ctx, interval))
 	defer overdue.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return view{}, &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
-		case <-s.ctx.Done():
+		case <-s.calls.Ctx.Done():
 			return view{}, errClosed
 		case <-a.e.over:
 			return view{}, a.e.overError()
@@ -260,7 +261,7 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 		case u.err != nil:
 			return view{}, u.err
 		case u.isSet:
-			overdue.Reset(fallback.After(ctx, readQueueEvery))
+			overdue.Reset(wakeup.Fallback(ctx, readQueueEvery))
 			// The watch has not reported changes before this point.
 			a.complete = v.counted
 			now, err := s.refreshView(ctx, a, v)
@@ -270,7 +271,7 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 			v = now
 		case u.interrupted:
 			a.complete = false
-			overdue.Reset(fallback.After(ctx, unwatchedEvery))
+			overdue.Reset(wakeup.Fallback(ctx, unwatchedEvery))
 		}
 		events := v.newer(u.events)
 		switch {
@@ -287,7 +288,7 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 
 // watchView watches the entries that v watches, and returns the mailbox of the watch. own is nil if the
 // waiters of the name share the watch. Otherwise the caller ends own.
-func (s *Store) watchView(a *request, v view) (mail *mailbox, own *watch) {
+func (s *store) watchView(a *request, v view) (mail *mailbox, own *watch) {
 	if v.counted {
 		if a.mail == nil {
 			a.mail = s.joinQueue(a.r.Name)
@@ -307,7 +308,7 @@ func (s *Store) watchView(a *request, v view) (mail *mailbox, own *watch) {
 
 // refreshView updates a view with the cheapest read: if the view watches one entry, refreshView reads
 // only whether that entry still exists.
-func (s *Store) refreshView(ctx context.Context, a *request, v view) (view, error) {
+func (s *store) refreshView(ctx context.Context, a *request, v view) (view, error) {
 	if i := v.queue.find(v.watch); i >= 0 {
 		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
 		resp, err := s.client.Get(bounded, v.watch, clientv3.WithKeysOnly())
@@ -352,7 +353,7 @@ func (v *view) removeDeleted(events []*mvccpb.Event, own string) bool {
 
 // claim returns the grant of an entry that the rule grants. It ensures that enough of the lease is
 // left, gives a permit its slot, and writes the owner that is now at the head of the core's queue.
-func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, error) {
+func (s *store) claim(ctx context.Context, a *request, v view) (driver.Grant, error) {
 	if err := a.e.renewIfOlder(ctx, a.e.ttl/3); err != nil {
 		if a.e.isOver() {
 			return driver.Grant{}, a.e.overError()
@@ -360,7 +361,7 @@ func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, er
 		return driver.Grant{}, err
 	}
 	rev := a.rev.Load()
-	rec := newRecord(a.r, time.Now())
+	rec := s.newRecord(a.r, time.Now())
 	permit := a.isPermit()
 	if !permit && rec.sameOwner(a.written) {
 		return a.grant(rev, a.written), nil

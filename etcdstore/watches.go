@@ -108,7 +108,7 @@ var (
 )
 
 // watch sets a watch, until unwatch or an update with an error.
-func (s *Store) watch(w *watch) {
+func (s *store) watch(w *watch) {
 	m := &s.watches
 	m.mu.Lock()
 	if m.all == nil {
@@ -122,12 +122,12 @@ func (s *Store) watch(w *watch) {
 	serving := m.serving
 	m.serving = true
 	m.mu.Unlock()
-	if !serving && !s.background(s.serveWatches) {
+	if !serving && !s.calls.Go(s.serveWatches) {
 		w.update(watchUpdate{err: errClosed})
 	}
 }
 
-func (s *Store) unwatch(w *watch) {
+func (s *store) unwatch(w *watch) {
 	m := &s.watches
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -164,20 +164,20 @@ func (m *watches) send(r *etcdserverpb.WatchRequest) {
 }
 
 // serveWatches keeps the stream until the store is closed.
-func (s *Store) serveWatches() {
+func (s *store) serveWatches() {
 	m := &s.watches
 	retry, silent := backoff.Backoff{First: waitRetry, Max: waitRetryMax}, silentTimeout
 	for {
 		for m.count() == 0 {
 			select {
 			case <-m.added:
-			case <-s.ctx.Done():
+			case <-s.calls.Ctx.Done():
 				return
 			}
 		}
 		began := time.Now()
 		if s.client.Username != "" {
-			_, _, _ = s.keepaliveStream(s.ctx) // log in for the keepalives first, since leases need them
+			_, _, _ = s.keepaliveStream(s.calls.Ctx) // log in for the keepalives first, since leases need them
 		}
 		err := s.watchStream(silent)
 		if err == errIdle {
@@ -190,7 +190,7 @@ func (s *Store) serveWatches() {
 		if time.Since(began) > 2*waitRetryMax {
 			retry.Reset()
 		}
-		if retry.Sleep(s.ctx) != nil {
+		if retry.Sleep(s.calls.Ctx) != nil {
 			return
 		}
 	}
@@ -204,9 +204,9 @@ func (m *watches) count() int {
 
 // watchStream opens a stream, serves it until it ends, and returns the reason. The stream ends if the
 // member sends nothing for timeout.
-func (s *Store) watchStream(timeout time.Duration) error {
+func (s *store) watchStream(timeout time.Duration) error {
 	m := &s.watches
-	ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(s.ctx))
+	ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(s.calls.Ctx))
 	defer end(nil)
 	tooLong := time.AfterFunc(openTimeout, func() { end(errSilent) })
 	stream, err := m.client.Watch(ctx)

@@ -13,8 +13,9 @@ import (
 
 // The errors of this package. Every error it makes wraps one of them.
 var (
-	// ErrStale: the resource has seen a larger token, and nothing was written.
-	// The error is a [*StaleError]. Stop the work: another holder has the lock.
+	// ErrStale: the resource has seen a larger token, and the error is a [*StaleError]; or the
+	// token is 0, which holdfast.Token returns after a loss, and the error is a [*TokenError].
+	// Nothing was written. Stop the work: another holder has the lock, or may have it.
 	ErrStale = errors.New("fence: stale token")
 	// ErrInvalid: an argument is outside its limits. Nothing was tried. For a
 	// token the error is a [*TokenError].
@@ -110,20 +111,26 @@ func (e *StaleError) Error() string {
 // Unwrap returns [ErrStale].
 func (e *StaleError) Unwrap() error { return ErrStale }
 
-// TokenError is a number that no grant carries. It wraps [ErrInvalid].
+// TokenError is a number that no grant carries. It wraps [ErrInvalid], and for token 0 also
+// [ErrStale].
 type TokenError struct{ Token uint64 }
 
 func (e *TokenError) Error() string {
 	s := fmt.Sprintf("%v: token %d, want 1 to %d", ErrInvalid, e.Token, uint64(driver.MaxToken-1))
 	if e.Token == 0 {
 		// The usual reason: holdfast.Token(ctx, name) returned 0.
-		s += " (0 means that the context carries no live lock of that name)"
+		s += " (0 means that the context carries no live lock of that name: it was lost or released, or never acquired)"
 	}
 	return s
 }
 
-// Unwrap returns [ErrInvalid].
-func (e *TokenError) Unwrap() error { return ErrInvalid }
+// Unwrap returns the errors that e wraps.
+func (e *TokenError) Unwrap() []error {
+	if e.Token == 0 {
+		return []error{ErrInvalid, ErrStale}
+	}
+	return []error{ErrInvalid}
+}
 
 // Parse reads a token from its decimal form, as a header or the variable
 // HOLDFAST_TOKEN carries it: digits only, no sign, no space, no leading zero.

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/memstore"
 )
 
 var badTokens = []uint64{0, 1 << 63, math.MaxUint64}
@@ -18,6 +21,75 @@ var badResources = map[string]string{
 	"too long": strings.Repeat("x", 513),
 	"not UTF8": "a\xff",
 	"NUL":      "a\x00b",
+}
+
+// TestWriteAfterLossIsStale: after a loss the context has token 0. No newer holder has written yet, and the guard
+// refuses the write all the same.
+func TestWriteAfterLossIsStale(t *testing.T) {
+	locker, err := holdfast.New(memstore.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close(context.Background())
+	var guard fence.Memory
+	_ = locker.Do(t.Context(), "a", func(ctx context.Context) error {
+		token := holdfast.Token(ctx, "a")
+		if err := locker.Break(t.Context(), "a", token); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+		err := guard.Write(t.Context(), "r", holdfast.Token(ctx, "a"), func(context.Context) error { return nil })
+		if !errors.Is(err, fence.ErrStale) {
+			t.Errorf("%v, want ErrStale", err)
+		}
+		return nil
+	})
+	if err := guard.Raise(t.Context(), "r", driver.MaxToken); errors.Is(err, fence.ErrStale) {
+		t.Errorf("a token that is too large: %v", err)
+	}
+}
+
+// TestDoGuardedWritesUnderItsToken: the write has the name and the token of the lock, a newer token refuses it, and a
+// lost lock writes nothing.
+func TestDoGuardedWritesUnderItsToken(t *testing.T) {
+	locker, err := holdfast.New(memstore.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close(context.Background())
+	var guard fence.Memory
+	written := 0
+	write := func(context.Context) error { written++; return nil }
+	do := func(before func(token uint64), o ...holdfast.LockOption) error {
+		return holdfast.DoGuarded(t.Context(), locker, "a", &guard, func(ctx context.Context, a holdfast.Guarded[fence.Func]) error {
+			before(holdfast.Token(ctx, "a"))
+			err := errors.Join(a.Raise(context.Background()), a.Write(context.Background(), write))
+			if errors.Is(err, holdfast.ErrLost) {
+				return nil // Do reports the loss
+			}
+			return err
+		}, o...)
+	}
+	var token uint64
+	if err := do(func(n uint64) { token = n }); err != nil || written != 1 {
+		t.Errorf("%v, %d writes", err, written)
+	}
+	if newest, err := guard.Newest(t.Context(), "a"); newest != token || err != nil {
+		t.Errorf("the guard has token %d, %v; want %d", newest, err, token)
+	}
+	err = do(func(token uint64) { _ = locker.Break(t.Context(), "a", token) })
+	if !errors.Is(err, holdfast.ErrLost) || written != 1 {
+		t.Errorf("after a loss: %v, %d writes", err, written)
+	}
+	err = do(func(token uint64) { _ = guard.Raise(t.Context(), "a", token+1) })
+	if !errors.Is(err, fence.ErrStale) || written != 1 {
+		t.Errorf("after a newer token: %v, %d writes", err, written)
+	}
+	for _, option := range []holdfast.LockOption{holdfast.Shared(), holdfast.Limit(2)} {
+		if err := do(func(uint64) {}, option); !errors.Is(err, holdfast.ErrInvalid) {
+			t.Errorf("a lock of several holders: %v", err)
+		}
+	}
 }
 
 // TestTokenErrorNamesTokenAndLimits: the error contains the token and the limits. It suggests

@@ -3,6 +3,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,7 +65,7 @@ func (f *file) raiseMark(ctx context.Context, token uint64) error {
 
 func (f *file) newest(ctx context.Context) (newest uint64, err error) {
 	// newest creates no record where no token was ever recorded.
-	if _, err := os.Stat(f.record); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(f.record); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
 	err = f.locked(ctx, func(record *os.File) error {
@@ -177,12 +178,9 @@ func (f *file) locked(ctx context.Context, do func(record *os.File) error) error
 // appears complete, by a link that fails if another process was faster. So an
 // empty or incomplete record is always a damaged one.
 func (f *file) open() (*os.File, error) {
-	record, err := os.OpenFile(f.record, os.O_RDWR, 0)
+	record, err := f.openRecord()
 	if !errors.Is(err, fs.ErrNotExist) {
-		if err != nil {
-			return nil, f.failed("open token record", err)
-		}
-		return record, nil
+		return record, err
 	}
 	temp, err := f.createTemp(0, 0o666)
 	if err != nil {
@@ -203,8 +201,21 @@ func (f *file) open() (*os.File, error) {
 	// The record exists now: either this process created it or another one did,
 	// which may have swept this process's temporary file.
 	lerr := os.Link(temp.Name(), f.record)
-	if record, err = os.OpenFile(f.record, os.O_RDWR, 0); err != nil {
-		return nil, f.failed("create token record", errors.Join(lerr, err))
+	if record, err = f.openRecord(); err != nil {
+		return nil, errors.Join(err, lerr)
+	}
+	return record, nil
+}
+
+// openRecord opens an existing token record. It refuses a link: the tokens of another file could be behind it.
+func (f *file) openRecord() (*os.File, error) {
+	record, err := os.OpenFile(f.record, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, f.failed("open token record", err)
+	}
+	if info, err := record.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = record.Close()
+		return nil, f.failed("open token record", cmp.Or(err, errors.New("it is not a regular file")))
 	}
 	return record, nil
 }
@@ -300,7 +311,7 @@ func isAt(file *os.File, path string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	there, err := os.Stat(path)
+	there, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

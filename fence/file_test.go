@@ -360,6 +360,51 @@ func TestFilesContentNeverGoesBack(t *testing.T) {
 	}
 }
 
+// TestFilesStayInTheirDirectory: links lead to files outside the directory, and a record is a link to the
+// record of another file. The guard changes nothing there.
+func TestFilesStayInTheirDirectory(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	other := filepath.Join(outside, "other")
+	guard, err := guardOf(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Write(t.Context(), 5, []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range map[string]string{
+		"file": other, "sub": outside, "record": other + ".fence", "state.fence": other + ".fence", "own": filepath.Join(dir, "x.fence"),
+	} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "x.fence"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files, err := fence.NewFiles(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for resource, want := range map[string]error{
+		"file": fence.ErrInvalid, "sub/other": fence.ErrInvalid, "sub/new": fence.ErrInvalid,
+		"record": fence.ErrInvalid, "own": fence.ErrInvalid, "state": fence.ErrUnavailable,
+	} {
+		if err := files.Write(t.Context(), resource, 9, []byte("new")); !errors.Is(err, want) {
+			t.Errorf("Write of %s: %v, want %v", resource, err, want)
+		}
+		if err := files.Raise(t.Context(), resource, 9); !errors.Is(err, want) {
+			t.Errorf("Raise of %s: %v, want %v", resource, err, want)
+		}
+	}
+	if got, err := os.ReadFile(other); err != nil || string(got) != "old" {
+		t.Errorf("the file outside is %q, %v", got, err)
+	}
+	if newest, err := guard.files.Newest(t.Context(), "other"); err != nil || newest != 5 {
+		t.Errorf("the newest token outside is %d, %v", newest, err)
+	}
+}
+
 // TestFilesAcceptFileMadeMeanwhile: another writer creates a file between two checks of its
 // path. The guard must not report a broken link.
 func TestFilesAcceptFileMadeMeanwhile(t *testing.T) {

@@ -25,7 +25,9 @@ import (
 //
 // Every writer uses Files; readers read the files directly. Files is safe for
 // concurrent use and keeps no file open. It needs a file system with flock and hard links, and
-// directories in which its writers may create files. The file system has to be local: see
+// directories in which its writers may create files. A symbolic link may name another file of the directory, and
+// nothing outside. Every user with the right to write the directory can replace the files and their records, so give
+// no such right to a user whom the writers do not trust. The file system has to be local: see
 // [AllowFileSystem]. On systems without flock, such as Windows, its methods return
 // [ErrUnsupported].
 //
@@ -152,7 +154,7 @@ func (f *Files) checked(ctx context.Context, resource string, token uint64) (*fi
 }
 
 // file returns the guard of one file. The file may be missing, but its directory must exist.
-// file follows symbolic links, so that all names of a file share one guard.
+// file follows symbolic links below the directory, so that all names of a file share one guard.
 func (f *Files) file(resource string) (*file, error) {
 	if err := checkResource(resource); err != nil {
 		return nil, err
@@ -174,6 +176,9 @@ func (f *Files) file(resource string) (*file, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnavailable, path, err)
+	}
+	if inside, err := filepath.Rel(f.dir, real); err != nil || !filepath.IsLocal(inside) || strings.HasSuffix(real, ".fence") {
+		return nil, fmt.Errorf("%w: %s leads to %s, want a file below %s that does not end in .fence", ErrInvalid, path, real, f.dir)
 	}
 	if info, err := os.Stat(real); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: %s is not a regular file", ErrInvalid, path)

@@ -5,12 +5,16 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/memstore"
@@ -36,6 +40,64 @@ func TestMemoryPassesFencetest(t *testing.T) {
 			return contents[resource]
 		},
 	})
+}
+
+// pausing are values with a pause between the read and the write of each update.
+type pausing struct{ driver.Values }
+
+func (p pausing) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	time.Sleep(2 * time.Millisecond)
+	return p.Values.Put(ctx, key, data, version)
+}
+
+// careless are values whose Put ignores the version.
+type careless struct{ driver.Values }
+
+func (c careless) Put(ctx context.Context, key string, data []byte, _ string) (version string, err error) {
+	for {
+		_, version, err = c.Get(ctx, key)
+		if err != nil {
+			return "", err
+		}
+		if version, err = c.Values.Put(ctx, key, data, version); driver.CodeOf(err) != driver.CodeConflict || err == nil {
+			return version, err
+		}
+	}
+}
+
+func objects(t *testing.T, values driver.Values) {
+	guard := fence.Objects{Values: pausing{values}}
+	fencetest.Run(t, fencetest.Harness[[]byte]{
+		Guard: guard, NeedsContent: true,
+		Write: func(_, content string) []byte { return []byte(content) },
+		Read: func(t testing.TB, resource string) string {
+			data, _, err := guard.Read(t.Context(), resource)
+			if err != nil {
+				t.Error(err)
+			}
+			return string(data)
+		},
+	})
+}
+
+// TestObjectsPassFencetest pauses each write of the guard between its read and its write.
+func TestObjectsPassFencetest(t *testing.T) { objects(t, memstore.New()) }
+
+const carelessEnv = "FENCE_TEST_CARELESS"
+
+// TestCarelessGuardIsConvicted: a guard compares the tokens, and its write may follow the write of a larger
+// token. A test of fencetest convicts it.
+func TestCarelessGuardIsConvicted(t *testing.T) {
+	if os.Getenv(carelessEnv) != "" {
+		objects(t, careless{memstore.New()})
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestCarelessGuardIsConvicted$/^Overtaken$")
+	cmd.Env = append(os.Environ(), carelessEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "--- FAIL: TestCarelessGuardIsConvicted/Overtaken") {
+		t.Errorf("%v:\n%s", err, out)
+	}
 }
 
 func TestFilesPassFencetest(t *testing.T) {

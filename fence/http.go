@@ -119,13 +119,15 @@ const (
 //	400  the header is not a token, or the resource has no valid name
 //	412  the token is stale; "token" and "newest" are both tokens, as JSON numbers
 //	428  the request carries no token
+//	500  the response of next is larger than 8 MiB
 //	503  the guard failed or was not reached in time; the reason is written to
 //	     the server's ErrorLog and not sent to the client
 //
-// Handler keeps the response of next in memory and sends it after the guard has returned. So it
+// Handler keeps the response of next in memory, at most 8 MiB, and sends it after the guard has returned. So it
 // reports no success before, for example, a transaction is committed. For that reason next
 // cannot stream, flush or hijack the connection. A status of 400 or more is a failed write:
-// Handler sends it unchanged, and a guard of [SQL.Guard] rolls back.
+// Handler sends it unchanged, and a guard of [SQL.Guard] rolls back. The same holds for a response
+// that is too large.
 //
 // One slow request makes the other requests of its resource wait. Limit its time
 // with the server's ReadTimeout or an http.TimeoutHandler around Handler.
@@ -149,6 +151,9 @@ func Handler(guard Guard[Func], resource func(*http.Request) string, next http.H
 		err = guard.Write(r.Context(), name, token, func(ctx context.Context) error {
 			answer = &recorder{header: make(http.Header)}
 			next.ServeHTTP(answer, r.WithContext(ctx))
+			if answer.large {
+				return errLarge
+			}
 			if answer.status() >= http.StatusBadRequest {
 				return errAnswered
 			}
@@ -158,6 +163,12 @@ func Handler(guard Guard[Func], resource func(*http.Request) string, next http.H
 		switch {
 		case err == nil && answer != nil, errors.Is(err, errAnswered):
 			answer.send(w)
+		case errors.Is(err, errLarge):
+			logf(r, "fence: %s %s: %v", r.Method, r.URL.Path, err)
+			refuse(w, problem{
+				Title: http.StatusText(http.StatusInternalServerError), Status: http.StatusInternalServerError,
+				Detail: "the response is too large",
+			})
 		case errors.As(err, &stale):
 			refuse(w, problem{
 				Title: staleTitle, Status: http.StatusPreconditionFailed, Detail: stale.Error(),
@@ -175,6 +186,12 @@ func Handler(guard Guard[Func], resource func(*http.Request) string, next http.H
 
 // errAnswered makes the guard treat the write as failed. Handler never returns it.
 var errAnswered = fmt.Errorf("%w: the handler answered with an error", ErrUnavailable)
+
+// maxResponse is the largest body of a response that Handler keeps in memory.
+const maxResponse = 8 << 20
+
+// errLarge makes the guard treat the write as failed. Handler never returns it.
+var errLarge = fmt.Errorf("%w: the response has more than %d bytes", ErrUnavailable, maxResponse)
 
 // FromResponse returns the [*StaleError] that a response of [Handler] carries,
 // or nil if it is another response. The body can be read as before.
@@ -237,6 +254,7 @@ type recorder struct {
 	sent   http.Header // the header as it was when the status was written
 	code   int
 	body   bytes.Buffer
+	large  bool // the body has exceeded maxResponse
 }
 
 func (a *recorder) Header() http.Header { return a.header }
@@ -252,6 +270,9 @@ func (a *recorder) WriteHeader(code int) {
 
 func (a *recorder) Write(p []byte) (int, error) {
 	a.WriteHeader(http.StatusOK)
+	if a.large = a.large || len(p) > maxResponse-a.body.Len(); a.large {
+		return 0, errLarge
+	}
 	return a.body.Write(p)
 }
 

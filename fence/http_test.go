@@ -190,6 +190,28 @@ func TestHandlerFailureFailsTheWrite(t *testing.T) {
 	}
 }
 
+// TestHandlerLimitsTheResponse: a response in memory has a limit, and beyond it the write has failed.
+func TestHandlerLimitsTheResponse(t *testing.T) {
+	for size, want := range map[int]int{8 << 20: http.StatusOK, 8<<20 + 1: http.StatusInternalServerError} {
+		var failed error
+		guard := guardFunc(func(ctx context.Context, _ string, _ uint64, write func(context.Context) error) error {
+			failed = write(ctx)
+			return failed
+		})
+		next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			for left := size; left > 0; left -= 1 << 20 {
+				_, _ = w.Write(make([]byte, min(left, 1<<20))) // a handler that ignores the error
+			}
+		})
+		w, r := httptest.NewRecorder(), httptest.NewRequest("PUT", "/x", nil)
+		r.Header.Set(fence.Header, "7")
+		fence.Handler(guard, byPath, next).ServeHTTP(w, r)
+		if w.Code != want || (failed != nil) != (want != http.StatusOK) {
+			t.Errorf("%d bytes: status %d, the write returned %v", size, w.Code, failed)
+		}
+	}
+}
+
 func TestFromResponseIgnoresOtherResponses(t *testing.T) {
 	for what, body := range map[string]string{
 		"another 412": `{"title":"etag","token":1,"newest":2}`,

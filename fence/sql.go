@@ -114,13 +114,14 @@ func (s SQL) Schema() (string, error) {
 	}
 }
 
-// CreateTable runs the statement of [SQL.Schema]. Errors wrap [ErrInvalid] or [ErrUnavailable].
+// CreateTable runs the statement of [SQL.Schema]. Any number of clients may call it at the same time. Errors
+// wrap [ErrInvalid] or [ErrUnavailable].
 func (s SQL) CreateTable(ctx context.Context, db *sql.DB) error {
 	schema, err := s.Schema()
 	if err != nil {
 		return err
 	}
-	if _, err := db.ExecContext(ctx, schema); err != nil {
+	if err := sqltype.Create(ctx, func() error { _, err := db.ExecContext(ctx, schema); return err }); err != nil {
 		return fmt.Errorf("%w: create table %s: %w", ErrUnavailable, s.name(), err)
 	}
 	return nil
@@ -145,8 +146,12 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
 	}
-	if newest > int64(token) {
+	switch {
+	case newest > int64(token):
 		return &StaleError{Resource: resource, Token: token, Newest: uint64(newest)}
+	case newest < int64(token):
+		// A table of other types, outside of MySQL's strict mode, or a trigger.
+		return fmt.Errorf("%w: %q: the token in table %s is %d after it was set to %d", ErrUnavailable, resource, table, newest, token)
 	}
 	return nil
 }

@@ -13,16 +13,16 @@ import (
 )
 
 // Acquire requests a grant. See [driver.Store].
-func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	// The core has checked the request. The store checks it again, because it must never write an
 	// entry that the file format cannot represent.
 	if r.ID == "" || len(r.ID) > 40 || r.Name == "" || len(r.Name) > driver.MaxName || r.Limit < 1 || r.Limit > driver.Unlimited {
 		return driver.Grant{}, driver.Errorf(driver.CodeInvalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
-	if err := s.enter(); err != nil {
+	if err := s.calls.Enter(); err != nil {
 		return driver.Grant{}, err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	sess, err := s.current()
 	if err != nil {
 		return driver.Grant{}, err
@@ -65,13 +65,13 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return s.queue(ctx, w)
 	}
 	g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
-	s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
+	s.hold(&r, e.token, b, b.id, sess)
 	s.notify(b, b.unlock())
 	return g, nil
 }
 
 // queue registers a waiter whose entry was just written, leaves the critical section, and waits.
-func (s *Store) queue(ctx context.Context, w *waiter) (driver.Grant, error) {
+func (s *store) queue(ctx context.Context, w *waiter) (driver.Grant, error) {
 	s.mu.Lock()
 	s.waiting[w.r.ID] = w
 	s.mu.Unlock()
@@ -91,19 +91,19 @@ func gaveUp(ctx context.Context, r driver.Request, err error) error {
 }
 
 // fail leaves a critical section whose change was not written.
-func (s *Store) fail(b *bucket, err error) error {
+func (s *store) fail(b *bucket, err error) error {
 	b.notices = nil
 	b.unlock()
 	return err
 }
 
-func (s *Store) newEntry(r driver.Request, o driver.Owner, sess *session) entry {
+func (s *store) newEntry(r driver.Request, o driver.Owner, sess *session) entry {
 	e := entry{ns: s.ns, name: r.Name, id: r.ID, sid: sess.sid, limit: r.Limit, slot: driver.NoSlot, tokens: min(max(r.Tokens, 1), maxTokens), since: s.now()}
 	s.sign(&e, o)
 	return e
 }
 
-func (s *Store) sign(e *entry, o driver.Owner) {
+func (s *store) sign(e *entry, o driver.Owner) {
 	if o.PID <= 0 || o.PID > math.MaxInt32 {
 		o.PID = os.Getpid()
 	}
@@ -139,7 +139,7 @@ func (st *state) watched(k key, i int) []string {
 
 // dropDeadBefore removes the entries of dead sessions before index i. It stops at a live waiter, which
 // checks the entries before itself. With linked, an open connection proves that a session lives.
-func (s *Store) dropDeadBefore(b *bucket, k key, i int, linked bool) (dropped bool, err error) {
+func (s *store) dropDeadBefore(b *bucket, k key, i int, linked bool) (dropped bool, err error) {
 	dead := map[string]bool{} // by session
 	isDead := func(sid string) bool {
 		d, checked := dead[sid]

@@ -15,10 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // reservedTokens is the number of tokens that one fdatasync makes safe to use.
 const reservedTokens = 1 << 16
+
+// keptBody is the length of the longest body whose memory a bucket keeps for the next one.
+const keptBody = 1 << 18
 
 // fileID identifies a file, as long as a process has it open.
 type fileID struct{ dev, ino uint64 }
@@ -26,7 +30,8 @@ type fileID struct{ dev, ino uint64 }
 // bucket is one file of names. sem guards the fields that change, except used. A goroutine that holds
 // sem, and has locked the file, may read and change the state.
 type bucket struct {
-	store *Store
+	store *store
+	name  string // of the file, in the directory buckets
 	path  string
 	sem   chan struct{}
 	fd    int         // -1 if the file is not open
@@ -45,7 +50,7 @@ var errNoFile = errors.New("no such bucket")
 // critical section, lock waits until ctx ends or Close is called. If the file does not exist, lock
 // creates it, or returns errNoFile without create.
 func (b *bucket) lock(ctx context.Context, create bool) error {
-	return b.lockUntil(ctx, b.store.done, create)
+	return b.lockUntil(ctx, b.store.calls.Ctx.Done(), create)
 }
 
 // lockUntil is like lock, but waits until ctx ends or done is closed. A nil done is never closed.
@@ -98,7 +103,7 @@ func (b *bucket) reserveFile(ctx context.Context, done <-chan struct{}) error {
 	case <-ctx.Done():
 		return b.stalled(ctx)
 	case <-done:
-		return errClosed
+		return calls.ErrClosed
 	}
 }
 
@@ -113,7 +118,7 @@ func (b *bucket) isCurrent() (bool, error) {
 	}
 	old := b.id
 	b.forget()
-	b.store.spawn(func() { b.store.replaced(b, old) })
+	b.store.tasks.Go(func() { b.store.replaced(b, old) })
 	if err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
 		return false, coded("checking", b.path, err)
 	}
@@ -129,7 +134,7 @@ func (b *bucket) flock(ctx context.Context, done <-chan struct{}) (lent bool, er
 	}
 	got, abandoned := make(chan error), make(chan struct{})
 	fd := b.fd
-	if !b.store.spawn(func() {
+	if !b.store.tasks.Go(func() {
 		err := flock(fd, unix.LOCK_EX)
 		select {
 		case got <- err:
@@ -137,13 +142,13 @@ func (b *bucket) flock(ctx context.Context, done <-chan struct{}) (lent bool, er
 			if err == nil {
 				flock(fd, unix.LOCK_UN)
 			}
-			if b.store.isClosed() {
+			if b.store.tasks.Stopped() {
 				b.forget()
 			}
 			<-b.sem
 		}
 	}) {
-		return false, errClosed
+		return false, calls.ErrClosed
 	}
 	select {
 	case err := <-got:
@@ -153,7 +158,7 @@ func (b *bucket) flock(ctx context.Context, done <-chan struct{}) (lent bool, er
 		return true, b.stalled(ctx)
 	case <-done:
 		close(abandoned)
-		return true, errClosed
+		return true, calls.ErrClosed
 	}
 }
 
@@ -172,6 +177,9 @@ func (b *bucket) stalled(ctx context.Context) error {
 func (b *bucket) unlock() []notice {
 	n := b.notices
 	b.notices = nil
+	if cap(b.out) > keptBody {
+		b.out, b.entries = nil, nil // a long list is rare, and its memory is not kept
+	}
 	if b.used.Load() {
 		flock(b.fd, unix.LOCK_UN)
 	} else {
@@ -193,11 +201,7 @@ func (b *bucket) forget() {
 
 // open opens the file. If the file does not exist, open creates it, or returns errNoFile without create.
 func (b *bucket) open(create bool) error {
-	flags := unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
-	if create {
-		flags |= unix.O_CREAT
-	}
-	fd, err := open(b.path, flags, uint32(b.store.fileMode()))
+	fd, st, err := b.openFile(create)
 	if err == unix.ENOENT && !create {
 		return errNoFile
 	}
@@ -206,14 +210,9 @@ func (b *bucket) open(create bool) error {
 		if err := b.store.layout(); err != nil {
 			return coded("creating", b.store.dir, err)
 		}
-		fd, err = open(b.path, flags, uint32(b.store.fileMode()))
+		fd, st, err = b.openFile(create)
 	}
 	if err != nil {
-		return coded("opening", b.path, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		unix.Close(fd)
 		return coded("opening", b.path, err)
 	}
 	if want := b.store.fileMode(); fs.FileMode(st.Mode)&0o777 != want && int(st.Uid) == b.store.uid {
@@ -227,8 +226,31 @@ func (b *bucket) open(create bool) error {
 	return nil
 }
 
-// read loads the state. A new or damaged file has no entries, and its tokens start above all tokens
-// that it may have granted.
+// openFile opens the file in the directory at the store's path. With create it makes a missing file. It does
+// not combine both in one call: some systems let no user do that with another user's file.
+func (b *bucket) openFile(create bool) (fd int, st unix.Stat_t, err error) {
+	if err := b.store.refresh(false); err != nil {
+		return -1, st, err
+	}
+	dir, err := b.store.subdir(bucketsDir)
+	if err != nil {
+		return -1, st, err
+	}
+	defer dir.Close()
+	for {
+		fd, st, err = b.store.openFile(dir, b.name, unix.O_RDWR)
+		if err != unix.ENOENT || !create {
+			return fd, st, err
+		}
+		fd, st, err = b.store.openFile(dir, b.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
+		if err != unix.EEXIST {
+			return fd, st, err
+		}
+	}
+}
+
+// read loads the state. A new file has no entries, and its tokens start above all tokens that an earlier file
+// may have granted. The error of a file that no store has written is that of driver.Broken.
 func (b *bucket) read() error {
 	n, err := pread(b.fd, b.page, 0)
 	if err != nil {
@@ -239,11 +261,16 @@ func (b *bucket) read() error {
 	b.empty = n == 0
 	var ok bool
 	if b.header, ok = parseHeader(b.page[:n]); !ok {
-		// The file is new, or its header is damaged. A counter starts at the clock's microseconds
-		// and rises by less than one per microsecond, so the clock is above every earlier token.
+		if slices.ContainsFunc(b.page[:n], func(c byte) bool { return c != 0 }) {
+			return driver.Broken(b.path, "its header is damaged")
+		}
+		// The file is new, or the machine has crashed before its content was on the disk. A counter
+		// starts at the clock's microseconds and rises by less than one per microsecond, so the
+		// clock is above every earlier token.
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
 	}
+	earlier := b.boot != b.store.boot
 	if b.boot != b.store.boot { // mutation: file-boot
 		// Tokens up to the ceiling may have been granted and not written to disk. The entries are
 		// no problem: their sessions are dead.
@@ -261,10 +288,12 @@ func (b *bucket) read() error {
 		body = body[:n]
 	}
 	if b.entries, err = parseBody(b.entries, string(body), b.sum); err != nil {
-		// After a crash of the machine there are no holders. After a change by another program,
-		// a holder finds that its entry is gone within the notice time.
 		clear(b.entries)
 		b.entries = b.entries[:0]
+		if !earlier {
+			return driver.Broken(b.path, "its list of entries is damaged")
+		}
+		// After a crash of the machine a list may be incomplete. There are no holders then.
 		b.last = max(b.last, b.ceiling)
 	}
 	return nil
@@ -278,6 +307,9 @@ func (b *bucket) write() error {
 		b.out = appendEntry(b.out, &b.entries[i])
 	}
 	body := b.out[inlineAt:]
+	if len(body) > maxBody {
+		return driver.Errorf(driver.CodeRefused, "%s is full: its list would have %d bytes, and %d are allowed", b.path, len(body), maxBody)
+	}
 	h := b.header
 	h.seq++
 	h.length = uint64(len(body))
@@ -351,6 +383,9 @@ func (b *bucket) replace(p []byte) error {
 // ceiling is on the disk, the header has an ID that belongs to no boot. If this process ends before that,
 // or the disk fails, the next process does not rely on the ceiling, as after a crash of the machine.
 func (b *bucket) reserve() error {
+	if b.last > maxCounter-reservedTokens-maxTokens {
+		return driver.Broken(b.path, fmt.Sprintf("its counter of tokens is %d", b.last))
+	}
 	h, ok := parseHeader(b.page)
 	if !ok {
 		h = header{off: inlineAt}
@@ -378,6 +413,11 @@ func (b *bucket) reserve() error {
 	}
 	b.seq, b.ceiling, b.empty = h.seq, h.ceiling, false
 	return nil
+}
+
+// tooManyHolders returns the error of a list that is overfull for a name.
+func (b *bucket) tooManyHolders(k key) error {
+	return driver.Broken(b.path, fmt.Sprintf("%s has more holders than their limits allow", k.name))
 }
 
 // grantNext grants a name to the first waiters, as long as the limits allow that.

@@ -44,7 +44,12 @@ func TestMain(m *testing.M) {
 // of standard input.
 func play(role, dir, name string) error {
 	ctx := context.Background()
-	s, err := filestore.Open(ctx, dir)
+	var o []filestore.Option
+	dir, shared := strings.CutSuffix(dir, "?mode=0777")
+	if shared {
+		o = append(o, filestore.Mode(0o777))
+	}
+	s, err := filestore.Open(ctx, dir, o...)
 	if err != nil {
 		return err
 	}
@@ -151,7 +156,11 @@ type child struct {
 
 func start(t testing.TB, role, dir, name string) *child {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	return startCommand(t, exec.Command(os.Args[0]), role, dir, name)
+}
+
+func startCommand(t testing.TB, cmd *exec.Cmd, role, dir, name string) *child {
+	t.Helper()
 	cmd.Env = append(os.Environ(), envRole+"="+role, envDir+"="+dir, envName+"="+name)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

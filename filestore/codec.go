@@ -21,8 +21,11 @@ const (
 	inlineAt  = 128
 	pageLen   = 4096
 	inlineMax = pageLen - inlineAt
-	// maxBody is far above the size that the processes of a machine need: a longer body is damaged.
-	maxBody = 1 << 28
+	// maxBody is above the size that the processes of a machine need. It limits the memory that a body
+	// of another program costs.
+	maxBody = 1 << 22
+	// maxCounter limits the counter of tokens. Only another program sets a higher one.
+	maxCounter = driver.MaxToken - 1<<20
 	// maxField is the limit of each text of an entry; names, IDs and namespaces have smaller
 	// limits.
 	maxField = 1024
@@ -74,7 +77,7 @@ func parseHeader(b []byte) (h header, ok bool) {
 	copy(h.boot[:], b[48:64])
 	h.sum = binary.LittleEndian.Uint32(b[64:])
 	placed := h.off == inlineAt && h.length <= inlineMax || h.off >= pageLen && h.off <= 2*maxBody
-	return h, placed && h.length <= maxBody && h.last < driver.MaxToken && h.ceiling < driver.MaxToken
+	return h, placed && h.length <= maxBody && h.last <= maxCounter && h.ceiling <= maxCounter
 }
 
 // entry is one request: a grant, or a waiter, whose token is 0.
@@ -151,7 +154,7 @@ func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
 		for _, s := range [...]*string{&e.ns, &e.name, &e.id, &e.sid, &e.host, &e.instance, &e.reason} {
 			*s = r.text()
 		}
-		if r.bad || e.limit < 1 || e.sid == "" {
+		if r.bad || e.limit < 1 || e.name == "" || e.id == "" || !isSID(e.sid) {
 			return into, errDamaged
 		}
 	}

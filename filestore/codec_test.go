@@ -17,10 +17,10 @@ import (
 )
 
 func drawEntry(t *rapid.T) entry {
-	text := rapid.StringN(0, 40, maxField)
+	text := rapid.StringN(0, 40, maxField-1)
 	e := entry{
-		ns: text.Draw(t, "ns"), name: text.Draw(t, "name"), id: text.Draw(t, "id"),
-		sid: rapid.StringN(1, 16, 64).Draw(t, "sid"), host: text.Draw(t, "host"),
+		ns: text.Draw(t, "ns"), name: "n" + text.Draw(t, "name"), id: "i" + text.Draw(t, "id"),
+		sid: rapid.StringMatching("[a-z2-7]{16}").Draw(t, "sid"), host: text.Draw(t, "host"),
 		instance: text.Draw(t, "instance"), reason: text.Draw(t, "reason"),
 		pid:          rapid.IntRange(0, 1<<31-1).Draw(t, "pid"),
 		limit:        rapid.SampledFrom([]int{1, 2, driver.MaxLimit, driver.Unlimited}).Draw(t, "limit"),
@@ -69,7 +69,7 @@ func TestHeaderComesBack(t *testing.T) {
 // FuzzBody requires that parseBody refuses a body, or that the parsed entries encode to the same bytes.
 // It refuses a body with a wrong checksum.
 func FuzzBody(f *testing.F) {
-	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, endRequested: true}
+	e := entry{ns: "n", name: "name", id: "id", sid: "abcdefghijkl2345", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, endRequested: true}
 	one := appendEntry(nil, &e)
 	f.Add(one, uint32(0))
 	f.Add(append(one, one...), uint32(1))
@@ -122,6 +122,43 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
+// TestLongListIsRefused: a header names a list that is longer than any list of a store, in a large sparse file. The
+// store does not read it, and writes no such list.
+func TestLongListIsRefused(t *testing.T) {
+	ctx := t.Context()
+	s, err := Open(ctx, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(ctx)
+	b := s.bucketOf("a")
+	if err := b.lock(ctx, true); err != nil {
+		t.Fatal(err)
+	}
+	e := entry{name: "a", id: "x", sid: "abcdefghijkl2345", limit: 1, reason: strings.Repeat("r", maxField)}
+	for range maxBody/maxField + 1 {
+		b.entries = append(b.entries, e)
+	}
+	if err := b.write(); driver.CodeOf(err) != driver.CodeRefused {
+		t.Errorf("writing a list that is too long: %v", err)
+	}
+	page := make([]byte, headerLen)
+	putHeader(page, &header{off: pageLen, length: maxBody + 1, boot: s.boot})
+	if _, err := pwrite(b.fd, page, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.unlock()
+	if cap(b.out) > keptBody || cap(b.entries) > 0 {
+		t.Errorf("%d bytes and %d entries are kept", cap(b.out), cap(b.entries))
+	}
+	if err := os.Truncate(b.path, 1<<29); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.lock(ctx, true); driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), b.path) {
+		t.Errorf("reading a list that is too long: %v", err)
+	}
+}
+
 // TestCutWriteKeepsOldState: a process is killed while it writes a long body. The bucket
 // still has its old state.
 func TestCutWriteKeepsOldState(t *testing.T) {
@@ -135,7 +172,7 @@ func TestCutWriteKeepsOldState(t *testing.T) {
 	fill := func(n int, reason string) {
 		b.entries = nil
 		for range n {
-			b.entries = append(b.entries, entry{name: "a", id: "x", sid: "s", limit: 1, reason: reason})
+			b.entries = append(b.entries, entry{name: "a", id: "x", sid: "abcdefghijkl2345", limit: 1, reason: reason})
 		}
 	}
 	for _, sizes := range [][2]int{{0, 1}, {1, 2}, {2, 200}, {200, 300}, {300, 100}, {100, 101}, {101, 1}, {1, 0}} {

@@ -4,9 +4,13 @@ package filestore_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -33,7 +37,41 @@ func TestConformance(t *testing.T) {
 			return s
 		},
 		Leftovers: func(t testing.TB) []string { return leftovers(t, dir) },
+		Forge:     func(t testing.TB, _ string, ids []string, token uint64) { forge(t, dir, ids, token) },
 	})
+}
+
+// forge sends messages of every kind to every session. It returns when the sessions have handled them.
+func forge(t testing.TB, dir string, ids []string, token uint64) {
+	t.Helper()
+	sockets, err := filepath.Glob(filepath.Join(dir, "sessions", "*.sock"))
+	if err != nil || len(sockets) == 0 {
+		t.Fatal("no session", err)
+	}
+	for _, socket := range sockets {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		for _, text := range append(ids, strings.TrimSuffix(filepath.Base(socket), ".sock"), "../../"+session, strings.Repeat("x", 255)) {
+			for kind := range 256 {
+				for _, token := range []uint64{0, token, token + 1, 1 << 62} {
+					m := binary.LittleEndian.AppendUint64([]byte{byte(len(text)), byte(kind)}, token)
+					if _, err := conn.Write(append(append(m, 0, 0, 0, 0), text...)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		// The store closes the connection after it has handled all messages.
+		if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, conn); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // leftovers returns the entries and the session files that are left in the directory.

@@ -43,9 +43,8 @@
 // locked the file, it checks that the path still names this file. So if a file is deleted or
 // replaced, no two groups of processes use different files. An entry counts only while its session's
 // file is locked. A store reports the loss of its session's grants before it gives the session up.
-// Messages over the sockets decide nothing: after a lost message a waiter checks within a second by
-// itself. A waiter can rely on a message about its grant, because the sender has written the grant
-// before, and other users have no access to the directory.
+// Messages over the sockets decide nothing: a message only makes its receiver read the bucket. After a
+// lost message a waiter checks within a second by itself.
 //
 // The effects of failures:
 //
@@ -65,6 +64,9 @@
 //     holders with entries there within a second. A new counter starts at the clock's microseconds.
 //     That is above all earlier tokens: they rise by less than one per microsecond, and a grant
 //     reserves no token that is ahead of the clock. Tokens can repeat only if the clock was set back.
+//   - A bucket has content that no store has written, or more holders than their limits allow: every request
+//     of its names gets an error that names the file, and the store notifies the holders within a second. A
+//     crash of the machine does not cause that: it leaves zeros, or a list with the ID of an earlier boot.
 //   - A child process is started: descriptors are closed on exec. A fork without exec keeps its
 //     parent's session alive.
 //   - The directory is on a file system that is not known to be local to this machine: Open
@@ -73,4 +75,11 @@
 //
 // The locks are advisory. Every user with the right to write the directory may break them. By default
 // only the user that created the directory has this right; see Mode.
+//
+// # Other users
+//
+// The users of a shared directory write the same files, so the store trusts no name, type, owner or content
+// there. It opens the directory once, and everything below by name, without following a link. A file must be
+// regular and have one name. The name of a session is checked before it becomes part of a path. Modes change
+// only through descriptors, and only for files of this user. docs/files.md states what another user can do.
 package filestore

@@ -3,6 +3,8 @@
 package filestore
 
 import (
+	"context"
+	"hash/crc32"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -45,7 +47,7 @@ func (s *Store) SessionPath() string {
 // its critical section.
 func (s *Store) StallBucket(name string) (resume func(), err error) {
 	b := s.bucketOf(name)
-	fd, err := open(b.path, unix.O_RDWR, 0)
+	fd, err := unix.Open(b.path, unix.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +65,50 @@ func Entries(raw []byte) (int, error) {
 	}
 	es, err := parseBody(nil, string(raw[h.off:h.off+h.length]), h.sum)
 	return len(es), err
+}
+
+// SetSocketMode sets the mode of the session's socket again.
+func (s *Store) SetSocketMode() {
+	sess := s.sess.Load()
+	s.chmodSocket(sess.dir, sess.sid+".sock")
+}
+
+// ForgeGrant writes a grant for a waiter's entry, whatever the limits are.
+func (s *Store) ForgeGrant(name, id string) error {
+	b := s.bucketOf(name)
+	if err := b.lock(context.Background(), false); err != nil {
+		return err
+	}
+	defer b.unlock()
+	i := b.find(key{s.ns, name}, id)
+	b.last++
+	b.entries[i].token = b.last
+	return b.write()
+}
+
+// ForgeSession writes another session into the first entry of a bucket's page.
+func ForgeSession(page []byte, sid string) {
+	forge(page, func(h *header, es []entry) { es[0].sid = sid })
+}
+
+// ForgeCounter writes another counter of tokens into a bucket's page.
+func ForgeCounter(page []byte, last uint64) {
+	forge(page, func(h *header, es []entry) { h.last = last })
+}
+
+func forge(page []byte, change func(*header, []entry)) {
+	h, ok := parseHeader(page)
+	es, err := parseBody(nil, string(page[h.off:h.off+h.length]), h.sum)
+	if !ok || err != nil || h.off != inlineAt {
+		panic("the page is damaged")
+	}
+	change(&h, es)
+	body := page[inlineAt:inlineAt]
+	for i := range es {
+		body = appendEntry(body, &es[i])
+	}
+	h.length, h.sum = uint64(len(body)), crc32.Checksum(body, castagnoli)
+	putHeader(page, &h)
 }
 
 // Watches reports whether the store has a connection to the session of another store, and so sees its
@@ -85,7 +131,7 @@ func (s *Store) Unkept() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for l := range s.conns {
-		if l.dialled && s.links[l.sid] != l && !slices.Contains(s.idle, l) {
+		if l.sid != "" && s.links[l.sid] != l && !slices.Contains(s.idle, l) {
 			n++
 		}
 	}
@@ -93,4 +139,4 @@ func (s *Store) Unkept() (n int) {
 }
 
 // Closing returns a channel that is closed when Close has begun.
-func (s *Store) Closing() <-chan struct{} { return s.done }
+func (s *Store) Closing() <-chan struct{} { return s.calls.Ctx.Done() }

@@ -13,10 +13,11 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // Inspect returns the state of one name, without the entries of dead sessions.
-func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+func (s *store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	states, err := s.survey(ctx, s.bucketOf(name), func(n string) bool { return n == name })
 	if st, ok := states[name]; ok {
 		return *st, err
@@ -26,12 +27,16 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 
 // List yields the names in byte order. It reads all of them first, one bucket after the other, so
 // the list is no snapshot.
-func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+func (s *store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		all := map[string]*driver.State{}
 		for _, b := range s.buckets {
 			states, err := s.survey(ctx, b, func(n string) bool { return strings.HasPrefix(n, prefix) })
-			if err != nil {
+			if driver.CodeOf(err) == driver.CodeRefused {
+				if !yield(driver.State{Err: err}, nil) {
+					return
+				}
+			} else if err != nil {
 				yield(driver.State{}, err)
 				return
 			}
@@ -46,11 +51,11 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 }
 
 // survey reads the matching names of one bucket.
-func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) (map[string]*driver.State, error) {
-	if err := s.enter(); err != nil {
+func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) (map[string]*driver.State, error) {
+	if err := s.calls.Enter(); err != nil {
 		return nil, err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			err = nil
@@ -94,7 +99,7 @@ func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 }
 
 // note returns the remarks about a holder that an operator sees.
-func (s *Store) note(e *entry) string {
+func (s *store) note(e *entry) string {
 	var notes []string
 	if e.endRequested {
 		notes = append(notes, "end requested")
@@ -127,11 +132,11 @@ func (st *state) holders(k key) []driver.Holder {
 
 // Break requests the holder to end, and returns when it has ended. A grant of a dead process ends at
 // once.
-func (s *Store) Break(ctx context.Context, name string, token uint64) error {
-	if err := s.enter(); err != nil {
+func (s *store) Break(ctx context.Context, name string, token uint64) error {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	b, k := s.bucketOf(name), key{s.ns, name}
 	e, err := s.requestEnd(ctx, b, k, token)
 	if err != nil || e == nil {
@@ -153,15 +158,15 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			return s.stillHeld(ctx, e)
-		case <-s.done:
-			return errClosed
+		case <-s.calls.Ctx.Done():
+			return calls.ErrClosed
 		}
 	}
 }
 
 // requestEnd marks the holder's entry, and notifies its session. It returns no entry if the session
 // was dead, because then the grant has ended.
-func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
+func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			err = errNotHeld
@@ -169,7 +174,7 @@ func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 		return nil, err
 	}
 	i := slices.IndexFunc(b.entries, func(e entry) bool {
-		return e.token > 0 && e.token <= token && token <= driver.LastToken(e.token, e.tokens) && e.is(k)
+		return e.token > 0 && driver.HasToken(e.token, e.tokens, token) && e.is(k)
 	})
 	if i < 0 {
 		b.unlock()
@@ -194,12 +199,12 @@ func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 		}
 	}
 	b.unlock()
-	s.notify(b, []notice{{kind: msgEnd, sid: e.sid, id: e.id, token: e.token}})
+	s.notify(b, []notice{{kind: msgEnd, sid: e.sid, id: e.id}})
 	return &e, nil
 }
 
 // grantExists reports whether the grant exists and its session lives.
-func (s *Store) grantExists(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
+func (s *store) grantExists(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			return false, nil
@@ -220,7 +225,7 @@ func (s *Store) grantExists(ctx context.Context, b *bucket, k key, token uint64)
 }
 
 // stillHeld returns the error of a Break whose holder has not released the lock.
-func (s *Store) stillHeld(ctx context.Context, e *entry) error {
+func (s *store) stillHeld(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
 		return driver.Errorf(driver.CodeBusy, "pid %d on %s got a request to end but is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
 			e.pid, e.host, e.pid, ctx.Err())
@@ -230,15 +235,15 @@ func (s *Store) stillHeld(ctx context.Context, e *entry) error {
 
 // Watch calls changed after changes of a name, or of any name if name is empty. If no other waiter is
 // behind a holder or waiter that dies, changed is called within a second.
-func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+func (s *store) Watch(ctx context.Context, name string, changed func()) error {
 	var b *bucket
 	if name != "" {
 		b = s.bucketOf(name)
 	}
-	if err := s.enter(); err != nil {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	changes, stop := s.changes(b)
 	defer stop()
 	tick := time.NewTicker(wakeInterval)
@@ -257,17 +262,20 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 			}
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-s.done:
-			return errClosed
+		case <-s.calls.Ctx.Done():
+			return calls.ErrClosed
 		}
 	}
 }
 
 // fingerprint returns a text of the holders and waiters, which Watch compares with an earlier one.
-func (s *Store) fingerprint(ctx context.Context, name string) string {
+func (s *store) fingerprint(ctx context.Context, name string) string {
 	var p strings.Builder
 	add := func(st driver.State) {
 		p.WriteString(st.Name)
+		if st.Err != nil {
+			p.WriteString("\x00e" + st.Err.Error())
+		}
 		for _, h := range st.Holders {
 			p.WriteString("\x00h" + h.ID + h.Note)
 		}

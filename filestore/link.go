@@ -4,29 +4,25 @@ package filestore
 
 import (
 	"bufio"
-	"encoding/binary"
+	"context"
 	"errors"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"syscall"
 
-	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
-// The kinds of messages between sessions.
+// The kinds of messages between sessions. Other users of a shared directory can forge each of them, so a
+// message only makes its receiver read the bucket. A message of another kind counts as msgReread: earlier
+// versions notify a waiter of its grant by 'g'.
 const (
-	// msgHello is the first message of a connection. It names the session of the process that
-	// dialled.
+	// msgHello is the first message of a connection.
 	msgHello byte = 'h'
-	// msgGrant notifies a waiter that its request is granted, with this token and mark.
-	msgGrant byte = 'g'
-	// msgReread notifies a waiter that the sessions to watch have changed. The waiter then reads the
-	// bucket.
+	// msgReread notifies a waiter that its request is granted, or that the sessions to watch have changed.
 	msgReread byte = 'l'
-	// msgEnd notifies the holder of this token that an operator requests it to end.
+	// msgEnd notifies a holder that an operator requests it to end.
 	msgEnd byte = 'a'
 )
 
@@ -34,44 +30,37 @@ const (
 // name usually need their connection again soon.
 const maxIdle = 8
 
-// link is a connection between two sessions. Both processes may send. When the connection ends, each
-// process checks whether the other one has died.
+// link is a connection to a session. The process that dialled it sends messages. When the connection ends, it
+// checks whether the other process has died.
 type link struct {
-	sid  string
+	sid  string // the dialled session, or "" for a connection that this process has accepted
 	conn *net.UnixConn
 	raw  syscall.RawConn
-	// The store's mutex guards these fields.
+	// The store's mutex guards watchers.
 	watchers map[*waiter]struct{}
-	dialled  bool
 }
 
-// frame appends a message to b: the length of the text, the kind, 8 bytes of the token, 4 bytes of the
-// mark, and the text. The text is a request's ID, or in msgHello a session, empty if there is none.
-func frame(b []byte, n notice, text string) []byte {
-	b = append(b, byte(len(text)), n.kind)
-	b = binary.LittleEndian.AppendUint64(b, n.token)
-	b = binary.LittleEndian.AppendUint32(b, uint32(n.mark))
-	return append(b, text...)
+// frame appends a message to b: the length of the request's ID, the kind, 12 bytes that earlier versions use,
+// and the ID.
+func frame(b []byte, kind byte, id string) []byte {
+	b = append(b, byte(len(id)), kind)
+	b = append(b, make([]byte, 12)...)
+	return append(b, id...)
 }
 
-// readFrame reads a message. The id of the notice is the text.
-func readFrame(r *bufio.Reader) (n notice, err error) {
+// readFrame reads a message.
+func readFrame(r io.Reader) (kind byte, id string, err error) {
 	var head [14]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return n, err
+		return 0, "", err
 	}
 	text := make([]byte, head[0])
-	if _, err := io.ReadFull(r, text); err != nil {
-		return n, err
-	}
-	return notice{
-		kind: head[1], id: string(text), token: binary.LittleEndian.Uint64(head[2:]),
-		mark: uint64(binary.LittleEndian.Uint32(head[10:])),
-	}, nil
+	_, err = io.ReadFull(r, text)
+	return head[1], string(text), err
 }
 
 // listen accepts connections until the session ends.
-func (s *Store) listen(sess *session) {
+func (s *store) listen(sess *session) {
 	for {
 		conn, err := sess.ln.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -90,59 +79,40 @@ func (s *Store) listen(sess *session) {
 			conn.Close()
 			continue
 		}
-		if !s.spawn(func() { s.serve(l) }) {
-			conn.Close()
+		if !s.track(l) {
+			continue
+		}
+		if !s.tasks.Go(func() { s.serve(l) }) {
+			s.unlink(l)
 		}
 	}
 }
 
-func (s *Store) newLink(sid string, conn *net.UnixConn) (*link, error) {
+func (s *store) newLink(sid string, conn *net.UnixConn) (*link, error) {
 	raw, err := conn.SyscallConn()
 	return &link{sid: sid, conn: conn, raw: raw, watchers: map[*waiter]struct{}{}}, err
 }
 
 // serve reads from a connection until it ends.
-func (s *Store) serve(l *link) {
+func (s *store) serve(l *link) {
 	defer s.unlink(l)
 	r := bufio.NewReaderSize(l.conn, 512)
-	if !l.dialled && !s.accept(l, r) {
-		return
-	}
 	for {
-		n, err := readFrame(r)
+		kind, id, err := readFrame(r)
 		if err != nil {
 			return
 		}
-		s.handle(n)
-	}
-}
-
-// accept reads msgHello from a connection that the other process has dialled. It returns false if the
-// connection has to end.
-func (s *Store) accept(l *link, r *bufio.Reader) bool {
-	if !s.track(l) {
-		return false
-	}
-	n, err := readFrame(r)
-	if err != nil || n.kind != msgHello {
-		return false
-	}
-	if len(n.id) == sidLen { // otherwise the dialling process has no session and only sends
-		s.mu.Lock()
-		l.sid = n.id
-		if s.links[l.sid] == nil {
-			s.links[l.sid] = l
+		if l.sid == "" {
+			s.handle(kind, id)
 		}
-		s.mu.Unlock()
 	}
-	return true
 }
 
 // track registers a connection so that Close can end it.
-func (s *Store) track(l *link) bool {
+func (s *store) track(l *link) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing {
+	if s.calls.Stopped() {
 		l.conn.Close()
 		return false
 	}
@@ -151,7 +121,7 @@ func (s *Store) track(l *link) bool {
 }
 
 // unlink removes a connection that has ended, and wakes the waiters that watch it.
-func (s *Store) unlink(l *link) {
+func (s *store) unlink(l *link) {
 	l.conn.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +135,7 @@ func (s *Store) unlink(l *link) {
 	}
 }
 
-func (s *Store) linkedTo(sid string) bool {
+func (s *store) linkedTo(sid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.links[sid] != nil
@@ -173,21 +143,8 @@ func (s *Store) linkedTo(sid string) bool {
 
 // dial connects to a session, and sends msgHello and the messages in more. It returns nil if it
 // cannot reach the session.
-func (s *Store) dial(sid string, more []byte) *link {
-	sess := s.sess.Load()
-	var own string
-	var dir *os.File
-	if sess != nil {
-		own, dir = sess.sid, sess.dir
-	}
-	if s.shorten && dir == nil {
-		var err error
-		if dir, err = os.Open(s.sessionsDir()); err != nil {
-			return nil
-		}
-		defer dir.Close()
-	}
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: s.sockName(dir, sid)})
+func (s *store) dial(sid string, more []byte) *link {
+	conn, err := s.dialSocket(sid)
 	if err != nil {
 		return nil
 	}
@@ -196,8 +153,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 		conn.Close()
 		return nil
 	}
-	l.dialled = true
-	if !l.send(append(frame(nil, notice{kind: msgHello}, own), more...)) || !s.track(l) {
+	if !l.send(append(frame(nil, msgHello, ""), more...)) || !s.track(l) {
 		conn.Close()
 		return nil
 	}
@@ -208,7 +164,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 		s.keepIdle(l) // another goroutine has dialled the same session first
 	}
 	s.mu.Unlock()
-	if !s.spawn(func() { s.serve(l) }) {
+	if !s.tasks.Go(func() { s.serve(l) }) {
 		s.unlink(l)
 		return nil
 	}
@@ -241,7 +197,7 @@ func (l *link) send(b []byte) bool {
 
 // watch makes the end of a session wake the waiter. It returns false if it cannot reach the session,
 // which has then probably ended.
-func (s *Store) watch(w *waiter, sid string) bool {
+func (s *store) watch(w *waiter, sid string) bool {
 	if s.isOwn(sid) {
 		return true
 	}
@@ -266,7 +222,7 @@ func (s *Store) watch(w *waiter, sid string) bool {
 }
 
 // unwatch makes the waiter watch no session any more, except those in keep.
-func (s *Store) unwatch(w *waiter, keep []string) {
+func (s *store) unwatch(w *waiter, keep []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.links = slices.DeleteFunc(w.links, func(l *link) bool {
@@ -281,8 +237,8 @@ func (s *Store) unwatch(w *waiter, keep []string) {
 
 // keepIdle keeps a connection that no waiter watches as an idle one. It closes the oldest idle connection
 // if there are too many. The caller holds the store's mutex.
-func (s *Store) keepIdle(l *link) {
-	if _, open := s.conns[l]; !open || !l.dialled || len(l.watchers) > 0 || slices.Contains(s.idle, l) {
+func (s *store) keepIdle(l *link) {
+	if _, open := s.conns[l]; !open || len(l.watchers) > 0 || slices.Contains(s.idle, l) {
 		return
 	}
 	if s.idle = append(s.idle, l); len(s.idle) > maxIdle {
@@ -292,16 +248,16 @@ func (s *Store) keepIdle(l *link) {
 }
 
 // notify sends the notices of a change.
-func (s *Store) notify(b *bucket, notices []notice) {
+func (s *store) notify(b *bucket, notices []notice) {
 	for _, n := range notices {
 		if s.isOwn(n.sid) {
-			s.handle(n)
+			s.handle(n.kind, n.id)
 			continue
 		}
 		s.mu.Lock()
 		l := s.links[n.sid]
 		s.mu.Unlock()
-		msg := frame(nil, n, n.id)
+		msg := frame(nil, n.kind, n.id)
 		if l != nil && l.send(msg) {
 			continue
 		}
@@ -318,19 +274,16 @@ func (s *Store) notify(b *bucket, notices []notice) {
 }
 
 // handle handles a message of another process, or of this one.
-func (s *Store) handle(n notice) {
-	if n.kind == msgEnd {
-		s.lose(n.id, n.token, driver.CauseTaken, errEndRequested)
-		return
-	}
+func (s *store) handle(kind byte, id string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.waiting[n.id]
-	if w == nil {
-		return
+	if w := s.waiting[id]; w != nil && kind != msgHello {
+		wakeup.Send(w.wake)
 	}
-	if n.kind == msgGrant && n.token > 0 && n.token < driver.MaxToken && n.mark <= driver.MaxLimit {
-		s.granted(w, n.token, n.mark)
+	s.mu.Unlock()
+	if h := s.held.Get(id); h != nil && kind == msgEnd {
+		ctx, cancel := context.WithTimeout(s.calls.Ctx, noticeTimeout-checkInterval)
+		defer cancel()
+		g := h.Handle.(*grant)
+		s.checkBucket(ctx, g.b, []*grant{g})
 	}
-	wakeup.Send(w.wake)
 }

@@ -14,7 +14,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/filestore"
 )
 
 // TestManyCancelledWaitersLeaveNothing: 10,000 waiters of eight Lockers are cancelled at
@@ -85,30 +84,4 @@ func descriptors(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(fds)
-}
-
-// BenchmarkLockerPair measures an uncontended Lock and Unlock of a Locker, for comparison with
-// BenchmarkPair.
-func BenchmarkLockerPair(b *testing.B) {
-	s, err := filestore.Open(b.Context(), b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
-	l, err := holdfast.New(s)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		k, err := l.Lock(b.Context(), "x")
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := k.Unlock(); err != nil {
-			b.Fatal(err)
-		}
-	}
-	if err := errors.Join(l.Close(context.Background()), s.Close(context.Background())); err != nil {
-		b.Error(err)
-	}
 }

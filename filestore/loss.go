@@ -5,11 +5,11 @@ package filestore
 import (
 	"context"
 	"errors"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -20,45 +20,28 @@ var (
 	errReplaced     = driver.Errorf(driver.CodeNotHeld, "the file that held the grant was deleted or replaced")
 )
 
-// held is a grant that this store has returned, or is about to return.
-type held struct {
-	id, name string
-	token    uint64
-	b        *bucket
-	file     fileID
-	sess     *session
-	from     driver.Requester
-	notified bool // its loss was reported; guarded by the store's mutex
+// grant is a grant that this store has returned, or is about to return. Its Handle is the grant itself.
+type grant struct {
+	held.Grant
+	b    *bucket
+	file fileID
+	sess *session
 }
 
-// hold registers a grant and starts to check it.
-func (s *Store) hold(h *held) {
-	s.mu.Lock()
-	s.held[h.id] = h
-	s.arm()
-	s.mu.Unlock()
-}
-
-// arm starts the timer that calls check. A release does not stop the timer: check does not start it
-// again when there are no grants. The caller holds the store's mutex.
-func (s *Store) arm() {
-	if s.armed || s.closing {
-		return
-	}
-	s.armed = true
-	if s.timer == nil {
-		s.timer = time.AfterFunc(checkInterval, s.check)
-	} else {
-		s.timer.Reset(checkInterval)
-	}
+// hold registers a grant, so that its holder is notified of its loss.
+func (s *store) hold(r *driver.Request, token uint64, b *bucket, file fileID, sess *session) *grant {
+	h := &grant{b: b, file: file, sess: sess}
+	h.Grant = held.Grant{From: r.From, Grant: driver.Grant{ID: r.ID, Name: r.Name, Token: token, Handle: h}}
+	s.held.Hold(&h.Grant)
+	return h
 }
 
 // check finds grants that have ended without a release, and reports their loss.
-func (s *Store) check() {
-	if s.enter() != nil {
+func (s *store) check(due []*held.Grant) {
+	if s.calls.Enter() != nil {
 		return
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	if sess := s.sess.Load(); sess != nil && !sess.linked() {
 		s.sessMu.Lock()
 		if s.sess.Load() == sess {
@@ -68,32 +51,21 @@ func (s *Store) check() {
 	}
 	// A goroutine may have registered a grant while another one gave up the grant's session.
 	sess := s.sess.Load()
-	s.loseMatching(func(h *held) bool { return h.sess != sess }, driver.CauseGone, errSession)
-	s.mu.Lock()
-	byBucket := map[*bucket][]*held{}
-	for _, h := range s.held {
-		if !h.notified {
-			byBucket[h.b] = append(byBucket[h.b], h)
-		}
+	s.loseMatching(func(h *grant) bool { return h.sess != sess }, driver.CauseGone, errSession)
+	byBucket := map[*bucket][]*grant{}
+	for _, h := range due {
+		g := h.Handle.(*grant)
+		byBucket[g.b] = append(byBucket[g.b], g)
 	}
-	s.mu.Unlock()
-	if len(byBucket) > 0 {
-		ctx, cancel := context.WithTimeout(s.ctx, noticeTimeout-checkInterval)
-		defer cancel()
-		for b, hs := range byBucket {
-			s.checkBucket(ctx, b, hs)
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.armed = false
-	if len(s.held) > 0 {
-		s.arm()
+	ctx, cancel := context.WithTimeout(s.calls.Ctx, noticeTimeout-checkInterval)
+	defer cancel()
+	for b, hs := range byBucket {
+		s.checkBucket(ctx, b, hs)
 	}
 }
 
 // checkBucket checks the grants of one bucket.
-func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
+func (s *store) checkBucket(ctx context.Context, b *bucket, hs []*grant) {
 	// The path is checked first, because that needs no lock. A stopped process might hold the lock.
 	var st unix.Stat_t
 	err := stat(b.path, &st)
@@ -101,7 +73,7 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	present := hs[:0]
 	for _, h := range hs {
 		if removed || err == nil && h.file != idOf(&st) {
-			s.lose(h.id, h.token, driver.CauseGone, errReplaced)
+			s.held.Lose(&h.Grant, driver.CauseGone, errReplaced)
 		} else {
 			present = append(present, h)
 		}
@@ -110,82 +82,64 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 		return
 	}
 	if err := b.lock(ctx, false); err != nil {
+		cause := err
 		if errors.Is(err, errNoFile) {
+			cause = errReplaced
+		}
+		if cause == errReplaced || driver.CodeOf(err) == driver.CodeRefused {
 			for _, h := range present {
-				s.lose(h.id, h.token, driver.CauseGone, errReplaced)
+				s.held.Lose(&h.Grant, driver.CauseGone, cause)
 			}
 		}
 		return
 	}
-	var gone, requested []*held
+	var gone, requested, forged []*grant
 	for _, h := range present {
 		// A grant that was released meanwhile has no entry, and is not lost. A release unregisters
-		// the grant inside its critical section, so s.holds returns false for it.
-		i := b.find(key{s.ns, h.name}, h.id)
+		// the grant inside its critical section.
+		i := b.find(key{s.ns, h.Name}, h.ID)
 		switch {
-		case !s.holds(h):
-		case i < 0 || b.entries[i].token != h.token || b.entries[i].sid != h.sess.sid:
+		case s.held.Get(h.ID) != &h.Grant:
+		case i < 0 || b.entries[i].token != h.Token || b.entries[i].sid != h.sess.sid:
 			gone = append(gone, h)
+		case b.overfull(key{s.ns, h.Name}):
+			forged = append(forged, h)
 		case b.entries[i].endRequested:
 			requested = append(requested, h)
 		}
 	}
 	b.unlock()
 	for _, h := range gone {
-		s.lose(h.id, h.token, driver.CauseGone, errEntry)
+		s.held.Lose(&h.Grant, driver.CauseGone, errEntry)
+	}
+	for _, h := range forged {
+		s.held.Lose(&h.Grant, driver.CauseGone, b.tooManyHolders(key{s.ns, h.Name}))
 	}
 	for _, h := range requested {
-		s.lose(h.id, h.token, driver.CauseTaken, errEndRequested)
+		s.held.Lose(&h.Grant, driver.CauseTaken, errEndRequested)
 	}
 }
 
-// holds reports whether a grant was not released.
-func (s *Store) holds(h *held) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.held[h.id] == h
-}
-
-// lose reports to a holder, once, that its grant has ended.
-func (s *Store) lose(id string, token uint64, cause driver.Cause, err error) {
-	s.mu.Lock()
-	h := s.held[id]
-	if h == nil || h.token != token || h.notified {
-		s.mu.Unlock()
-		return
-	}
-	h.notified = true
-	s.mu.Unlock()
-	h.from.Lost(cause, err)
-}
-
-// loseMatching reports to the matching holders, once, that their grants have ended.
-func (s *Store) loseMatching(match func(*held) bool, cause driver.Cause, err error) {
-	s.mu.Lock()
-	var hs []*held
-	for _, h := range s.held {
-		if !h.notified && match(h) {
-			h.notified = true
-			hs = append(hs, h)
+// loseMatching reports to the matching holders that their grants have ended.
+func (s *store) loseMatching(match func(*grant) bool, cause driver.Cause, err error) {
+	for _, h := range s.held.All() {
+		if match(h.Handle.(*grant)) {
+			s.held.Lose(h, cause, err)
 		}
 	}
-	s.mu.Unlock()
-	for _, h := range hs {
-		h.from.Lost(cause, err)
-	}
 }
 
-func (s *Store) loseAll(cause driver.Cause, err error) {
-	s.loseMatching(func(*held) bool { return true }, cause, err)
+func (s *store) loseAll(cause driver.Cause, err error) {
+	s.loseMatching(func(*grant) bool { return true }, cause, err)
 }
 
 // replaced reports a loss to the holders with entries in a file that was replaced.
-func (s *Store) replaced(b *bucket, old fileID) {
-	s.loseMatching(func(h *held) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
+func (s *store) replaced(b *bucket, old fileID) {
+	s.loseMatching(func(h *grant) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
 	s.wakeAll()
 }
 
-func (s *Store) wakeAll() {
+func (s *store) wakeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.waiting {

@@ -53,36 +53,6 @@ func TestBreakReportsAStoppedHolder(t *testing.T) {
 	p.granted(t)
 }
 
-func TestBreakWaitsForTheHoldersRelease(t *testing.T) {
-	dir := tempDir(t)
-	a, b := open(t, dir), open(t, dir)
-	wantCode(t, a, a.Break(testContext(t), "a", 1), driver.CodeNotHeld)
-	for _, breaker := range []*filestore.Store{a, b} {
-		r := request("a", driver.Exclusive)
-		g, err := a.Acquire(testContext(t), r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wantCode(t, breaker, breaker.Break(testContext(t), "a", g.Token+1), driver.CodeNotHeld)
-		wantCode(t, breaker, breaker.Break(testContext(t), "a", 0), driver.CodeNotHeld)
-		done := make(chan error, 1)
-		go func() { done <- breaker.Break(testContext(t), "a", g.Token) }()
-		wantLost(t, r.From, driver.CauseTaken)
-		select {
-		case err := <-done:
-			t.Fatalf("broken while the holder has not released: %v", err)
-		default:
-		}
-		if st, err := b.Inspect(testContext(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].Note != "end requested" {
-			t.Errorf("%+v, %v", st, err)
-		}
-		release(t, a, g)
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 func TestBreakEndsADeadHoldersGrant(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "hold", dir, "a")
@@ -122,16 +92,6 @@ func TestDamagedFilesEndGrants(t *testing.T) {
 		},
 		"bucket emptied": func(t *testing.T, _ string, s *filestore.Store) {
 			if err := os.Truncate(s.BucketPath("a"), 0); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"bucket damaged": func(t *testing.T, _ string, s *filestore.Store) {
-			f, err := os.OpenFile(s.BucketPath("a"), os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if _, err := f.WriteAt([]byte("damage"), 130); err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -30,7 +30,8 @@ func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // Mode sets which users may lock in the directory. With 0700, the default, only the current
 // user may; with 0770 also the directory's group, and with 0777 all users of the machine. The umask has no
-// effect. Every user that may lock may also break locks.
+// effect. Every user that may lock may also break locks. A shared directory is sticky: Open sets this bit for
+// a directory of this user, and refuses another one without it.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
 }

@@ -31,12 +31,13 @@ func TestUnusableDirectoriesAreRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(newer, "format"), []byte("holdfast filestore 2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tests := []struct {
+	type unusable struct {
 		name, dir string
 		code      driver.Code
 		says      []string
 		o         []filestore.Option
-	}{
+	}
+	tests := []unusable{
 		{"empty", "", driver.CodeInvalid, []string{"no directory given", "DefaultDir"}, nil},
 		{"NUL", "/tmp/\x00", driver.CodeInvalid, []string{"NUL"}, nil},
 		{"file", file, driver.CodeRefused, []string{file, "is a file", "give a directory"}, nil},
@@ -47,18 +48,14 @@ func TestUnusableDirectoriesAreRefused(t *testing.T) {
 		{"namespace", tmp, driver.CodeInvalid, []string{"namespace", "129", "128"}, []filestore.Option{filestore.Namespace(strings.Repeat("n", 129))}},
 	}
 	if runtime.GOOS == "linux" {
-		tests = append(tests, tests[0])
-		last := &tests[len(tests)-1]
-		last.name, last.dir, last.code, last.says = "uncreatable", "/proc/none", driver.CodeRefused, []string{"/proc/none", "cannot be created"}
+		tests = append(tests, unusable{"uncreatable", "/proc/none", driver.CodeRefused, []string{"/proc/none", "cannot be created"}, nil})
 	}
 	if os.Getuid() != 0 {
 		locked := filepath.Join(tmp, "locked")
 		if err := os.Mkdir(locked, 0o500); err != nil {
 			t.Fatal(err)
 		}
-		tests = append(tests, tests[0])
-		last := &tests[len(tests)-1]
-		last.name, last.dir, last.code, last.says = "unwritable", locked, driver.CodeRefused, []string{locked, "may write"}
+		tests = append(tests, unusable{"unwritable", locked, driver.CodeRefused, []string{locked, "may write"}, nil})
 	} else {
 		foreign := filepath.Join(tmp, "foreign")
 		if err := os.Mkdir(foreign, 0o700); err != nil {
@@ -67,9 +64,7 @@ func TestUnusableDirectoriesAreRefused(t *testing.T) {
 		if err := os.Chown(foreign, 4711, -1); err != nil {
 			t.Fatal(err)
 		}
-		tests = append(tests, tests[0])
-		last := &tests[len(tests)-1]
-		last.name, last.dir, last.code, last.says = "another user's", foreign, driver.CodeRefused, []string{foreign, "user 4711", "user 0", "0770"}
+		tests = append(tests, unusable{"another user's", foreign, driver.CodeRefused, []string{foreign, "user 4711", "user 0", "0770"}, nil})
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,16 +82,6 @@ func TestUnusableDirectoriesAreRefused(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestReadOnlyFileSystem(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("/sys is Linux's")
-	}
-	_, err := filestore.Open(context.Background(), "/sys/kernel")
-	if err == nil || driver.CodeOf(err) != driver.CodeRefused {
-		t.Errorf("%v", err)
 	}
 }
 
@@ -255,17 +240,6 @@ func TestLongDirectoryIsRefused(t *testing.T) {
 	a.Close(testContext(t))
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", path, err)
-	}
-}
-
-func TestLocalDirectoryGuarantees(t *testing.T) {
-	s := open(t, tempDir(t))
-	g, err := s.Guarantees(testContext(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if g.Crash != driver.CrashFreesAtOnce || g.Order != driver.OrderFIFO || g.Break != driver.BreakNotify || !g.Slots || g.MaxTTL != 0 {
-		t.Errorf("%+v", g)
 	}
 }
 

@@ -4,6 +4,7 @@ package filestore
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 
@@ -25,11 +26,9 @@ type state struct {
 
 // notice is a message for the session of an entry.
 type notice struct {
-	kind  byte
-	sid   string
-	id    string
-	token uint64
-	mark  uint64 // see entry.mark
+	kind byte
+	sid  string
+	id   string
 }
 
 // countHolders returns the number of holders of a name and the smallest of their limits.
@@ -104,7 +103,7 @@ func (st *state) grantNext(k key, now int64, reserve func() error) error {
 		if first && failed == nil && holders+1 <= min(least, e.limit) {
 			if failed = st.grant(e, now, reserve); failed == nil {
 				holders, least = holders+1, min(least, e.limit)
-				st.notices = append(st.notices, notice{kind: msgGrant, sid: e.sid, id: e.id, token: e.token, mark: e.mark()}) // mutation: file-wake
+				st.notices = append(st.notices, notice{kind: msgReread, sid: e.sid, id: e.id}) // mutation: file-wake
 				continue
 			}
 		}
@@ -118,6 +117,12 @@ func (st *state) grantNext(k key, now int64, reserve func() error) error {
 		first, ahead = false, e.sid
 	}
 	return failed
+}
+
+// overfull reports whether a name has more holders than their limits allow. No store writes such a list.
+func (st *state) overfull(k key) bool {
+	holders, least := st.countHolders(k)
+	return holders > least
 }
 
 // heldOnlyBy reports whether all holders of the name belong to one session. Then the new first waiter,
@@ -142,7 +147,7 @@ func (st *state) grant(e *entry, now int64, reserve func() error) error {
 		}
 	}
 	e.token, e.tokens = st.last+1, int(tokens)
-	st.last += tokens
+	st.last += tokens // mutation: file-reserved
 	e.slot = st.slotFor(key{e.ns, e.name}, e.limit)
 	e.since = now
 	return nil
@@ -150,20 +155,21 @@ func (st *state) grant(e *entry, now int64, reserve func() error) error {
 
 // drop removes the entries that match, and grants their names to the waiters that the entries blocked.
 func (st *state) drop(match func(*entry) bool, now int64, reserve func() error) (dropped bool, err error) {
-	var keys []key
+	keys := map[key]bool{}
 	for i := range st.entries {
-		if e := &st.entries[i]; match(e) && !slices.Contains(keys, key{e.ns, e.name}) {
-			keys = append(keys, key{e.ns, e.name})
+		if e := &st.entries[i]; match(e) {
+			keys[key{e.ns, e.name}] = true
 		}
 	}
-	if keys == nil {
+	if len(keys) == 0 {
 		return false, nil
 	}
-	for _, k := range keys {
+	maps.DeleteFunc(keys, func(k key, _ bool) bool { return !st.awaited(k) })
+	for k := range keys {
 		st.recordWatched(k)
 	}
 	st.entries = slices.DeleteFunc(st.entries, func(e entry) bool { return match(&e) })
-	for _, k := range keys {
+	for k := range keys {
 		err = cmp.Or(err, st.grantNext(k, now, reserve))
 	}
 	return true, err

@@ -13,7 +13,7 @@ import (
 
 // remove removes the entry of a request if it has the token. A token of 0 matches every entry. remove
 // then grants the name to the next waiters.
-func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token uint64) (found bool, err error) {
+func (s *store) remove(ctx context.Context, b *bucket, k key, id string, token uint64) (found bool, err error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			s.unregister(id)
@@ -39,29 +39,29 @@ func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token u
 	return true, nil
 }
 
-func (s *Store) unregister(id string) {
+func (s *store) unregister(id string) {
 	s.mu.Lock()
 	delete(s.waiting, id)
-	delete(s.held, id)
 	s.mu.Unlock()
+	s.held.Forget(id)
 }
 
 // Undo removes the entry of a request.
-func (s *Store) Undo(ctx context.Context, r driver.Request) error {
-	if err := s.enter(); err != nil {
+func (s *store) Undo(ctx context.Context, r driver.Request) error {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	_, err := s.remove(ctx, s.bucketOf(r.Name), key{s.ns, r.Name}, r.ID, 0)
 	return err
 }
 
 // Release ends a grant and grants the name to the next waiter.
-func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
-	if err := s.enter(); err != nil {
+func (s *store) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	// A token of 0 would match every entry. No grant has the token 1.
 	found, err := s.remove(ctx, s.bucketOf(g.Name), key{s.ns, g.Name}, g.ID, max(g.Token, 1))
 	if err == nil && !found {
@@ -73,7 +73,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 var errNotHeld = driver.Errorf(driver.CodeNotHeld, "the grant does not stand")
 
 // Renew reports which grants have ended. The others do not expire, so they need no renewal.
-func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
 	for i, g := range grants {
 		out[i] = driver.Renewal{SentAt: driver.NowInProcess(), TTL: driver.Forever}
@@ -88,11 +88,11 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 }
 
 // checkGrant returns errNotHeld if the grant has ended.
-func (s *Store) checkGrant(ctx context.Context, g driver.Grant) error {
-	if err := s.enter(); err != nil {
+func (s *store) checkGrant(ctx context.Context, g driver.Grant) error {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	b := s.bucketOf(g.Name)
 	err := b.lock(ctx, false)
 	if errors.Is(err, errNoFile) {

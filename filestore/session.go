@@ -7,6 +7,7 @@ import (
 	"encoding/base32"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -30,13 +31,13 @@ type session struct {
 	path string
 	fd   int
 	id   fileID
-	dir  *os.File // the sessions directory, for short names of sockets; see sockName
+	dir  *os.File // the sessions directory
 	ln   *net.UnixListener
 }
 
 // current returns the Store's session. The first call makes it. If the session's file was removed,
 // other processes consider the session dead, so current replaces it.
-func (s *Store) current() (*session, error) {
+func (s *store) current() (*session, error) {
 	if sess := s.sess.Load(); sess != nil && sess.linked() {
 		return sess, nil
 	}
@@ -56,8 +57,8 @@ func (s *Store) current() (*session, error) {
 	s.sids = append(s.sids, sess.sid)
 	s.mu.Unlock()
 	s.sess.Store(sess)
-	s.spawn(func() { s.listen(sess) })
-	s.spawn(s.sweep)
+	s.tasks.Go(func() { s.listen(sess) })
+	s.tasks.Go(s.sweep)
 	return sess, nil
 }
 
@@ -70,33 +71,46 @@ func (sess *session) linked() bool {
 
 // abandon ends a session whose file was removed. Other clients may get its grants from now on. Its
 // waiters make new entries with the next session.
-func (s *Store) abandon(sess *session) {
+func (s *store) abandon(sess *session) {
 	s.sess.CompareAndSwap(sess, nil)
-	s.loseMatching(func(h *held) bool { return h.sess == sess }, driver.CauseGone, errSession)
+	s.loseMatching(func(h *grant) bool { return h.sess == sess }, driver.CauseGone, errSession)
 	s.end(sess)
 	s.wakeAll()
 }
 
 // end closes a session, which ends its grants.
-func (s *Store) end(sess *session) {
+func (s *store) end(sess *session) {
 	sess.ln.Close()
-	os.Remove(sess.path + ".sock")
-	os.Remove(sess.path)
+	sess.remove()
+}
+
+// remove removes the session's file and socket, and closes the file.
+func (sess *session) remove() {
+	unlink(sess.dir, sess.sid+".sock")
+	unlink(sess.dir, sess.sid)
 	unix.Close(sess.fd)
 	sess.dir.Close()
 }
 
-func (s *Store) sessionPath(sid string) string { return filepath.Join(s.sessionsDir(), sid) }
+// isSID reports whether a text is the name of a session. Every name that comes from a file or a message is
+// checked, because it becomes part of a path.
+func isSID(text string) bool {
+	for i := range len(text) {
+		if c := text[i]; (c < 'a' || c > 'z') && (c < '2' || c > '7') {
+			return false
+		}
+	}
+	return len(text) == sidLen
+}
 
 // newSession makes a session.
-func (s *Store) newSession() (*session, error) {
+func (s *store) newSession() (*session, error) {
 	sess, err := s.lockNewFile()
 	if err != nil {
 		return nil, err
 	}
 	if err := s.complete(sess); err != nil {
-		os.Remove(sess.path)
-		unix.Close(sess.fd)
+		sess.remove()
 		return nil, err
 	}
 	return sess, nil
@@ -104,37 +118,50 @@ func (s *Store) newSession() (*session, error) {
 
 // lockNewFile creates a session's file and locks it. Before the file is locked it looks like that of a dead
 // session, so another process may remove it. lockNewFile then creates another one.
-func (s *Store) lockNewFile() (*session, error) {
+func (s *store) lockNewFile() (*session, error) {
 	for {
-		var raw [sidLen * 5 / 8]byte
-		rand.Read(raw[:])
-		sess := &session{sid: strings.ToLower(base32.StdEncoding.EncodeToString(raw[:]))}
-		sess.path = s.sessionPath(sess.sid)
-		var err error
-		sess.fd, err = open(sess.path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, uint32(s.fileMode()))
+		err := s.refresh(false)
+		if err == nil {
+			var sess *session
+			if sess, err = s.newFile(); sess != nil {
+				return sess, nil
+			}
+		}
 		switch err {
-		case nil:
-		case unix.EEXIST:
-			continue
+		case nil, unix.EEXIST:
 		case unix.ENOENT:
 			// Another process has removed the whole directory.
 			if err := s.layout(); err != nil {
 				return nil, coded("creating", s.dir, err)
 			}
-			continue
 		default:
-			return nil, coded("creating", sess.path, err)
-		}
-		locked, err := sess.lock()
-		if locked {
-			return sess, nil
-		}
-		os.Remove(sess.path)
-		unix.Close(sess.fd)
-		if err != nil {
-			return nil, err
+			return nil, coded("creating a session in", s.path(sessionsDir), err)
 		}
 	}
+}
+
+// newFile creates a session's file and locks it. It returns nil without an error if another
+// process removes or has removed the file.
+func (s *store) newFile() (*session, error) {
+	dir, err := s.subdir(sessionsDir)
+	if err != nil {
+		return nil, err
+	}
+	var raw [sidLen * 5 / 8]byte
+	rand.Read(raw[:])
+	sess := &session{sid: strings.ToLower(base32.StdEncoding.EncodeToString(raw[:])), dir: dir}
+	sess.path = filepath.Join(dir.Name(), sess.sid)
+	sess.fd, err = openat(dir, sess.sid, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, uint32(s.fileMode()))
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	locked, err := sess.lock()
+	if locked {
+		return sess, nil
+	}
+	sess.remove()
+	return nil, err
 }
 
 // lock locks the session's new file. It returns false without an error if another process removes or has
@@ -154,7 +181,7 @@ func (sess *session) lock() (bool, error) {
 }
 
 // complete writes the session's file, for people, and makes the socket beside it.
-func (s *Store) complete(sess *session) error {
+func (s *store) complete(sess *session) error {
 	unix.Fchmod(sess.fd, uint32(s.fileMode()))
 	about, err := json.Marshal(map[string]any{"pid": os.Getpid(), "host": s.host, "start": time.Now().UTC().Format(time.RFC3339)})
 	if err != nil {
@@ -163,31 +190,56 @@ func (s *Store) complete(sess *session) error {
 	if _, err := pwrite(sess.fd, append(about, '\n'), 0); err != nil {
 		return coded("writing", sess.path, err)
 	}
-	if sess.dir, err = os.Open(s.sessionsDir()); err != nil {
-		return coded("opening", s.sessionsDir(), err)
+	socket := sess.sid + ".sock"
+	name := sess.path + ".sock"
+	if s.shorten {
+		name = shortName(sess.dir) + "/" + socket
 	}
-	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: s.sockName(sess.dir, sess.sid)})
+	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
 	if err != nil {
-		sess.dir.Close()
 		return coded("listening on", sess.path+".sock", err)
 	}
 	sess.ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
-	os.Chmod(sess.path+".sock", s.fileMode())
+	s.chmodSocket(sess.dir, socket)
 	return nil
 }
 
-// sockName returns the path of a session's socket for system calls. It is a short one if the full path
-// is too long.
-func (s *Store) sockName(dir *os.File, sid string) string {
-	if s.shorten {
-		return shortName(dir) + "/" + sid + ".sock"
+// chmodSocket gives a socket its mode. If it fails, other users' waiters check by themselves.
+func (s *store) chmodSocket(dir *os.File, name string) {
+	if !s.shorten {
+		in(dir, func(fd int) error {
+			return unix.Fchmodat(fd, name, uint32(s.fileMode()), unix.AT_SYMLINK_NOFOLLOW)
+		})
+		return
 	}
-	return s.sessionPath(sid) + ".sock"
+	if path, done, err := openSocket(dir, name); err == nil {
+		os.Chmod(path, s.fileMode())
+		done()
+	}
+}
+
+// dialSocket connects to the socket of a session.
+func (s *store) dialSocket(sid string) (*net.UnixConn, error) {
+	dir, err := s.subdir(sessionsDir)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	find := openSocket
+	if !s.shorten {
+		find = checkedSocket
+	}
+	path, done, err := find(dir, sid+".sock")
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: path})
 }
 
 // dead reports whether a session has certainly ended: its file does not exist or is not locked. It tests
 // that with a shared lock, so that two processes that test at once do not mistake each other for the session.
-func (s *Store) dead(sid string) bool {
+func (s *store) dead(sid string) bool {
 	fd, dead := s.prove(sid)
 	if fd >= 0 {
 		unix.Close(fd)
@@ -198,10 +250,20 @@ func (s *Store) dead(sid string) bool {
 // prove reports whether a session is dead. If a dead session's file exists, prove returns it locked. The
 // caller keeps the file locked until it has removed the session. The reason is a new session: before it
 // has locked its file, it looks dead, and it must not lock the file meanwhile.
-func (s *Store) prove(sid string) (fd int, dead bool) {
-	fd, err := open(s.sessionPath(sid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+func (s *store) prove(sid string) (fd int, dead bool) {
+	dir, err := s.subdir(sessionsDir)
 	if err != nil {
 		return -1, err == unix.ENOENT
+	}
+	defer dir.Close()
+	fd, err = openat(dir, sid, unix.O_RDONLY, 0)
+	if err != nil {
+		return -1, err == unix.ENOENT || err == unix.ELOOP
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		unix.Close(fd)
+		return -1, err == nil // another program's file has taken the place of the session's
 	}
 	if flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil { // mutation: file-life
 		unix.Close(fd)
@@ -210,32 +272,38 @@ func (s *Store) prove(sid string) (fd int, dead bool) {
 	return fd, true
 }
 
-func (s *Store) isOwn(sid string) bool {
+func (s *store) isOwn(sid string) bool {
 	sess := s.sess.Load()
 	return sess != nil && sess.sid == sid
 }
 
 // sweep removes the entries and files of dead sessions.
-func (s *Store) sweep() {
-	files, err := os.ReadDir(s.sessionsDir())
+func (s *store) sweep() {
+	dir, err := s.subdir(sessionsDir)
 	if err != nil {
 		return // a caller that needs the directory reports the error
 	}
-	var sids []string
-	for _, f := range files {
-		sid := strings.TrimSuffix(f.Name(), ".sock")
-		if len(sid) == sidLen && !s.isOwn(sid) && (len(sids) == 0 || sids[len(sids)-1] != sid) {
-			sids = append(sids, sid)
+	defer dir.Close()
+	for s.calls.Ctx.Err() == nil {
+		// It handles 64 files at a time, because each session needs a descriptor.
+		files, err := dir.ReadDir(64)
+		if err != nil {
+			return
 		}
-	}
-	// It handles 64 sessions at a time, because each needs a descriptor.
-	for some := range slices.Chunk(sids, 64) {
-		s.removeDead(some, nil)
+		var sids []string
+		for _, f := range files {
+			sid := strings.TrimSuffix(f.Name(), ".sock")
+			made := f.Type().IsRegular() || f.Type() == fs.ModeSocket
+			if made && isSID(sid) && !s.isOwn(sid) && !slices.Contains(sids, sid) {
+				sids = append(sids, sid)
+			}
+		}
+		s.removeDead(sids, nil)
 	}
 }
 
 // cleanDeadSession removes a dead session in the background, beginning with the bucket that it blocks.
-func (s *Store) cleanDeadSession(sid string, b *bucket) {
+func (s *store) cleanDeadSession(sid string, b *bucket) {
 	s.mu.Lock()
 	running := s.cleaned[sid]
 	s.cleaned[sid] = true
@@ -243,7 +311,7 @@ func (s *Store) cleanDeadSession(sid string, b *bucket) {
 	if running {
 		return
 	}
-	s.spawn(func() {
+	s.tasks.Go(func() {
 		defer func() {
 			s.mu.Lock()
 			delete(s.cleaned, sid)
@@ -255,7 +323,7 @@ func (s *Store) cleanDeadSession(sid string, b *bucket) {
 
 // removeDead removes the entries of the dead sessions among sids, beginning with one bucket, and then the
 // files of these sessions.
-func (s *Store) removeDead(sids []string, first *bucket) {
+func (s *store) removeDead(sids []string, first *bucket) {
 	dead := map[string]bool{}
 	for _, sid := range sids {
 		if fd, ok := s.prove(sid); ok {
@@ -273,15 +341,20 @@ func (s *Store) removeDead(sids []string, first *bucket) {
 			return // the sweep of the next new session tries again
 		}
 	}
+	dir, err := s.subdir(sessionsDir)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
 	for sid := range dead {
-		os.Remove(s.sessionPath(sid) + ".sock")
-		os.Remove(s.sessionPath(sid))
+		unlink(dir, sid+".sock")
+		unlink(dir, sid)
 	}
 }
 
 // purge removes the entries of dead sessions from one bucket.
-func (s *Store) purge(b *bucket, dead map[string]bool) error {
-	if err := b.lock(s.ctx, false); err != nil {
+func (s *store) purge(b *bucket, dead map[string]bool) error {
+	if err := b.lock(s.calls.Ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			return nil
 		}

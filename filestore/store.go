@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,56 +17,52 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/deadline"
+	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Store is one client of a directory of locks. Its grants end with it, and with its process.
-type Store struct {
+// Store is one client of a directory of locks. Its grants end with it, and with its process. It implements
+// [driver.Store], Inspector, Breaker, Watcher and Values.
+type Store struct{ *store }
+
+type store struct {
 	dir, ns, host string
 	uid           int
 	mode          fs.FileMode
 	modeGiven     bool
 	allowed       []string // see AllowFileSystem
-	shorten       bool     // sockets are named through a directory's descriptor
+	shorten       bool     // sockets are named through descriptors
+	topMu         sync.Mutex
+	top           atomic.Pointer[os.File] // the open directory; topMu guards its changes
 	boot          bootID
 	now           func() int64
 	sync          func(fd int) error // datasync
 	fallback      time.Duration      // 0: waiters do not check by themselves
 
-	// ctx ends when Close begins: done is its channel.
-	ctx    context.Context
-	cancel context.CancelFunc
-	done   <-chan struct{}
-	// ops counts the calls that have not returned, and tasks the goroutines of the store.
-	ops, tasks sync.WaitGroup
-	finished   chan struct{} // closed when Close has returned
+	calls    *calls.Calls  // stopped when Close begins
+	tasks    *calls.Calls  // the goroutines of the store; stopped when Close has removed the entries
+	finished chan struct{} // closed when Close has returned
 
 	buckets [256]*bucket
 	sessMu  sync.Mutex
 	sess    atomic.Pointer[session] // sessMu guards its changes
+	held    *held.Grants
 
 	mu      sync.Mutex
-	closing bool               // the store refuses new calls
-	closed  bool               // the store starts no new goroutines
 	sids    []string           // the sessions of this store, past ones too
 	waiting map[string]*waiter // by request
-	held    map[string]*held   // by request
 	links   map[string]*link   // the connection to each connected session
 	conns   map[*link]struct{}
 	idle    []*link         // connections that no waiter uses, the oldest first
 	cleaned map[string]bool // the dead sessions that a goroutine removes
-	timer   *time.Timer     // calls check
-	armed   bool            // the timer runs, or check does
 }
 
 var (
-	_ driver.Store     = (*Store)(nil)
-	_ driver.Inspector = (*Store)(nil)
-	_ driver.Breaker   = (*Store)(nil)
-	_ driver.Watcher   = (*Store)(nil)
-
-	errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
+	_ driver.Store     = (*store)(nil)
+	_ driver.Inspector = (*store)(nil)
+	_ driver.Breaker   = (*store)(nil)
+	_ driver.Watcher   = (*store)(nil)
 )
 
 const (
@@ -84,8 +79,9 @@ const (
 
 // Open opens the locks in a directory, given as a path or as a URL such as file:///var/lib/locks. It
 // creates the directory if it is missing. It refuses a directory that it cannot write. It refuses
-// another user's directory unless Mode shares it. It also refuses a file system that is not known to be
-// local to this machine, unless AllowFileSystem names it.
+// another user's directory unless Mode shares it, and a path that another user may have laid out: see
+// docs/files.md. It also refuses a file system that is not known to be local to this machine, unless
+// AllowFileSystem names it.
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	if strings.HasPrefix(dir, "file:") {
 		u, err := storeurl.Parse(dir, "file")
@@ -113,31 +109,32 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	if err != nil {
 		host = "localhost"
 	}
-	s := &Store{
+	s := &store{
 		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven, allowed: c.allowed,
-		boot: boot, now: wallMicros, sync: datasync, fallback: wakeInterval, finished: make(chan struct{}),
-		waiting: map[string]*waiter{}, held: map[string]*held{}, cleaned: map[string]bool{},
+		boot: boot, now: wallMicros, sync: datasync, fallback: wakeInterval,
+		calls: calls.New(), tasks: calls.New(), finished: make(chan struct{}),
+		waiting: map[string]*waiter{}, cleaned: map[string]bool{},
 		links: map[string]*link{}, conns: map[*link]struct{}{},
 	}
+	s.held = held.New(checkInterval, 0, s.check)
 	if err := s.prepare(ctx); err != nil {
+		s.closeTop()
 		return nil, err
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.done = s.ctx.Done()
 	for i := range s.buckets {
+		name := fmt.Sprintf("%02x", i)
 		s.buckets[i] = &bucket{
-			store: s, path: filepath.Join(s.bucketsDir(), fmt.Sprintf("%02x", i)),
-			sem: make(chan struct{}, 1), fd: -1,
+			store: s, name: name, path: s.path(bucketsDir, name), sem: make(chan struct{}, 1), fd: -1,
 		}
 	}
-	return s, nil
+	return &Store{s}, nil
 }
 
 // String returns the store's URL.
-func (s *Store) String() string { return (&url.URL{Scheme: "file", Path: s.dir}).String() }
+func (s *store) String() string { return (&url.URL{Scheme: "file", Path: s.dir}).String() }
 
 // bucketOf returns the bucket of a name, which is the same in every version of this package.
-func (s *Store) bucketOf(name string) *bucket {
+func (s *store) bucketOf(name string) *bucket {
 	h := fnv.New64a()
 	h.Write([]byte(s.ns))
 	h.Write([]byte{0})
@@ -149,77 +146,47 @@ func (s *Store) bucketOf(name string) *bucket {
 }
 
 // Guarantees returns the guarantees of locks in files.
-func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
+func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind: "file", Scope: driver.ScopeMachine,
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens: "a counter in the directory, which survives a crash of the machine. It starts at the clock's microseconds, so tokens also rise after the directory was deleted, unless the clock was set back", Reserves: true,
+		Tokens: "a counter in the directory, which survives a crash of the machine. After the directory was deleted, tokens rise unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeTimeout,
 		Break:    driver.BreakNotify, Visible: driver.VisibleAll,
 		Notes: []string{
-			"the directory must be on a local file system; others are refused unless filesystem= names them",
+			"a file system that is not local is refused, unless filesystem= names it",
 			"only processes of this user, unless mode=0770 or mode=0777 shares the directory",
-			"a process that is stopped in the microseconds of a change blocks the names of the same bucket, one in 256, until it continues",
-			"a child process that was created by fork, without exec, keeps its parent's locks",
+			"a process that is stopped during a change blocks one name in 256 until it continues",
+			"a child made by fork, without exec, keeps its parent's locks",
 		},
 	}, nil
 }
 
 // Classify returns the code of an error. Only a write that was cut off returns an error without a code.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// enter begins a call. The caller ends it with ops.Done.
-func (s *Store) enter() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing {
-		return errClosed
-	}
-	s.ops.Add(1)
-	return nil
-}
-
-// spawn starts a goroutine that ends with the store.
-func (s *Store) spawn(f func()) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.tasks.Go(f)
-	return true
-}
-
-func (s *Store) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
-}
+func (s *store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 // pause waits for 50 ms after a failure. It returns false when the store is closed.
-func (s *Store) pause() bool {
+func (s *store) pause() bool {
 	t := time.NewTimer(50 * time.Millisecond)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return true
-	case <-s.done:
+	case <-s.calls.Ctx.Done():
 		return false
 	}
 }
 
 // jitter returns the interval of a waiter's own checks: at most fallback, with a random part.
-func (s *Store) jitter() time.Duration { return s.fallback - rand.N(s.fallback/4+1) }
+func (s *store) jitter() time.Duration { return s.fallback - rand.N(s.fallback/4+1) }
 
 // Close removes every grant and queue entry of this store, grants the names to the waiters behind them,
 // and ends the session. If ctx ends first, the end of the session frees the remaining names.
-func (s *Store) Close(ctx context.Context) error {
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
+func (s *store) Close(ctx context.Context) error {
+	if !s.calls.Stop() {
 		select {
 		case <-s.finished:
 			return nil
@@ -227,26 +194,22 @@ func (s *Store) Close(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	s.closing = true
-	s.mu.Unlock()
 	defer close(s.finished)
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 
-	s.cancel()
-	s.loseAll(driver.CauseClosed, errClosed)
-	deadline.Wait(ctx, &s.ops)
-	s.loseAll(driver.CauseClosed, errClosed) // the grants that the last calls have returned
+	s.calls.Cancel()
+	s.held.Stop()
+	s.loseAll(driver.CauseClosed, calls.ErrClosed)
+	calls.Wait(ctx, &s.calls.Running)
+	s.loseAll(driver.CauseClosed, calls.ErrClosed) // the grants that the last calls have returned
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.removeOwnEntries(ctx, b)
 		}
 	}
+	s.tasks.Stop()
 	s.mu.Lock()
-	s.closed = true
-	if s.timer != nil {
-		s.timer.Stop()
-	}
 	for l := range s.conns {
 		l.conn.Close()
 	}
@@ -263,12 +226,21 @@ func (s *Store) Close(ctx context.Context) error {
 			<-b.sem
 		}
 	}
-	deadline.Wait(ctx, &s.tasks)
+	calls.Wait(ctx, &s.tasks.Tasks)
+	s.closeTop()
 	return nil
 }
 
+func (s *store) closeTop() {
+	s.topMu.Lock()
+	defer s.topMu.Unlock()
+	if top := s.top.Load(); top != nil {
+		top.Close()
+	}
+}
+
 // removeOwnEntries removes all entries of this store from a bucket.
-func (s *Store) removeOwnEntries(ctx context.Context, b *bucket) {
+func (s *store) removeOwnEntries(ctx context.Context, b *bucket) {
 	if b.lockUntil(ctx, nil, false) != nil {
 		return
 	}

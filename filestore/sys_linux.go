@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -37,12 +38,26 @@ func stopped(pid int) bool {
 	return i >= 0 && i+2 < len(b) && (b[i+2] == 'T' || b[i+2] == 't')
 }
 
-// canShorten reports whether the system has /proc/self/fd: through it shortName gives a socket a path
-// that is short enough for connect.
-func canShorten() bool {
-	_, err := os.Stat("/proc/self/fd")
-	return err == nil
-}
+// canShorten reports whether this process may use /proc/self/fd. Through it, openSocket and shortName give a
+// socket a path that is short, and that no other user can change.
+func canShorten() bool { return unix.Access("/proc/self/fd", unix.X_OK) == nil }
 
 // shortName returns a short path of an open directory.
 func shortName(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
+
+// openSocket returns a path of a socket of a directory, which is valid until the caller calls done.
+func openSocket(dir *os.File, name string) (path string, done func(), err error) {
+	fd, err := openat(dir, name, unix.O_PATH, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil {
+		err = checkSocket(&st, filepath.Join(dir.Name(), name))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", fd), func() { unix.Close(fd) }, nil
+}

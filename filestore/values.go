@@ -9,19 +9,19 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"io/fs"
+	"io"
 	mathrand "math/rand/v2"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
-var _ driver.Values = (*Store)(nil)
+var _ driver.Values = (*store)(nil)
 
 // A value is a file in the directory values, named by the hash of its namespace and key. It contains a
 // line with its version, a line with the quoted key, for people, and the data. Put writes a new file,
@@ -29,147 +29,200 @@ var _ driver.Values = (*Store)(nil)
 // that is killed leaves the old value or the new one.
 
 // Get implements driver.Values.
-func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err := s.enterValue(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
-	defer s.ops.Done()
-	return readValue(s.valueFile(key))
+	defer s.calls.Leave()
+	dir, err := s.values(false)
+	if err == unix.ENOENT {
+		return nil, "", nil
+	}
+	if err != nil {
+		return nil, "", coded("reading", s.path(valuesDir), err)
+	}
+	defer dir.Close()
+	return s.readValue(dir, s.valueFile(key))
 }
 
 // Put implements driver.Values.
-func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+func (s *store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
 	if err := s.enterValue(ctx, key, data); err != nil {
 		return "", err
 	}
-	defer s.ops.Done()
-	path := s.valueFile(key)
-	lock, err := s.lockValues(ctx)
+	defer s.calls.Leave()
+	dir, lock, err := s.lockValues(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = lock.Close() }() // this ends the flock
-	switch _, now, err := readValue(path); {
+	defer dir.Close()
+	defer unix.Close(lock) // this ends the flock
+	file := s.valueFile(key)
+	switch _, now, err := s.readValue(dir, file); {
 	case err != nil:
 		return "", err
-	case now != version:
+	case now != version: // mutation: file-version
 		return "", driver.Conflict(key)
 	}
 	next := rand.Text()
 	content := append([]byte(next+"\n"+strings.ReplaceAll(key, "\n", " ")+"\n"), data...)
-	if err := s.replaceValue(path, content); err != nil {
+	if err := s.replaceValue(dir, file, content); err != nil {
 		return "", err
 	}
 	return next, nil
 }
 
-func (s *Store) enterValue(ctx context.Context, key string, data []byte) error {
+func (s *store) enterValue(ctx context.Context, key string, data []byte) error {
 	if err := driver.CheckValue(key, data); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	return s.enter()
+	return s.calls.Enter()
 }
 
-func (s *Store) valuesDir() string { return filepath.Join(s.dir, "values") }
+// values opens the directory of the values. If there is none, it creates one, or returns ENOENT without create.
+func (s *store) values(create bool) (*os.File, error) {
+	if err := s.refresh(create); err != nil {
+		return nil, err
+	}
+	if create {
+		return s.makeSubdir(valuesDir)
+	}
+	return s.subdir(valuesDir)
+}
 
-func (s *Store) valueFile(key string) string {
+func (s *store) valueFile(key string) string {
 	sum := sha256.Sum256([]byte(s.ns + "\x00" + key))
-	return filepath.Join(s.valuesDir(), hex.EncodeToString(sum[:]))
+	return hex.EncodeToString(sum[:])
 }
 
-func readValue(path string) (data []byte, version string, err error) {
-	content, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+// maxValueFile is the length of the longest file of a value: its version, its key and its data.
+const maxValueFile = 128 + driver.MaxName + driver.MaxValue
+
+func (s *store) readValue(dir *os.File, name string) (data []byte, version string, err error) {
+	path := s.path(valuesDir, name)
+	fd, st, err := s.openFile(dir, name, unix.O_RDONLY)
+	if err == unix.ENOENT {
 		return nil, "", nil
 	}
 	if err != nil {
 		return nil, "", coded("reading", path, err)
 	}
-	head, rest, ok := bytes.Cut(content, []byte("\n"))
-	_, data, ok2 := bytes.Cut(rest, []byte("\n"))
-	if !ok || !ok2 || len(head) == 0 {
-		return nil, "", driver.Errorf(driver.CodeRefused, "the file %s is not a value of this store", path)
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	var content []byte
+	if st.Size <= maxValueFile {
+		if content, err = io.ReadAll(io.LimitReader(f, maxValueFile)); err != nil {
+			return nil, "", coded("reading", path, err)
+		}
 	}
-	return data, string(head), nil
+	data, version, ok := parseValue(content)
+	if !ok {
+		return nil, "", driver.Broken(path, "it is not a value of this store")
+	}
+	return data, version, nil
 }
 
-// lockValues waits for the flock of values/lock. The caller closes the file, which ends the flock.
-func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
-	path := filepath.Join(s.valuesDir(), "lock")
-	if err := os.Mkdir(s.valuesDir(), 0o700); err == nil {
-		// Chmod sets the mode without the umask, because other users may share the directory.
-		if err := os.Chmod(s.valuesDir(), s.mode); err != nil {
-			return nil, coded("creating", s.valuesDir(), err)
-		}
-	}
+// parseValue decodes a value's file. It returns false for content that Put did not write.
+func parseValue(content []byte) (data []byte, version string, ok bool) {
+	head, rest, ok := bytes.Cut(content, []byte("\n"))
+	key, data, ok2 := bytes.Cut(rest, []byte("\n"))
+	ok = ok && ok2 && len(head) > 0 && len(head) <= 128 && len(key) <= driver.MaxName && len(data) <= driver.MaxValue
+	return data, string(head), ok
+}
+
+// lockValues opens the directory of the values, and waits for the flock of the file lock in it. The caller closes
+// both files, which ends the flock.
+func (s *store) lockValues(ctx context.Context) (dir *os.File, lock int, err error) {
 	for {
-		lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			return nil, coded("opening", path, err)
+		if dir, err = s.values(true); err != nil {
+			return nil, -1, coded("creating", s.path(valuesDir), err)
 		}
-		_ = lock.Chmod(s.fileMode()) // it fails if another user created the file, but then that user has set the mode
-		if err := s.pollFlock(ctx, lock); err != nil {
-			_ = lock.Close()
-			return nil, err
+		lock, err = s.tryLockValues(ctx, dir)
+		if err == nil {
+			return dir, lock, nil
 		}
-		// If the file was deleted meanwhile, other processes lock a new one.
-		own, err := lock.Stat()
-		there, terr := os.Stat(path)
-		if err == nil && terr == nil && os.SameFile(own, there) {
-			return lock, nil
-		}
-		_ = lock.Close()
-		if err := errors.Join(err, terr); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, coded("checking", path, err)
+		dir.Close()
+		if err != errReplaced {
+			return nil, -1, err
 		}
 	}
+}
+
+// tryLockValues is like lockValues. It returns errReplaced if the file was created or deleted meanwhile.
+func (s *store) tryLockValues(ctx context.Context, dir *os.File) (lock int, err error) {
+	path := s.path(valuesDir, "lock")
+	lock, own, err := s.openFile(dir, "lock", unix.O_RDWR)
+	if err == unix.ENOENT {
+		lock, own, err = s.openFile(dir, "lock", unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
+	}
+	if err == unix.EEXIST {
+		return -1, errReplaced
+	}
+	if err != nil {
+		return -1, coded("opening", path, err)
+	}
+	if int(own.Uid) == s.uid {
+		unix.Fchmod(lock, uint32(s.fileMode())) // the umask may have removed bits
+	}
+	if err = s.pollFlock(ctx, lock, path); err == nil {
+		// If the file was deleted meanwhile, other processes lock a new one.
+		var there unix.Stat_t
+		switch err = stat(path, &there); {
+		case err == nil && idOf(&there) == idOf(&own):
+			return lock, nil
+		case err == nil || err == unix.ENOENT:
+			err = errReplaced
+		default:
+			err = coded("checking", path, err)
+		}
+	}
+	unix.Close(lock)
+	return -1, err
 }
 
 // pollFlock waits for the flock of a file by polling, because a blocking flock cannot be cancelled. A
 // process keeps the flock no longer than three syncs take.
-func (s *Store) pollFlock(ctx context.Context, f *os.File) error {
+func (s *store) pollFlock(ctx context.Context, fd int, path string) error {
 	for n := 0; ; n++ {
-		err := flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return nil
 		}
 		if err != unix.EWOULDBLOCK {
-			return coded("locking", f.Name(), err)
+			return coded("locking", path, err)
 		}
 		select {
 		case <-time.After(mathrand.N(time.Millisecond << min(n, 4))):
 		case <-ctx.Done():
-			return driver.Errorf(driver.CodeUnavailable, "waiting for the lock of %s: %w", f.Name(), ctx.Err())
-		case <-s.done:
-			return errClosed
+			return driver.Errorf(driver.CodeUnavailable, "waiting for the lock of %s: %w", path, ctx.Err())
+		case <-s.calls.Ctx.Done():
+			return calls.ErrClosed
 		}
 	}
 }
 
 // replaceValue replaces a value's file. When it returns nil, the new content is on the disk.
-func (s *Store) replaceValue(path string, content []byte) error {
-	temp, err := os.CreateTemp(s.valuesDir(), ".new-")
+func (s *store) replaceValue(dir *os.File, name string, content []byte) error {
+	new := ".new-" + rand.Text()
+	fd, _, err := s.openFile(dir, new, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
-		return coded("creating a file in", s.valuesDir(), err)
+		return coded("creating a file in", dir.Name(), err)
 	}
+	temp := os.NewFile(uintptr(fd), s.path(valuesDir, new))
 	_, err = temp.Write(content)
 	err = errors.Join(err, temp.Chmod(s.fileMode()), temp.Sync(), temp.Close())
 	if err == nil {
-		err = os.Rename(temp.Name(), path)
+		err = in(dir, func(fd int) error { return unix.Renameat(fd, new, fd, name) })
 	}
 	if err != nil {
-		_ = os.Remove(temp.Name())
-		return coded("writing", path, err)
+		_ = unlink(dir, new)
+		return coded("writing", s.path(valuesDir, name), err)
 	}
-	dir, err := os.Open(s.valuesDir())
-	if err == nil {
-		err = errors.Join(dir.Sync(), dir.Close())
-	}
-	if err != nil { // the value is written, but may not survive a loss of power
-		return driver.Errorf(driver.CodeUnknown, "syncing %s: %w", s.valuesDir(), err)
+	if err := dir.Sync(); err != nil { // the value is written, but may not survive a loss of power
+		return driver.Errorf(driver.CodeUnknown, "syncing %s: %w", dir.Name(), err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package filestore_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -32,14 +33,16 @@ func TestValues(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
-	for _, f := range files {
-		if err := os.WriteFile(f, []byte("no version"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	s := open(t, "")
 	defer s.Close(t.Context())
-	if _, _, err := s.Get(t.Context(), "k"); s.Classify(err) != driver.CodeRefused {
-		t.Errorf("a damaged file: %v", err)
+	for _, content := range []string{"no version", "version\nk\n" + strings.Repeat("x", 1<<20)} {
+		for _, f := range files {
+			if err := os.WriteFile(f, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, _, err := s.Get(t.Context(), "k"); s.Classify(err) != driver.CodeRefused {
+			t.Errorf("a damaged file of %d bytes: %v", len(content), err)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -22,7 +23,7 @@ type waiter struct {
 	// The store's mutex guards these fields.
 	sess   *session
 	file   fileID
-	grant  *held
+	grant  *grant
 	slot   int
 	tokens int     // the number of the grant's tokens
 	links  []*link // the connections to the watched sessions
@@ -34,7 +35,7 @@ const firstDelay = 50 * time.Microsecond
 
 // await waits for the grant, and returns it. watched are the sessions to watch. A notice reports the grant to the waiter. Without a notice the
 // waiter finds the grant when a session that it watches has ended, or at one of its own checks.
-func (s *Store) await(ctx context.Context, w *waiter, watched []string) (driver.Grant, error) {
+func (s *store) await(ctx context.Context, w *waiter, watched []string) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
 	var tick <-chan time.Time
 	if s.fallback > 0 {
@@ -61,11 +62,8 @@ func (s *Store) await(ctx context.Context, w *waiter, watched []string) (driver.
 		case <-tick:
 		case <-ctx.Done():
 			return driver.Grant{}, s.withdraw(ctx, w)
-		case <-s.done:
-			return driver.Grant{}, errClosed
-		}
-		if g, ok := s.taken(ctx, w); ok {
-			return g, nil
+		case <-s.calls.Ctx.Done():
+			return driver.Grant{}, calls.ErrClosed
 		}
 		next, err := s.readBucket(ctx, w)
 		switch {
@@ -78,8 +76,11 @@ func (s *Store) await(ctx context.Context, w *waiter, watched []string) (driver.
 			return driver.Grant{}, s.withdraw(ctx, w)
 		case driver.CodeOf(err) == driver.CodeClosed:
 			return driver.Grant{}, err
+		case driver.CodeOf(err) == driver.CodeRefused:
+			s.unregister(w.r.ID)
+			return driver.Grant{}, err
 		case tick == nil && !s.pause():
-			return driver.Grant{}, errClosed
+			return driver.Grant{}, calls.ErrClosed
 		}
 		// After any other failure the waiter tries again, until the caller's context ends.
 	}
@@ -87,7 +88,7 @@ func (s *Store) await(ctx context.Context, w *waiter, watched []string) (driver.
 
 // readBucket reads the bucket, and repairs the waiter's entry. It makes the waiter a holder if the entry is
 // a grant. Otherwise it returns the sessions that the waiter has to watch.
-func (s *Store) readBucket(ctx context.Context, w *waiter) (watched []string, err error) {
+func (s *store) readBucket(ctx context.Context, w *waiter) (watched []string, err error) {
 	sess, err := s.current()
 	if err != nil {
 		return nil, err
@@ -97,6 +98,9 @@ func (s *Store) readBucket(ctx context.Context, w *waiter) (watched []string, er
 		return nil, err
 	}
 	i, changed, err := s.updateEntry(b, w, sess)
+	if err == nil && b.overfull(w.k) {
+		err = b.tooManyHolders(w.k)
+	}
 	if err == nil && changed {
 		err = b.write()
 	}
@@ -126,7 +130,7 @@ func (s *Store) readBucket(ctx context.Context, w *waiter) (watched []string, er
 
 // updateEntry makes sure that the waiter has an entry of the session, removes the dead sessions before it,
 // and grants the name to the first waiters. It returns the index of the entry, -1 if it was removed.
-func (s *Store) updateEntry(b *bucket, w *waiter, sess *session) (i int, changed bool, err error) {
+func (s *store) updateEntry(b *bucket, w *waiter, sess *session) (i int, changed bool, err error) {
 	i = b.find(w.k, w.r.ID)
 	if i < 0 {
 		// The file was replaced, and the waiter's entry is lost. A new entry joins the end of the queue.
@@ -149,19 +153,17 @@ func (s *Store) updateEntry(b *bucket, w *waiter, sess *session) (i int, changed
 }
 
 // granted makes a waiter a holder. The caller holds the store's mutex.
-func (s *Store) granted(w *waiter, token, mark uint64) {
+func (s *store) granted(w *waiter, token, mark uint64) {
 	if w.grant != nil {
 		return
 	}
-	w.grant = &held{id: w.r.ID, name: w.r.Name, token: token, b: w.b, file: w.file, sess: w.sess, from: w.r.From}
+	w.grant = s.hold(&w.r, token, w.b, w.file, w.sess)
 	w.slot, w.tokens = readMark(w.r.Limit, mark)
 	delete(s.waiting, w.r.ID)
-	s.held[w.r.ID] = w.grant
-	s.arm()
 }
 
 // taken returns the waiter's grant, and false if the waiter has none yet. It records a new owner.
-func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
+func (s *store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	s.mu.Lock()
 	h := w.grant
 	s.mu.Unlock()
@@ -174,13 +176,13 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 		s.resign(ctx, w, o)
 	}
 	return driver.Grant{
-		ID: h.id, Name: h.name, Limit: w.r.Limit, Token: h.token, Tokens: w.tokens,
+		ID: h.ID, Name: h.Name, Limit: w.r.Limit, Token: h.Token, Tokens: w.tokens,
 		SentAt: driver.NowInProcess(), TTL: driver.Forever, Slot: w.slot,
 	}, true
 }
 
 // resign records another owner in the entry. Only inspections use the owner, so resign ignores a failure.
-func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
+func (s *store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 	if w.b.lock(ctx, false) != nil {
 		return
 	}
@@ -192,7 +194,7 @@ func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 }
 
 // withdraw removes the waiter's entry, also if the entry has become a grant meanwhile.
-func (s *Store) withdraw(ctx context.Context, w *waiter) error {
+func (s *store) withdraw(ctx context.Context, w *waiter) error {
 	cause := ctx.Err()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)
 	defer cancel()

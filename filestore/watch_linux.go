@@ -11,7 +11,7 @@ import (
 
 // changes returns a channel that gets a value after writes to a bucket, or to any bucket if b is nil. The
 // channel is nil if the kernel provides no watch; the callers then poll.
-func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
+func (s *store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, func() {}
@@ -49,15 +49,15 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 }
 
 // addWatch makes an inotify descriptor report writes to a bucket, or to any bucket if b is nil.
-func (s *Store) addWatch(fd int, b *bucket) error {
+func (s *store) addWatch(fd int, b *bucket) error {
 	if b == nil {
-		_, err := unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_MODIFY|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE)
+		_, err := unix.InotifyAddWatch(fd, s.path(bucketsDir), unix.IN_DONT_FOLLOW|unix.IN_MODIFY|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE)
 		return err
 	}
-	_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+	_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_DONT_FOLLOW|unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
 	if err == unix.ENOENT {
 		// The bucket's file does not exist yet, or was replaced. So watch its directory.
-		_, err = unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_CREATE|unix.IN_MOVED_TO)
+		_, err = unix.InotifyAddWatch(fd, s.path(bucketsDir), unix.IN_DONT_FOLLOW|unix.IN_CREATE|unix.IN_MOVED_TO)
 	}
 	return err
 }

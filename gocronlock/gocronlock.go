@@ -15,11 +15,13 @@ import (
 
 	"github.com/go-co-op/gocron/v2"
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/onereplica"
 )
 
 // Locker is a gocron.Locker. Its locks have the names of the jobs.
 type Locker struct {
 	locker  *holdfast.Locker
+	hold    time.Duration
 	options []holdfast.LockOption
 }
 
@@ -27,15 +29,16 @@ var _ gocron.Locker = (*Locker)(nil)
 
 // New returns a Locker whose locks stay for hold after a job has begun. Choose hold
 // longer than the clocks of the replicas may differ, and shorter than the distance of two
-// runs of a job. It is from 0 to 24 h. The options are those of the locks.
+// runs of a job. It is from 0 to 24 h. The options are those of the locks. MinHold and Reason have no effect.
 func New(locker *holdfast.Locker, hold time.Duration, o ...holdfast.LockOption) *Locker {
-	return &Locker{locker, append(o[:len(o):len(o)], holdfast.MinHold(hold))}
+	return &Locker{locker, hold, o}
 }
 
 // Lock acquires the lock of a job if it is free. Otherwise gocron leaves the run out on
-// this replica, and its error matches holdfast.ErrBusy.
+// this replica, and its error matches holdfast.ErrBusy. Gocron reports it to a monitor and to event listeners. If the
+// lock is that of an earlier run, the error contains its time.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
-	k, err := l.locker.TryLock(ctx, key, l.options...)
+	k, err := onereplica.Try(ctx, l.locker, key, l.hold, l.options)
 	if err != nil {
 		return nil, err
 	}

@@ -10,11 +10,12 @@ import (
 
 	"github.com/go-co-op/gocron/v2"
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/gocronlock"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-func open(t *testing.T, s *memstore.Store) *holdfast.Locker {
+func open(t *testing.T, s driver.Store) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.New(s)
 	if err != nil {
@@ -50,6 +51,35 @@ func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 		}
 		if n := runs.Load(); n != 10 {
 			t.Errorf("%d runs in 10 hours", n)
+		}
+	})
+}
+
+// prolonging is a store that keeps released locks for much longer than asked, as etcd does after changes of leader.
+type prolonging struct{ *memstore.Store }
+
+func (p prolonging) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	return p.Store.Release(ctx, g, 20*keep)
+}
+
+// TestLockerLocksBehindAProlongedLock: the lock of a run that has ended hides no later run.
+func TestLockerLocksBehindAProlongedLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, prolonging{memstore.New()})
+		defer l.Close(context.Background())
+		locks := gocronlock.New(l, 10*time.Minute)
+		for hour := range 3 {
+			k, err := locks.Lock(t.Context(), "report")
+			if err != nil {
+				t.Fatalf("hour %d: %v", hour, err)
+			}
+			if err := k.Unlock(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if _, err := locks.Lock(t.Context(), "report"); !errors.Is(err, holdfast.ErrBusy) {
+				t.Errorf("the same run again: %v", err)
+			}
+			time.Sleep(time.Hour)
 		}
 	})
 }

@@ -16,6 +16,12 @@ func TestConformance(t *testing.T) {
 		OpenWithoutFallback: open,
 		Stop:                func(testing.TB) { s.Script().Stop() },
 		Start:               func(testing.TB) { s.Script().Start() },
-		LoseAnswer:          func(testing.TB, int) { s.Script().LoseAcquireAnswer("", memstore.Applied, 0) },
+		LoseAnswer: func(_ testing.TB, after int) {
+			if after < 0 {
+				s.Script().Reset()
+			} else {
+				s.Script().LoseAcquireAnswer("", memstore.Applied, 0)
+			}
+		},
 	})
 }

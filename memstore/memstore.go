@@ -4,7 +4,7 @@
 // It has every rule of the real stores: leases that expire unless they are renewed, waiters in order,
 // fencing tokens, inspection and break. Its clock is the process's own, so it works in a
 // testing/synctest bubble. [Script] simulates failures: it loses a held lock, fails a renewal, or
-// leaves the outcome of an acquisition unknown.
+// leaves the outcome of an acquisition unknown. Package holdfasttest disturbs the calls of one client.
 //
 //	store := memstore.New()
 //	locker, err := holdfast.New(store)
@@ -43,8 +43,11 @@ func init() {
 	})
 }
 
-// Store is one client of a memory store. Clients that Client and Namespace return share its locks.
-type Store struct {
+// Store is one client of a memory store. Clients that Client and Namespace return share its locks. It implements
+// [driver.Store], Inspector, Breaker, Watcher and Values.
+type Store struct{ *store }
+
+type store struct {
 	space     *space
 	namespace string
 
@@ -54,15 +57,17 @@ type Store struct {
 
 // New returns a client of a new, empty store.
 func New() *Store {
-	return &Store{space: &space{started: time.Now(), names: map[string]*name{}}, end: make(chan struct{})}
+	return newStore(&space{started: time.Now(), names: map[string]*name{}}, "")
 }
 
 // Client returns another client of the same locks, as in another process.
 func (s *Store) Client() *Store { return s.Namespace(s.namespace) }
 
 // Namespace returns a client of the same store with names of its own.
-func (s *Store) Namespace(namespace string) *Store {
-	return &Store{space: s.space, namespace: namespace, end: make(chan struct{})}
+func (s *Store) Namespace(namespace string) *Store { return newStore(s.space, namespace) }
+
+func newStore(sp *space, namespace string) *Store {
+	return &Store{&store{space: sp, namespace: namespace, end: make(chan struct{})}}
 }
 
 // space is shared by the clients.
@@ -92,7 +97,7 @@ type name struct {
 type entry struct {
 	id      string
 	n       *name
-	store   *Store
+	store   *store
 	from    driver.Requester
 	limit   int
 	ttl     time.Duration
@@ -106,7 +111,7 @@ type entry struct {
 }
 
 // String returns the store's name.
-func (s *Store) String() string {
+func (s *store) String() string {
 	if s.namespace == "" {
 		return "memory"
 	}
@@ -114,7 +119,7 @@ func (s *Store) String() string {
 }
 
 // Guarantees returns the guarantees of this store.
-func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
+func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind:   "memory",
 		Scope:  driver.ScopeProcess,
@@ -132,10 +137,10 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 }
 
 // Classify returns the code of an error.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+func (s *store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 // Close ends the client's grants and queue entries. The store remains for its other clients.
-func (s *Store) Close(context.Context) error {
+func (s *store) Close(context.Context) error {
 	if s.closed.Swap(true) {
 		return nil
 	}
@@ -153,14 +158,14 @@ func (s *Store) Close(context.Context) error {
 	return nil
 }
 
-func (s *Store) checkOpen() error {
+func (s *store) checkOpen() error {
 	if s.closed.Load() {
 		return driver.Errorf(driver.CodeClosed, "the memory store is closed")
 	}
 	return nil
 }
 
-func (s *Store) key(name string) string {
+func (s *store) key(name string) string {
 	if s.namespace == "" {
 		return name
 	}
@@ -176,7 +181,7 @@ func nameOf(key string) string {
 }
 
 // Acquire returns a grant, waits in the queue, or returns an error.
-func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := s.ready(ctx); err != nil {
 		return driver.Grant{}, err
 	}
@@ -218,7 +223,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 }
 
 // await waits until a queue entry is granted, and returns the grant.
-func (s *Store) await(ctx context.Context, e *entry) (driver.Grant, error) {
+func (s *store) await(ctx context.Context, e *entry) (driver.Grant, error) {
 	select {
 	case <-e.granted:
 	case <-ctx.Done():
@@ -245,7 +250,7 @@ func (s *Store) await(ctx context.Context, e *entry) (driver.Grant, error) {
 }
 
 // Undo removes a queue entry or a grant by its ID.
-func (s *Store) Undo(ctx context.Context, r driver.Request) error {
+func (s *store) Undo(ctx context.Context, r driver.Request) error {
 	if err := s.ready(ctx); err != nil {
 		return err
 	}
@@ -267,7 +272,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 }
 
 // Renew sets new deadlines for grants that still stand.
-func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	for i, g := range grants {
 		answers[i] = s.renew(ctx, g)
@@ -275,7 +280,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
-func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
+func (s *store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	if err := s.ready(ctx); err != nil {
 		return driver.Renewal{Err: err}
 	}
@@ -295,7 +300,7 @@ func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 }
 
 // Release ends a grant, or leaves it standing for a while without an owner.
-func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if err := s.ready(ctx); err != nil {
 		return err
 	}
@@ -315,7 +320,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	// The grant no longer has an owner: it cannot be renewed or released again, only expire.
 	e.id, e.store = "", nil
-	e.expires = sp.now() + keep
+	e.expires = sp.now() + keep // mutation: memory-keep
 	sp.arm(e.n)
 	sp.changed(e.n)
 	return nil
@@ -326,7 +331,7 @@ func notHeld(name string, token uint64) error {
 }
 
 // Break ends a grant and notifies its holder.
-func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+func (s *store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.ready(ctx); err != nil {
 		return err
 	}
@@ -334,14 +339,14 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 }
 
 // endGrants ends the grant with the token, or every grant of the name if it is 0. It notifies the holders.
-func (s *Store) endGrants(name string, token uint64, cause driver.Cause) error {
+func (s *store) endGrants(name string, token uint64, cause driver.Cause) error {
 	sp := s.space
 	sp.mu.Lock()
 	var ended []*entry
 	if n := sp.names[s.key(name)]; n != nil {
 		sp.expire(n)
 		for _, e := range slices.Clone(n.holders) {
-			if token == 0 || e.token <= token && token <= driver.LastToken(e.token, e.tokens) {
+			if token == 0 || driver.HasToken(e.token, e.tokens, token) {
 				ended = append(ended, e)
 				sp.drop(e)
 			}
@@ -358,7 +363,7 @@ func (s *Store) endGrants(name string, token uint64, cause driver.Cause) error {
 }
 
 // Inspect returns the state of one name.
-func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+func (s *store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if err := s.ready(ctx); err != nil {
 		return driver.State{}, err
 	}
@@ -374,7 +379,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 }
 
 // List yields the names of this namespace that have a holder or a waiter.
-func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+func (s *store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if err := s.checkOpen(); err != nil {
 			yield(driver.State{}, err)
@@ -404,7 +409,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 }
 
 // Watch calls changed after changes until ctx ends.
-func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+func (s *store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.checkOpen(); err != nil {
 		return err
 	}
@@ -446,4 +451,4 @@ var _ interface {
 	driver.Breaker
 	driver.Watcher
 	fmt.Stringer
-} = (*Store)(nil)
+} = (*store)(nil)

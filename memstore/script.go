@@ -64,10 +64,10 @@ func (sc *script) forget(id string) {
 // Script simulates failures of the store, for tests of the caller's own code. It affects all clients of
 // the store. Its methods take effect at once, or at the next matching call; they are safe for concurrent
 // use. Names are names of the client's namespace; "" matches every name if the method's comment states that.
-type Script struct{ s *Store }
+type Script struct{ s *store }
 
 // Script returns the store's script.
-func (s *Store) Script() Script { return Script{s} }
+func (s *Store) Script() Script { return Script{s.store} }
 
 func (c Script) edit(f func(*script)) {
 	c.s.space.mu.Lock()
@@ -160,7 +160,7 @@ func (c Script) Start() {
 }
 
 // ready waits while the store is stopped.
-func (s *Store) ready(ctx context.Context) error {
+func (s *store) ready(ctx context.Context) error {
 	for {
 		if err := s.checkOpen(); err != nil || !s.space.halted.Load() {
 			return err

@@ -66,8 +66,8 @@ func (sp *space) grant(e *entry) {
 	if e.limit != driver.Exclusive {
 		e.tokens = 1
 	}
-	e.token = sp.token + 1 // mutation: memory-token
-	sp.token += uint64(e.tokens)
+	e.token = sp.token + 1       // mutation: memory-token
+	sp.token += uint64(e.tokens) // mutation: memory-reserved
 	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
 		e.slot = e.n.freeSlot()
 	}
@@ -144,7 +144,7 @@ func (sp *space) expire(n *name) {
 		return
 	}
 	now := sp.now()
-	expired := func(e *entry) bool { return now >= e.expires }
+	expired := func(e *entry) bool { return now >= e.expires } // mutation: memory-expired
 	if slices.ContainsFunc(n.holders, expired) {
 		n.holders = slices.DeleteFunc(n.holders, expired)
 		sp.changed(n)
@@ -204,7 +204,7 @@ func (n *name) all() []*entry { return append(slices.Clone(n.holders), n.queue..
 func (sp *space) describe(n *name) []driver.Holder {
 	var all []driver.Holder
 	for _, e := range n.holders {
-		all = append(all, driver.Holder{Owner: e.owner, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: e.expires - sp.now()})
+		all = append(all, driver.Holder{Owner: e.owner, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: e.expires - sp.now(), Kept: e.id == ""})
 	}
 	return all
 }

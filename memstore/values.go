@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var _ driver.Values = (*Store)(nil)
+var _ driver.Values = (*store)(nil)
 
 type value struct {
 	data    []byte
@@ -16,7 +16,7 @@ type value struct {
 }
 
 // Get implements driver.Values.
-func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err := s.readyForValue(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
@@ -27,24 +27,24 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 }
 
 // Put implements driver.Values.
-func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+func (s *store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
 	if err := s.readyForValue(ctx, key, data); err != nil {
 		return "", err
 	}
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
-	if s.space.values[s.key(key)].version != version {
+	if s.space.values[s.key(key)].version != version { // mutation: memory-version
 		return "", driver.Conflict(key)
 	}
 	if s.space.values == nil {
 		s.space.values = map[string]value{}
 	}
-	v := value{slices.Clone(data), rand.Text()}
+	v := value{slices.Clone(data), rand.Text()} // mutation: memory-value
 	s.space.values[s.key(key)] = v
 	return v.version, nil
 }
 
-func (s *Store) readyForValue(ctx context.Context, key string, data []byte) error {
+func (s *store) readyForValue(ctx context.Context, key string, data []byte) error {
 	if err := driver.CheckValue(key, data); err != nil {
 		return err
 	}

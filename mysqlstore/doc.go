@@ -11,13 +11,17 @@
 // recipes and lists the rights that they need.
 //
 // Parameters of the URL: recipe; tokens=durable ([DurableTokens]); names=exact
-// ([ExactNames]); table and column ([Table]); socket, instead of a host. All other
+// ([ExactNames]); table and column ([Table]); max_conns ([MaxConns]);
+// max_idle ([MaxIdle]); skew ([Skew]); socket, instead of a host; require_tls=true, which refuses
+// connections without TLS to a verified server. With tls=true, ca is the
+// file of the PEM certificates to accept instead of the system's, cert and key are the
+// client's own files, and server_name is the name in the server's certificate. All other
 // parameters belong to go-sql-driver/mysql, such as tls. The store overrides those that
 // would end a session or a wait.
 //
 // # Safety
 //
-// [sqlkit.Sessions] and [sqlkit.Optimistic] explain why sessions and leases are safe. This is
+// [sqlkit.Sessions] and package record explain why sessions and leases are safe. This is
 // specific to MySQL and MariaDB:
 //
 // The store sets the server's wait_timeout, in whole seconds, to the TTL before it requests
@@ -41,6 +45,10 @@
 // the new primary. If it does not, the store refuses the request. If the old server stays
 // writable, or falls silent, the client does not notice the switchover: its grants end with
 // their TTL.
+//
+// The store probes each server to which its connections lead. On Galera each query waits until its node has every
+// change that another node has completed, because Optimistic may renew or release a grant at another node than
+// the one that made it. The cluster certifies each change of a row, so that of two changes of one version one fails.
 //
 // A token is SYSDATE in microseconds, evaluated in the same statement after the lock has
 // been granted; NOW and UTC_TIMESTAMP are evaluated before the wait. If the server runs with
@@ -70,11 +78,12 @@
 // No decision about a lock depends on the records of holders in holdfast_session. A session
 // has a named lock for each grant that it records, and the row counts while the session has
 // that lock. A row that is written late, or that a dead session has left, does not count,
-// and a client removes it. A session does not record a grant that ends within 20 ms. Until
-// then the session has the named lock hf:new:N, and an inspection waits until that lock is
-// gone or the session has another grant. While a grant cannot be recorded its session has
-// the named lock hf:unrecorded:N. An inspection or a break that may miss such a grant
-// returns an error.
+// and a client removes it. A session records a grant when it has stood for 20 ms, because the
+// record of a shorter grant would cost more than the grant. Until then an inspection of
+// [Pessimistic] omits it, and one of [Named] shows the number of its connection. So does an
+// inspection of a grant whose process was stopped before the record. If the record
+// fails, which takes up to two seconds, the session has the named lock hf:unrecorded:N until the
+// grant is recorded. An inspection or a break that may miss such a grant returns an error.
 //
 // An operator's break marks the holder's row and ends the session that has the named lock of
 // that grant, in one statement. So the statement does not end a session that has released

@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/go-sql-driver/mysql"
@@ -33,11 +34,18 @@ const (
 	errLimitOfUser   = 1226 // a limit of the user, such as its connections in one hour
 
 	// Errors that the callers handle. Sort returns CodeUnknown for them.
+	errDuplicate     = 1062
 	errBadText       = 1366
 	errTooLong       = 1406
 	errKilled        = 1927 // MariaDB: KILL of the connection
 	errStatementTime = 1969 // MariaDB: max_statement_time
 )
+
+// isError reports whether an error is one of the server, with one of the numbers.
+func isError(err error, numbers ...uint16) bool {
+	my, ok := errors.AsType[*mysql.MySQLError](err)
+	return ok && slices.Contains(numbers, my.Number)
+}
 
 // refused contains the other errors that a retry does not fix.
 var refused = map[uint16]bool{

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/holdfast-go/holdfast v0.1.0
+	github.com/holdfast-go/holdfast/internal/sqlkit v0.1.0
 )
 
 require (

@@ -16,9 +16,6 @@ import (
 //
 //   - hf:session: and a random text, as long as the session exists. This lock is the identity
 //     of the session: after a failover another program may have its connection number.
-//   - hf:new: and its number and turn, while it may have a grant that is not recorded. The
-//     session takes it with a lock, and keeps it until the next lock, if that follows closely.
-//     Two turns alternate, so that an inspection notices when a session has the next grant.
 //   - hf:grant: and the hash of a request's ID, while the session has a grant that is recorded,
 //     or about to be. A row of holdfast_session counts while its session has this lock.
 //   - hf:unrecorded: and its number, while it has a grant that could not be recorded.
@@ -28,10 +25,6 @@ import (
 // The functions return names as literals, except for grantLock.
 
 func identityLock(id sqlkit.Identity) string { return "'hf:session:" + id.Since + "'" }
-
-func newLock(s *sqlkit.Session, turn int) string {
-	return "'hf:new:" + strconv.FormatInt(s.ID.Conn, 10) + ":" + strconv.Itoa(turn) + "'"
-}
 
 func unrecordedLock(s *sqlkit.Session) string {
 	return "'hf:unrecorded:" + strconv.FormatInt(s.ID.Conn, 10) + "'"

@@ -71,8 +71,7 @@ func (r named) checkExact(name string) error {
 
 // The columns of the first answer to the script of Lock.
 const (
-	namedMark = iota // of markNew
-	namedTaken
+	namedTaken = iota
 	namedTime
 	namedConn
 	namedReadOnly
@@ -82,12 +81,10 @@ const (
 
 // Lock takes the lock and then reads the clock, in one statement.
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
-	answers, err := s.Run(ctx, r.script(s, a)...)
+	answers, err := run(ctx, s, a.TTL, r.script(s, a)...)
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
-	s.TTL = a.TTL
-	marked(s)
 	row := answers.First(0)
 	switch {
 	case row.Int(namedConn) != s.ID.Conn:
@@ -100,7 +97,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	got := a.Clocked(row.Int(namedTime), row.Int(namedLater))
-	if r.s.facts().sysdateNow {
+	if r.at(s).sysdateNow {
 		got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
 	}
 	if r.s.cfg.Durable {
@@ -124,19 +121,18 @@ func (r named) script(s *sqlkit.Session, a *sqlkit.LockRequest) []string {
 		// engine closes the session.
 		label, take = comment(a), fmt.Sprintf("IF(%s, GET_LOCK(%s, %d) + 0 * RELEASE_LOCK(%s), NULL)", enter(a.Key), lock, forever, gate(a.Key))
 	}
-	query := "SELECT " + label + markNew(s) + ", " + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
+	query := "SELECT " + label + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
 	pause := ""
 	if r.tokens(a) > 1 {
 		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", lock, r.pause(a))
 	}
-	script := timeout(s, a.TTL)
-	if r.s.facts().sysdateNow {
-		return append(append(script, query), r.clocks(a, pause)...)
+	if r.at(s).sysdateNow {
+		return append([]string{query}, r.clocks(a, pause)...)
 	}
 	if pause != "" {
 		query += ", " + pause + ", " + sysdate
 	}
-	return append(script, query)
+	return []string{query}
 }
 
 // Pass keeps the lock if no session waits at its gate, and otherwise frees it, in one
@@ -146,19 +142,18 @@ func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.Lo
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
 	lock := r.lockOf(old)
-	answers, err := s.Run(ctx, fmt.Sprintf("SELECT %s, CASE WHEN COALESCE(IS_USED_LOCK(%s), 0) <> CONNECTION_ID() THEN -1 WHEN IS_FREE_LOCK(%s) THEN %s ELSE RELEASE_LOCK(%[2]s) - 1 END, @@global.read_only",
-		markNew(s), lock, gate(old.Key), clock))
+	answers, err := s.Run(ctx, fmt.Sprintf("SELECT CASE WHEN COALESCE(IS_USED_LOCK(%s), 0) <> CONNECTION_ID() THEN -1 WHEN IS_FREE_LOCK(%s) THEN %s ELSE RELEASE_LOCK(%[1]s) - 1 END, @@global.read_only",
+		lock, gate(old.Key), clock))
 	if err != nil {
 		return sqlkit.Got{}, 0, err
 	}
-	marked(s)
 	row := answers.Last()
-	switch now := row.Int(1); {
-	case now < 0 || row.Null(1):
+	switch now := row.Int(0); {
+	case now < 0 || row.Null(0):
 		return sqlkit.Got{}, sqlkit.PassNotHeld, nil
 	case now == 0:
 		return sqlkit.Got{}, sqlkit.PassReleased, nil
-	case isReadOnly(row.Text(2)):
+	case isReadOnly(row.Text(1)):
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	default:
 		return next.Passed(old, now)
@@ -186,19 +181,26 @@ func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequ
 // Clear frees a lock that was granted while the statement was being cancelled.
 func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()", "SELECT GET_LOCK("+identityLock(s.ID)+", 0)")
-	s.Unrecorded = s.Unrecorded && err != nil
 	return err
 }
 
 // Survey returns the holders that are recorded, and the waiters. For a single name without a
 // recorded holder it also returns the session that has the lock.
-func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	sights, unrecorded, err := r.survey(ctx, side, key, all, "s.lockname <> ''", "state = 'User lock'")
+func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) (
+	sights []sqlkit.Sight, missing, err error,
+) {
+	recipe := "s.lockname = " + lit([]byte(r.lockname(key)))
+	if all {
+		recipe = "s.lockname >= CHAR(1)"
+	}
+	sights, missing, err = r.survey(ctx, side, key, all, recipe, "state = 'User lock'")
 	if err != nil {
 		return nil, nil, err
 	}
-	held := slices.ContainsFunc(sights, func(s sqlkit.Sight) bool { return s.Granted })
-	if !all && !held {
+	if all {
+		return sights, missing, nil
+	}
+	if !slices.ContainsFunc(sights, func(s sqlkit.Sight) bool { return s.Granted }) {
 		a, err := side.Run(ctx, "SELECT IS_USED_LOCK("+asText(r.lockname(key))+")")
 		if err != nil {
 			return nil, nil, err
@@ -209,5 +211,5 @@ func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all boo
 			sights = append(sights, s)
 		}
 	}
-	return sights, unrecorded, nil
+	return sights, nil, nil
 }

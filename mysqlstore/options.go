@@ -5,7 +5,9 @@ import (
 	"context"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -36,10 +38,16 @@ type Option func(*config)
 type config struct {
 	sqlkit.Options[Recipe]
 	exact bool
+	skew  time.Duration
 }
 
+const (
+	defaultSkew      = time.Second
+	minSkew, maxSkew = 0, 10 * time.Second
+)
+
 func defaults() config {
-	return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic, MaxIdle: sqlkit.DefaultMaxIdle}}
+	return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic, MaxIdle: sqlkit.DefaultMaxIdle}, skew: defaultSkew}
 }
 
 // With selects the recipe. The default is Pessimistic.
@@ -67,6 +75,19 @@ func ExactNames() Option { return func(c *config) { c.exact = true } }
 // default is 64, and the range is 1 to 10,000. MaxIdle has no effect on a user's pool.
 func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 
+// Skew sets by how much the clocks of the servers may differ, for Optimistic on Galera and on group replication
+// with several primaries. A grant lasts that much longer than its TTL. The store refuses a server whose clock
+// differs by more from that of another one. The default is 1 s, and the range is 0 to 10 s. Skew has no effect
+// with one primary.
+func Skew(d time.Duration) Option { return func(c *config) { c.skew = d } }
+
+// MaxConns limits the connections of Pessimistic and Named: one for each held lock and each waiter. Further
+// requests wait in the process, in the order in which they came; one that does not wait fails as unavailable when
+// its time has passed, or at once as busy if this process holds its lock. Up to eight more connections are used for
+// a moment. The default is a quarter of what the server allows this user. MaxConns has no effect on a user's pool,
+// which has its own limit.
+func MaxConns(n int) Option { return func(c *config) { c.MaxConns = n } }
+
 // Table makes Pessimistic lock the rows of an existing table, to share them with other
 // programs that lock those rows. column holds the names and has a unique index. The store
 // inserts missing rows, with the column alone. The store has no semaphores then.
@@ -89,6 +110,8 @@ func configure(options []Option) (*config, error) {
 		return bad("%w", err)
 	}
 	switch {
+	case c.skew < minSkew || c.skew > maxSkew:
+		return bad("skew %s: give %s to %s", c.skew, time.Duration(minSkew), maxSkew)
 	case c.exact && c.Recipe != Named:
 		return bad("exact names are for the recipe named, not %s", c.Recipe)
 	case c.exact && c.Namespace != "":
@@ -135,28 +158,39 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	if given.exact, err = query.Choose("names", "hashed", "exact"); err != nil {
 		return bad("%w", err)
 	}
+	if text := query.Take("skew"); text != "" {
+		if given.skew, err = time.ParseDuration(text); err != nil {
+			return bad("skew %q: give a duration such as 500ms", text)
+		}
+	}
 	o := []Option{func(c *config) { *c = given }}
 	socket := query.Take("socket")
+	verify, _ := strconv.ParseBool(u.Query().Get("tls")) // the driver has further values
+	t, err := query.TLS(verify, "give tls=true")
+	if err != nil {
+		return bad("%w", err)
+	}
 	theirs, err := query.Rest()
 	if err != nil {
 		return bad("%w", err)
 	}
-	cfg, err := mysql.ParseDSN("/?" + theirs.Encode())
+	address := net.JoinHostPort(cmp.Or(u.Hostname(), "127.0.0.1"), cmp.Or(u.Port(), "3306"))
+	// With tls=true, ParseDSN configures the name to verify.
+	cfg, err := mysql.ParseDSN("tcp(" + address + ")/?" + theirs.Encode())
 	if err != nil {
 		return bad("parameters: %w", err)
 	}
 	cfg.User = u.User.Username()
 	cfg.Passwd, _ = u.User.Password()
 	cfg.DBName = schema
+	if t != nil {
+		cfg.TLS = t
+	}
 	switch {
 	case socket != "" && u.Host != "":
 		return bad("host %q and socket %q: give one", u.Host, socket)
 	case socket != "":
 		cfg.Net, cfg.Addr = "unix", socket
-	default:
-		port := cmp.Or(u.Port(), "3306")
-		host := cmp.Or(u.Hostname(), "127.0.0.1")
-		cfg.Net, cfg.Addr = "tcp", net.JoinHostPort(host, port)
 	}
 	if _, err := configure(o); err != nil {
 		return nil, nil, err

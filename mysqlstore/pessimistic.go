@@ -1,30 +1,24 @@
 package mysqlstore
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// pessimistic is the recipe of a row lock in an open transaction.
-//
-// Each name has a row. An exclusive grant locks the row alone, and all other grants share
-// it. Before a request shares the row, its client ensures, with the row locked, that the
-// column permits has its kind. That is 0 for readers, and n for a semaphore of n. A change
-// of permits locks the row alone. So readers and permits, and semaphores of different
-// sizes, never have grants at the same time. They wait for one another, although their
-// limits would admit some of them. Each permit also locks a row of its own.
-type pessimistic struct{ sessions }
+// pessimistic is the recipe of a row lock in an open transaction; see [sqlkit.RowLocker].
+type pessimistic struct {
+	sessions
+	*sqlkit.NameRows
+}
 
-// usersTable reports whether the rows are those of a user's table.
-func (r pessimistic) usersTable() bool { return r.s.cfg.Table != "" }
+func newPessimistic(s *store) pessimistic {
+	name := func(name []byte) string { return asText(string(name)) }
+	return pessimistic{sessions{s: s}, &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit, Name: name}}
+}
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
@@ -34,22 +28,10 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
-// row returns the condition that finds a name's row.
-func (r pessimistic) row(key []byte) string {
-	if !r.usersTable() {
-		return "holdfast_name WHERE name = " + lit(key)
-	}
-	_, name, _ := bytes.Cut(key, []byte{0})
-	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, asText(string(name)))
-}
-
-func (r pessimistic) insert(key []byte) string {
-	if !r.usersTable() {
-		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON DUPLICATE KEY UPDATE permits = permits", lit(key))
-	}
-	_, name, _ := bytes.Cut(key, []byte{0})
-	c := r.s.cfg.Column
-	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON DUPLICATE KEY UPDATE %s = %s", r.s.cfg.Table, c, asText(string(name)), c, c)
+// rowIf returns the condition that finds a name's row if its column permits fits. The subquery reads
+// permits without a lock, so that a statement locks no row that does not fit.
+func (r pessimistic) rowIf(key []byte, fits string) string {
+	return fmt.Sprintf("holdfast_name WHERE name = (SELECT name FROM %s AND permits %s)", r.Row(key), fits)
 }
 
 // Lock locks the row.
@@ -62,7 +44,6 @@ const (
 	rowPermits = iota
 	rowTime
 	rowConn
-	rowMark // of markNew
 	rowReadOnly
 	rowPause // this and the next column only if the statement reads the clock twice
 	rowLater
@@ -70,7 +51,7 @@ const (
 
 // TryRow runs one transaction, which stays open if it has the lock.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
-	answers, err := s.Run(ctx, r.script(s, a, wait)...)
+	answers, err := run(ctx, s, a.TTL, r.script(s, a, wait)...)
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
@@ -80,18 +61,20 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		defer cancel()
 		answers = answers[1:] // without that of the gate
 	}
-	s.TTL = a.TTL
+	var before sqlkit.Row
+	if r.FitsKind(a, wait) {
+		before, answers = answers.First(0), answers[1:]
+	}
 	row := answers.First(0)
 	if row == nil {
-		return sqlkit.Got{}, r.noRow(ctx, s, a, wait)
+		return sqlkit.Got{}, r.Missed(ctx, s, a, wait, before)
 	}
-	marked(s)
 	switch {
 	case row.Int(rowConn) != s.ID.Conn:
 		return sqlkit.Got{}, errMoved
 	case isReadOnly(row.Text(rowReadOnly)):
 		return sqlkit.Got{}, sqlkit.ErrReadOnly
-	case a.Limit == driver.Exclusive && r.s.facts().sysdateNow:
+	case a.Limit == driver.Exclusive && r.at(s).sysdateNow:
 		return r.grant(ctx, s, a, a.Clocked(answers.First(1).Int(0), answers.Last().Int(0)))
 	case a.Limit == driver.Exclusive:
 		return r.grant(ctx, s, a, a.Clocked(row.Int(rowTime), row.Int(rowLater)))
@@ -117,40 +100,42 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	return sqlkit.Got{}, sqlkit.ErrBusy // no slot is free
 }
 
-// noRow handles a transaction that has got no row, because the row is locked or missing. It ends the
-// transaction, inserts a missing row, and returns the error of TryRow.
-func (r pessimistic) noRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) error {
-	rows, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
-	switch {
-	case err != nil:
-		return err
-	case rows.Last().Int(0) > 0 && wait:
-		return sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
-	case rows.Last().Int(0) > 0:
-		return sqlkit.ErrBusy
-	}
-	script, restore := r.briefly(r.insert(a.Key))
-	_, err = s.Run(ctx, script...)
-	if my, ok := errors.AsType[*mysql.MySQLError](err); ok && (my.Number == errTooLong || my.Number == errBadText) {
+// InsertRow inserts the row. If the row exists, the statement shares it for a moment. ON DUPLICATE KEY UPDATE would
+// wait until no client shares it, and keep others from sharing it meanwhile.
+func (r pessimistic) InsertRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
+	switch err := r.briefly(ctx, s, r.Insert(a.Key)); {
+	case locked(err):
+		return sqlkit.ErrBusy // another client's transaction has inserted the row and is still open
+	case isError(err, errTooLong, errBadText):
 		return driver.Errorf(driver.CodeInvalid, "name %q: the column does not take it: %w", a.Name, err)
-	}
-	switch {
-	case err == nil:
-		return sqlkit.ErrRow
-	case !locked(err):
+	case !isError(err, errDuplicate):
 		return err
 	}
-	// Another client's transaction has inserted the row and is still open.
-	if len(restore) > 0 {
-		if _, err := s.Run(ctx, restore...); err != nil {
+	return nil
+}
+
+// briefly runs a statement with a short lock timeout: 0.2 s on MariaDB, and 1 s, the minimum, on MySQL.
+func (r pessimistic) briefly(ctx context.Context, s *sqlkit.Session, statement string) error {
+	if r.at(s).maria {
+		_, err := s.Run(ctx, brieflyMaria+statement)
+		return err
+	}
+	const set = "SET SESSION innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d"
+	restore := fmt.Sprintf(set, forever)
+	_, err := s.Run(ctx, fmt.Sprintf(set, 1), statement, restore)
+	if locked(err) || isError(err, errDuplicate) { // after other errors the engine closes the session
+		if _, err := s.Run(ctx, restore); err != nil {
 			return err
 		}
 	}
-	if wait {
-		return sqlkit.ErrRow // the next try requests the row: its statement in the queue shows the owner
-	}
-	return sqlkit.ErrBusy
+	return err
 }
+
+// brieflyMaria precedes a statement. MySQL treats it as a comment.
+const brieflyMaria = "/*M! SET STATEMENT max_statement_time = 0.2 FOR */ "
+
+// locked reports whether a statement exceeded the timeout of briefly.
+func locked(err error) bool { return isError(err, errLockWait, errStatementTime) }
 
 // grant returns got. If tokens are durable, it first replaces the tokens of got.
 func (r pessimistic) grant(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
@@ -175,14 +160,11 @@ const (
 	errNoSavepoint = 1305
 )
 
-func noSavepoint(err error) bool {
-	my, ok := errors.AsType[*mysql.MySQLError](err)
-	return ok && my.Number == errNoSavepoint
-}
+func noSavepoint(err error) bool { return isError(err, errNoSavepoint) }
 
 // Ping proves that the transaction still exists.
 func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
-	held, err := r.prove(ctx, s, a, "", proveSavepoint, fmt.Sprintf("SELECT CONNECTION_ID() = %d", s.ID.Conn))
+	held, err := r.prove(ctx, s, a, r.Own(), proveSavepoint, fmt.Sprintf("SELECT CONNECTION_ID() = %d", s.ID.Conn))
 	if noSavepoint(err) {
 		return false, nil
 	}
@@ -196,9 +178,9 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
 	// The proof follows the reading of the clock.
-	script := []string{fmt.Sprintf("SELECT %s, @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", markNew(s), gate(old.Key), clock), proveSavepoint}
+	script := []string{fmt.Sprintf("SELECT @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", gate(old.Key), clock), proveSavepoint}
 	ifOthersWait := sqlkit.PassRefused
-	if r.s.facts().maria {
+	if r.at(s).maria {
 		// MySQL has no such statement, and needs another round trip to release.
 		script, ifOthersWait = append(script, "EXECUTE IMMEDIATE IF(@hf_now > 0, 'DO 0', 'ROLLBACK')"), sqlkit.PassReleased
 	}
@@ -209,31 +191,33 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	if err != nil {
 		return sqlkit.Got{}, 0, err
 	}
-	marked(s)
 	row := answers.Last()
 	switch {
-	case row.Int(2) != s.ID.Conn:
+	case row.Int(1) != s.ID.Conn:
 		return sqlkit.Got{}, 0, errMoved
-	case row.Int(1) == 0:
+	case row.Int(0) == 0:
 		return sqlkit.Got{}, ifOthersWait, nil
-	case isReadOnly(row.Text(3)):
+	case isReadOnly(row.Text(2)):
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
-	return next.Passed(old, row.Int(1))
+	return next.Passed(old, row.Int(0))
 }
 
 // script returns the statements of TryRow. If the request waits, the first answer is that of
-// the gate. The next answer is that of selectRow. Then come the slot of a semaphore, and the
-// time again, or both times, if separate statements read the clock.
+// the gate. Then comes permits, if FitsKind. The next answer is that of selectRow. Then come the
+// slot of a semaphore, and the time again, or both times, if separate statements read the clock.
 func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) []string {
-	script := timeout(s, a.TTL)
+	var script []string
 	if wait {
 		script = append(script, "SELECT "+comment(a)+enter(a.Key))
+	}
+	if r.FitsKind(a, wait) {
+		script = append(script, "SELECT permits FROM "+r.Row(a.Key))
 	}
 	script = append(script, "START TRANSACTION", r.selectRow(s, a, wait))
 	if a.Limit == driver.Exclusive {
 		script = append(script, setSavepoint)
-		if r.s.facts().sysdateNow {
+		if r.at(s).sysdateNow {
 			script = append(append(script, r.clocks(a, r.pause(a))...), proveSavepoint)
 		}
 	} else {
@@ -253,33 +237,33 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 func (r pessimistic) selectRow(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) string {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
-		if mode = "LOCK IN SHARE MODE"; !r.s.facts().maria {
+		if mode = "LOCK IN SHARE MODE"; !r.at(s).maria {
 			mode = "FOR SHARE"
 		}
 	}
 	if !wait {
 		mode += " SKIP LOCKED"
 	}
-	permits := "permits"
-	if r.usersTable() {
-		permits = "0"
+	row := r.Row(a.Key)
+	if r.FitsKind(a, wait) {
+		row = r.rowIf(a.Key, fmt.Sprint("= ", sqlkit.Kind(a.Limit)))
 	}
 	label, later := "", ""
 	if a.Wait {
 		label = comment(a)
 	}
-	if r.tokens(a) > 1 && !r.s.facts().sysdateNow {
+	if r.tokens(a) > 1 && !r.at(s).sysdateNow {
 		later = ", " + r.pause(a) + ", " + sysdate
 	}
-	return fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only%s FROM %s %s",
-		label, permits, sysdate, markNew(s), later, r.row(a.Key), mode)
+	return fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), @@global.read_only%s FROM %s %s",
+		label, r.Permits(), sysdate, later, row, mode)
 }
 
-// SwitchKind sets permits to the kind of the request, if the row is not locked.
+// SwitchKind sets permits to the kind of the request, if they differ and the row is not locked.
 func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
 	k := sqlkit.Kind(a.Limit)
 	script := []string{"SET @hf_l = -1", "START TRANSACTION",
-		fmt.Sprintf("SELECT permits INTO @hf_l FROM %s FOR UPDATE SKIP LOCKED", r.row(a.Key)),
+		fmt.Sprintf("SELECT permits INTO @hf_l FROM %s FOR UPDATE SKIP LOCKED", r.rowIf(a.Key, fmt.Sprint("<> ", k))),
 		fmt.Sprintf("UPDATE holdfast_name SET permits = %d WHERE name = %s AND @hf_l >= 0", k, lit(a.Key)),
 	}
 	if k > 0 {
@@ -328,7 +312,16 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 	return err
 }
 
-// Survey returns the holders that are recorded, and the waiters.
-func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	return r.survey(ctx, side, key, all, "s.lockname = ''", "micros > 2000")
+// Locked locks the row for a moment, if it is free. A row that exists and that the server skips is locked.
+func (r pessimistic) Locked(ctx context.Context, side sqlkit.Link, key []byte) (bool, error) {
+	row := "SELECT 1 FROM " + r.Row(key)
+	answers, err := side.Run(ctx, "START TRANSACTION", row+" FOR UPDATE SKIP LOCKED", "ROLLBACK", row)
+	return answers.First(0) == nil && answers.Last() != nil, err
+}
+
+// Survey returns the holders that are recorded, and the waiters. No server shows row locks to every user.
+func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) (
+	sights []sqlkit.Sight, missing, err error,
+) {
+	return r.survey(ctx, side, key, all, "s.lockname = "+lit([]byte(r.Own())), "micros > 2000")
 }

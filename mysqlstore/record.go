@@ -11,6 +11,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
@@ -18,18 +19,14 @@ import (
 // has connections of its own: a statement on another table could make a session's
 // transaction, which is the lock, the victim of a deadlock.
 type recorder struct {
-	s *Store
+	s     *store
+	calls *calls.Calls
 
-	ctx    context.Context // ends with the store
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool
-	retry  time.Time // after a failure, nothing is written before this
-	swept  time.Time // when rows of dead sessions were last removed
-	ended  []string  // rows of released grants
-	busy   bool      // a task removes rows
+	mu    sync.Mutex
+	retry time.Time // after a failure, nothing is written before this
+	swept time.Time // when rows of dead sessions were last removed
+	ended []string  // rows of released grants
+	busy  bool      // a task removes rows
 }
 
 const (
@@ -53,17 +50,15 @@ const (
 	removeAtOnce = 200
 )
 
-func newRecorder(s *Store) *recorder {
-	r := &recorder{s: s}
-	r.ctx, r.cancel = context.WithCancel(context.Background())
-	return r
+func newRecorder(s *store) *recorder {
+	return &recorder{s: s, calls: calls.New()}
 }
 
 // due reports whether a row may be written now.
 func (r *recorder) due() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return !r.closed && !time.Now().Before(r.retry)
+	return !r.calls.Stopped() && !time.Now().Before(r.retry)
 }
 
 // write records the holder of a grant, and reports whether that succeeded. The row counts
@@ -71,18 +66,13 @@ func (r *recorder) due() bool {
 // no harm.
 func (r *recorder) write(ctx context.Context, a *sqlkit.LockRequest, conn int64, lockname string) bool {
 	within := recordWithin
-	if r.s.lent {
+	if r.s.dialer == nil {
 		within = connectWithin
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	insert, hint := "", ""
-	if r.s.facts().maria {
-		insert = brieflyMaria
-	} else {
-		hint = "/*+ SET_VAR(lock_wait_timeout = 1) */ "
-	}
-	insert += fmt.Sprintf("INSERT "+hint+"INTO holdfast_session (held, conn, name, lockname, token, slot, taken, label) VALUES ('%s', %d, %s, %s, %d, %d, 0, '%s')"+
+	// MariaDB ignores the hint.
+	insert := fmt.Sprintf(brieflyMaria+"INSERT /*+ SET_VAR(lock_wait_timeout = 1) */ INTO holdfast_session (held, conn, name, lockname, token, slot, taken, label) VALUES ('%s', %d, %s, %s, %d, %d, 0, '%s')"+
 		" ON DUPLICATE KEY UPDATE taken = holdfast_session.taken",
 		grantLock(a.ID), conn, lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelBytes))
 	_, err := r.s.commit(ctx, insert)
@@ -106,11 +96,10 @@ func (r *recorder) end(requestID string) {
 
 // beginLocked starts the task that removes rows, if there are any. The caller holds mu.
 func (r *recorder) beginLocked() {
-	if r.busy || r.closed || len(r.ended) == 0 && time.Since(r.swept) < sweepAfter {
+	if r.busy || len(r.ended) == 0 && time.Since(r.swept) < sweepAfter {
 		return
 	}
-	r.busy = true
-	r.tasks.Go(func() {
+	r.busy = r.calls.Go(func() {
 		for r.remove() {
 		}
 	})
@@ -119,7 +108,7 @@ func (r *recorder) beginLocked() {
 // remove waits for removeAfter, and then removes the collected rows. It returns false when nothing is
 // left, or after a failure. The next row that is written or ended starts a new task.
 func (r *recorder) remove() bool {
-	if backoff.Sleep(r.ctx, removeAfter) != nil {
+	if backoff.Sleep(r.calls.Ctx, removeAfter) != nil {
 		return false
 	}
 	r.mu.Lock()
@@ -130,7 +119,7 @@ func (r *recorder) remove() bool {
 		r.swept = time.Now()
 	}
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(r.ctx, removeWithin)
+	ctx, cancel := context.WithTimeout(r.calls.Ctx, removeWithin)
 	defer cancel()
 	if sweep {
 		dead, _ := r.dead(ctx)
@@ -177,9 +166,7 @@ func (r *recorder) delete(ctx context.Context, rows []string) error {
 
 // close ends the task. The remaining rows no longer count, and another client removes them.
 func (r *recorder) close() {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
-	r.cancel()
-	r.tasks.Wait()
+	r.calls.Stop()
+	r.calls.Cancel()
+	r.calls.Tasks.Wait()
 }

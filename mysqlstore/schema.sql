@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS holdfast_session (
 	held  VARBINARY(64)   NOT NULL PRIMARY KEY, -- of GET_LOCK, one per grant
 	conn  BIGINT UNSIGNED NOT NULL, -- CONNECTION_ID()
 	name  VARBINARY(641)  NOT NULL, -- namespace, NUL, name
-	lockname VARBINARY(192) NOT NULL, -- of GET_LOCK, the lock itself; empty: pessimistic
+	lockname VARBINARY(192) NOT NULL, -- of GET_LOCK, the lock itself; pessimistic: empty, or a NUL and the user's table
 	token BIGINT          NOT NULL,
 	slot  INT             NOT NULL,
 	taken BIGINT          NOT NULL, -- when an operator broke it, in microseconds since 1970, UTC; else 0

@@ -7,11 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
@@ -30,8 +34,11 @@ type engine = sqlkit.Engine
 // valueTable implements Get and Put.
 type valueTable = sqlkit.Values
 
-// Store is one client of a MySQL or MariaDB server.
-type Store struct {
+// Store is one client of a MySQL or MariaDB server. It implements [driver.Store], Inspector, Breaker, Swapper,
+// Values and Exposer.
+type Store struct{ *store }
+
+type store struct {
 	engine
 	*valueTable
 	cfg    *config
@@ -39,8 +46,13 @@ type Store struct {
 	dial   func(context.Context) (sqlkit.Link, error) // opens a connection
 	links  *sqlkit.Pool                               // for commits beside an open transaction
 	record *recorder
-	lent   bool // the store takes its connections from the caller's pool
-	server *sqlkit.Probe[facts]
+	dialer *sqlkit.Dialer       // nil if the store takes its connections from the caller's pool
+	server *sqlkit.Probe[facts] // of the first server
+	opened time.Time
+
+	mu      sync.Mutex
+	servers map[string]facts // by serverID
+	schema  string           // the default schema of the first connection
 }
 
 // Open opens a store on the server of a URL; see the package comment. It returns no error if the
@@ -63,6 +75,9 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	c, err := configure(o)
 	if err != nil {
 		return nil, err
+	}
+	if err := c.Protect(protection(my)); err != nil {
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: %w", err)
 	}
 	my = my.Clone()
 	my.MultiStatements, my.ParseTime, my.ReadTimeout, my.Logger = true, false, 0, quiet{}
@@ -95,7 +110,25 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 		}
 		return sqlkit.SQLLink(dc, true, w), nil
 	}
-	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial)
+	dialer := sqlkit.NewDialer(dial)
+	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dialer.Dial, dialer)
+}
+
+// protection returns how connections are protected. A configuration of TLS that the caller has registered verifies
+// the server.
+func protection(my *mysql.Config) storeurl.Protection {
+	p := storeurl.Protection{Password: my.Passwd != "", How: "give tls=true"}
+	if my.Net == "tcp" {
+		p.Hosts = []string{my.Addr}
+	}
+	switch {
+	case my.AllowFallbackToPlaintext:
+	case my.TLS != nil:
+		p.Verified = storeurl.Verifies(my.TLS)
+	default:
+		p.Verified = !slices.Contains([]string{"", "false", "skip-verify", "preferred"}, my.TLSConfig)
+	}
+	return p
 }
 
 // dialled is the context key under which the dialler stores its connection.
@@ -126,36 +159,55 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		return l, nil
 	}
 	c.MaxIdle = 0 // the pool keeps its own idle connections
-	return open(ctx, c, "mysql (a pool)", dial)
+	return open(ctx, c, "mysql (a pool)", dial, nil)
 }
 
-func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error)) (*Store, error) {
+func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error), dialer *sqlkit.Dialer) (*Store, error) {
 	if c.Namespace != "" {
 		where += " (namespace " + c.Namespace + ")"
 	}
-	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(c.Idle(2), dial), lent: c.MaxIdle == 0}
-	s.server = sqlkit.NewProbe(s.probe)
+	s := &store{cfg: c, where: where, dial: dial, dialer: dialer, opened: time.Now(), servers: map[string]facts{}}
+	s.links = sqlkit.NewPool(c.Idle(2), s.connect)
+	s.server = sqlkit.NewProbe(func(ctx context.Context) (facts, error) {
+		l, err := s.dial(ctx)
+		if err != nil {
+			return facts{}, err
+		}
+		defer l.Close()
+		return s.know(ctx, l)
+	})
 	s.record = newRecorder(s)
 	s.valueTable = newValues(s)
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), dial), table{}, faults{}, nil, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), s.connect), table{}, faults{}, nil, s.skew, c.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, c.Idle(4), c.Namespace)
+		s.engine = s.onSessionsOf(newPessimistic(s))
 	case Named:
-		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, c.Idle(4), c.Namespace)
+		s.engine = s.onSessionsOf(named{sessions{s: s}})
 	}
 	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
-	return s, nil
+	return &Store{s}, nil
+}
+
+// onSessionsOf returns the engine of a recipe on sessions.
+func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
+	e := sqlkit.NewSessions(s.connect, r, s.cfg.Idle(4), s.cfg.Namespace)
+	e.MaxConns = func() int {
+		f, _ := s.server.Facts()
+		return s.cfg.SessionsOf(f.connections)
+	}
+	s.links.Limit(sqlkit.SideLinks)
+	return e
 }
 
 // commit runs statements on a connection without a transaction, at a server that accepts
 // writes. It closes connections to a demoted server, because a new connection may lead to the new
 // primary.
-func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
+func (s *store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
 	script := append([]string{"SELECT @@global.read_only"}, statements...)
 	for fresh := false; ; fresh = true {
 		a, err := s.links.Run(ctx, script...)
@@ -175,26 +227,32 @@ func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answer
 }
 
 // String returns where the locks are, without a password.
-func (s *Store) String() string { return s.where }
+func (s *store) String() string { return s.where }
+
+// Exposed implements driver.Exposer for a store that opens its own connections.
+func (s *store) Exposed() string { return s.cfg.Exposure }
 
 // Close closes the connections, and so ends the grants of Pessimistic and Named.
-func (s *Store) Close(ctx context.Context) error {
+func (s *store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.record.close()
 	s.links.Close()
+	if s.dialer != nil {
+		s.dialer.Close()
+	}
 	return err
 }
 
-// Init creates the tables, unless they exist. It needs the right to create tables. The store
-// itself needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist. Any number of clients may call it at the same time. It
+// needs the right to create tables. The store itself needs only SELECT, INSERT, UPDATE and DELETE on them.
 func (s *Store) Init(ctx context.Context) error {
-	l, err := s.dial(ctx)
+	l, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
 	for _, statement := range sqlkit.Statements(schema) {
-		if _, err := l.Run(ctx, statement); err != nil {
+		if err := sqltype.Create(ctx, func() error { _, err := l.Run(ctx, statement); return err }); err != nil {
 			coded, _ := faults{}.Sort(err)
 			return coded
 		}
@@ -206,4 +264,4 @@ var _ interface {
 	driver.Store
 	driver.Inspector
 	driver.Breaker
-} = (*Store)(nil)
+} = (*store)(nil)

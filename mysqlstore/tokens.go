@@ -67,8 +67,9 @@ func countedGrant(a *sqlkit.LockRequest, got sqlkit.Got, answers sqlkit.Answers,
 const (
 	// flush is the setting that decides whether a commit is on disk when the server acknowledges
 	// it. It is, if the setting has the value flushed.
-	flush   = "@@global.innodb_flush_log_at_trx_commit"
-	flushed = "1"
+	flush        = "@@global." + flushSetting
+	flushSetting = "innodb_flush_log_at_trx_commit"
+	flushed      = "1"
 )
 
 // notDurable is the error for durable tokens on a server that forgets commits.

@@ -9,7 +9,7 @@
 // # Which values
 //
 // Every store of holdfast but Redlock keeps values, beside its locks: pass the store that
-// redisstore.Open, etcdstore.Open or another Open returned. [HTTP] keeps them in an object
+// redisstore.Open, etcdstore.Open or another Open returned, or holdfast.Locker.Values. [HTTP] keeps them in an object
 // store that supports conditional writes. [Rows] are the rows of an SQL table of your own
 // that has a version column.
 //

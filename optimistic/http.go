@@ -2,16 +2,17 @@ package optimistic
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"net"
+	"crypto/rand"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/conditional"
 )
 
 // HTTP keeps values in an object store, one object each, by conditional requests: GET reads
@@ -21,78 +22,149 @@ import (
 //
 //	values := optimistic.HTTP{URL: "https://bucket.s3.eu-central-1.amazonaws.com/state", Client: signing}
 //
+// Module s3store keeps values in S3, too: it signs its requests, and probes the server with several writers.
+//
 // The server must compare and write in one atomic step, and return a strong ETag for a GET
-// and a PUT. S3's ETag is a hash of the content: a value that was changed and changed back
+// and a PUT. The first Put that succeeds proves the comparison: it repeats the PUT under two
+// conditions that do not hold. If the server writes nevertheless, the error wraps
+// holdfast.ErrUnsupported. HTTP follows no redirect, because the response of another URL does not
+// confirm the write.
+//
+// S3's ETag is a hash of the content: a value that was changed and changed back
 // has its old version again. Updates of the value are still correct, because they depend
 // only on the content. A guard needs more, and fence.Objects adds it.
+//
+// # Proxies that repeat a PUT
+//
+// A proxy may repeat a PUT whose answer it has missed. The server then responds with 412, although
+// it has written. Therefore HTTP sends the ids of the last 32 writes as x-amz-meta-holdfast-writes, which S3 keeps
+// and returns. After each 412 it reads the object, and finds out whether its own write was done.
+// On a server that keeps no such metadata, a conflict with an equal value is [ErrUnknown]. If
+// another write with another value has followed, the 412 counts as [ErrConflict], and Update would apply its function
+// again. With such a server, let no proxy repeat a PUT (nginx: proxy_next_upstream off).
 type HTTP struct {
-	// URL is the URL of the objects' parent. HTTP escapes a key and appends it after a slash.
-	// Required, http or https.
+	// URL is the URL of the objects' parent. HTTP escapes a key and appends it after a slash. A key
+	// must have no part "." or ".." between slashes, because servers resolve it. Required, http or https.
 	URL string
 	// Client sends the requests. It signs them, if the server requires that, by its
-	// Transport. It must not repeat a PUT that may have been done.
-	// net/http does not. Default: http.DefaultClient.
+	// Transport. It must not repeat a PUT that may have been done, and its CheckRedirect is not used.
+	// net/http does not repeat one. Default: http.DefaultClient.
 	Client *http.Client
 }
 
 var _ Values = HTTP{}
 
+const (
+	// writesHeader carries the ids of the last writes of an object, the newest first.
+	writesHeader = "X-Amz-Meta-Holdfast-Writes"
+	writeIDs     = 32
+	writeIDLen   = 12
+)
+
+// proven contains each HTTP whose server compares versions, and whether it keeps the ids of writes.
+var proven sync.Map
+
 // Get implements [Values].
 func (h HTTP) Get(ctx context.Context, key string) ([]byte, string, error) {
-	resp, err := h.send(ctx, http.MethodGet, key, nil, nil)
+	client, err := h.client(ctx, key, nil)
 	if err != nil {
 		return nil, "", err
 	}
-	defer resp.Body.Close()
-	switch {
-	case resp.StatusCode == http.StatusNotFound:
-		return nil, "", nil
-	case resp.StatusCode != http.StatusOK:
-		return nil, "", h.refused(resp, driver.CodeUnavailable)
+	o, err := conditional.Get(ctx, client, h.at(key), driver.MaxValue)
+	if err != nil || o.ETag == "" {
+		return nil, "", err
 	}
-	data, err := io.ReadAll(io.LimitReader(resp.Body, driver.MaxValue+1))
-	if err != nil {
-		return nil, "", driver.Errorf(driver.CodeUnavailable, "%s: %w", h.at(key), err)
-	}
-	if len(data) > driver.MaxValue {
+	if len(o.Data) > driver.MaxValue {
 		return nil, "", driver.Errorf(driver.CodeInvalid, "%s has more than %d bytes", h.at(key), driver.MaxValue)
 	}
-	version, err := etag(resp)
-	return data, version, err
+	version := o.ETag
+	if writes := o.Header.Get(writesHeader); writes != "" {
+		version += " " + writes
+	}
+	return o.Data, version, nil
 }
 
 // Put implements [Values].
 func (h HTTP) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
-	header := http.Header{"If-Match": {version}}
-	if version == "" {
-		header = http.Header{"If-None-Match": {"*"}}
+	match, earlier, _ := strings.Cut(version, " ") // an ETag has no space
+	id := rand.Text()[:writeIDLen]
+	writes := id
+	if earlier != "" {
+		writes += "," + earlier[:min(len(earlier), (writeIDs-1)*(writeIDLen+1)-1)]
 	}
-	resp, err := h.send(ctx, http.MethodPut, key, data, header)
+	header := http.Header{"If-Match": {match}, writesHeader: {writes}}
+	if version == "" {
+		header = http.Header{"If-None-Match": {"*"}, writesHeader: {writes}}
+	}
+	client, err := h.client(ctx, key, data)
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close()
-	switch resp.StatusCode {
-	case http.StatusOK, http.StatusCreated, http.StatusNoContent:
-		next, err := etag(resp)
-		if err != nil { // the value was written, but the next Put needs a Get
-			return "", driver.Errorf(driver.CodeUnknown, "the object was written: %w", err)
-		}
-		return next, nil
-	case http.StatusPreconditionFailed, http.StatusConflict, http.StatusNotFound:
-		// 409: S3 had another write of the object at the same time. 404: the object of an
-		// If-Match does not exist; or its parent, which a Get does not find either.
-		if version == "" && resp.StatusCode == http.StatusNotFound {
-			return "", h.refused(resp, driver.CodeRefused)
-		}
-		return "", driver.Conflict(key)
+	tag, err := conditional.Put(ctx, client, h.at(key), data, header)
+	if driver.CodeOf(err) == driver.CodeConflict {
+		tag, writes, err = h.afterConflict(ctx, key, data, id, driver.Conflict(key))
 	}
-	return "", h.refused(resp, driver.CodeUnknown)
+	if err != nil {
+		return "", err
+	}
+	keeps, err := h.prove(ctx, client, key, data, writes)
+	if keeps {
+		tag += " " + writes
+	}
+	return tag, err
 }
 
-func (h HTTP) send(ctx context.Context, method, key string, data []byte, header http.Header) (*http.Response, error) {
+// afterConflict finds out whether the write id was done although the server reports a conflict: a
+// proxy may have repeated the request. It returns the parts of the version, or conflict if
+// another client has written instead.
+func (h HTTP) afterConflict(ctx context.Context, key string, data []byte, id string, conflict error) (tag, writes string, err error) {
+	present, version, err := h.Get(ctx, key)
+	if err != nil {
+		return "", "", driver.Errorf(driver.CodeUnknown, "the server reports a conflict, and the object cannot be read: %w", err)
+	}
+	tag, writes, _ = strings.Cut(version, " ")
+	switch at := slices.Index(strings.Split(writes, ","), id); {
+	case at == 0:
+		return tag, writes, nil
+	case at > 0: // other writes have followed: no object has this version
+		return `"replaced-` + id + `"`, writes, nil
+	case version != "" && writes == "" && bytes.Equal(present, data):
+		return "", "", driver.Errorf(driver.CodeUnknown, "%s: the server reports a conflict, and the object has the value of this write", h.at(key))
+	}
+	return "", "", conflict
+}
+
+// prove checks, once for each server, that it refuses a PUT whose condition does not hold. The
+// object exists, so neither condition holds, and a PUT of the same data does the least harm.
+// It reports whether the server keeps the ids of the writes.
+func (h HTTP) prove(ctx context.Context, client *http.Client, key string, data []byte, writes string) (keeps bool, err error) {
+	if kept, ok := proven.Load(h); ok {
+		return kept.(bool), nil
+	}
+	err = conditional.Compare(ctx, client, h.at(key), data, http.Header{writesHeader: {writes}})
+	if driver.CodeOf(err) == driver.CodeUnsupported {
+		return false, err
+	} else if err != nil {
+		return false, driver.Errorf(driver.CodeUnknown, "the object was written, but the server is not proven to compare versions: %w", err)
+	}
+	_, version, err := h.Get(ctx, key)
+	if err != nil {
+		return false, driver.Errorf(driver.CodeUnknown, "the object was written, but cannot be read: %w", err)
+	}
+	keeps = strings.Contains(version, " ")
+	proven.Store(h, keeps)
+	return keeps, nil
+}
+
+// client returns the client of a request, or an error if the request is not allowed.
+func (h HTTP) client(ctx context.Context, key string, data []byte) (*http.Client, error) {
 	if err := driver.CheckValue(key, data); err != nil {
 		return nil, err
+	}
+	for part := range strings.SplitSeq(key, "/") {
+		if part == "." || part == ".." {
+			return nil, driver.Errorf(driver.CodeInvalid, "optimistic.HTTP: key %q: the part %q is not allowed", key, part)
+		}
 	}
 	if u, err := url.Parse(h.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, driver.Errorf(driver.CodeInvalid, "optimistic.HTTP: URL: want http://HOST/PATH or https://HOST/PATH")
@@ -100,56 +172,10 @@ func (h HTTP) send(ctx context.Context, method, key string, data []byte, header 
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	var body io.Reader
-	if method == http.MethodPut {
-		body = bytes.NewReader(data)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, h.at(key), body)
-	if err != nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "optimistic.HTTP: %w", err)
-	}
-	for name, values := range header {
-		req.Header[name] = values
-	}
-	client := h.Client
-	if client == nil {
-		client = http.DefaultClient
-	}
-	resp, err := client.Do(req)
-	if err == nil {
-		return resp, nil
-	}
-	code := driver.CodeUnknown
-	var dial *net.OpError
-	if method == http.MethodGet || errors.As(err, &dial) && dial.Op == "dial" {
-		code = driver.CodeUnavailable
-	}
-	return nil, &driver.Error{Code: code, Err: err}
+	return cmp.Or(h.Client, http.DefaultClient), nil
 }
 
 // at returns the URL of an object.
 func (h HTTP) at(key string) string {
 	return strings.TrimSuffix(h.URL, "/") + "/" + url.PathEscape(key)
-}
-
-// refused returns the error of a response. If the response reports a failure of the server or
-// of a proxy, the error has the code unclear.
-func (h HTTP) refused(resp *http.Response, unclear driver.Code) error {
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // for people
-	code := driver.CodeRefused
-	switch {
-	case resp.StatusCode == http.StatusTooManyRequests:
-		code = driver.CodeUnavailable
-	case resp.StatusCode >= 500: // also 503: a proxy may send it after it has forwarded the request
-		code = unclear
-	}
-	return &driver.Error{Code: code, Err: fmt.Errorf("%s %s: %s: %s", resp.Request.Method, resp.Request.URL.Redacted(), resp.Status, text)}
-}
-
-func etag(resp *http.Response) (string, error) {
-	tag := resp.Header.Get("ETag")
-	if tag == "" || strings.HasPrefix(tag, "W/") {
-		return "", driver.Errorf(driver.CodeUnsupported, "%s: the server returned the ETag %q: versions need a strong one", resp.Request.URL.Redacted(), tag)
-	}
-	return tag, nil
 }

@@ -1,6 +1,8 @@
 package optimistic_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +27,14 @@ type objects struct {
 	tags map[string]int
 	fail int // the status of every response, if it is not 0
 	weak bool
+	// writes is the metadata of each object; plain: the server keeps none.
+	writes map[string]string
+	plain  bool
+	// ignores is a condition that the server does not check.
+	ignores string
 }
+
+const writesHeader = "X-Amz-Meta-Holdfast-Writes"
 
 func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	o.mu.Lock()
@@ -49,20 +58,27 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		w.Header().Set("ETag", tag())
+		if ids := o.writes[name]; ids != "" {
+			w.Header().Set(writesHeader, ids)
+		}
 		_, _ = w.Write(data)
 	case http.MethodPut:
+		r.Header.Del(o.ignores)
 		if match := r.Header.Get("If-Match"); match != "" && (!exists || match != tag()) || r.Header.Get("If-None-Match") == "*" && exists {
 			w.WriteHeader(http.StatusPreconditionFailed)
 			return
 		}
 		o.data[name], _ = io.ReadAll(r.Body)
 		o.tags[name]++
+		if !o.plain {
+			o.writes[name] = r.Header.Get(writesHeader)
+		}
 		w.Header().Set("ETag", tag())
 	}
 }
 
 func serve(t *testing.T) (*objects, optimistic.HTTP) {
-	o := &objects{data: map[string][]byte{}, tags: map[string]int{}}
+	o := &objects{data: map[string][]byte{}, tags: map[string]int{}, writes: map[string]string{}}
 	srv := httptest.NewServer(o)
 	t.Cleanup(srv.Close)
 	return o, optimistic.HTTP{URL: srv.URL + "/bucket/", Client: srv.Client()}
@@ -101,7 +117,7 @@ func TestHTTPMapsResponsesToErrors(t *testing.T) {
 		get, put error
 	}{
 		{403, holdfast.ErrRefused, holdfast.ErrRefused},
-		{409, holdfast.ErrRefused, optimistic.ErrConflict},
+		{409, holdfast.ErrRefused, optimistic.ErrUnknown}, // the object cannot be read either
 		{500, holdfast.ErrUnavailable, optimistic.ErrUnknown},
 		{429, holdfast.ErrUnavailable, holdfast.ErrUnavailable},
 		{503, holdfast.ErrUnavailable, optimistic.ErrUnknown},
@@ -152,6 +168,114 @@ func TestHTTPPutBehindProxyIsUnknown(t *testing.T) {
 	}
 	if data, _, err := values.Get(t.Context(), "k"); string(data) != "one" || err != nil {
 		t.Errorf("the object: %q, %v", data, err)
+	}
+}
+
+// TestHTTPFollowsNoRedirect: the response to a GET that net/http makes of a redirected PUT confirms no write, and
+// no other page is a value.
+func TestHTTPFollowsNoRedirect(t *testing.T) {
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		o, values := serve(t)
+		o.data["page"], o.tags["page"] = []byte("a page"), 1
+		redirect := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, values.URL+"page", status)
+		}))
+		defer redirect.Close()
+		redirected := optimistic.HTTP{URL: redirect.URL}
+		if v, err := optimistic.Put(t.Context(), redirected, "k", []byte("one"), `"1"`); !errors.Is(err, optimistic.ErrUnknown) {
+			t.Errorf("Put, %d: %q, %v", status, v, err)
+		}
+		if data, _, err := optimistic.Get(t.Context(), redirected, "k"); !errors.Is(err, holdfast.ErrRefused) || !strings.Contains(err.Error(), values.URL[:20]) {
+			t.Errorf("Get, %d: %q, %v", status, data, err)
+		}
+	}
+}
+
+// TestHTTPUpdateBehindRepeatingProxyAppliesOnce: a proxy repeats each PUT, and returns the second response, which is
+// 412. On a server without metadata the outcome is unknown.
+func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		for _, followed := range []bool{false, true} {
+			if plain && followed {
+				continue // the documentation of HTTP names this case
+			}
+			t.Run(fmt.Sprintf("plain=%t,followed=%t", plain, followed), func(t *testing.T) {
+				o, values := serve(t)
+				o.plain = plain
+				add := func(text string) func(context.Context, []byte) ([]byte, error) {
+					return func(_ context.Context, old []byte) ([]byte, error) { return append(old, text...), nil }
+				}
+				if err := optimistic.Update(t.Context(), values, "k", add("a")); err != nil {
+					t.Fatal(err)
+				}
+				proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == http.MethodPut {
+						body, _ := io.ReadAll(r.Body)
+						first := r.Clone(r.Context())
+						first.Body = io.NopCloser(bytes.NewReader(body))
+						o.ServeHTTP(httptest.NewRecorder(), first)
+						if followed { // another client writes before the repetition
+							if err := optimistic.Update(r.Context(), values, "k", add("c")); err != nil {
+								t.Error(err)
+							}
+						}
+						r.Body = io.NopCloser(bytes.NewReader(body))
+					}
+					o.ServeHTTP(w, r)
+				}))
+				defer proxy.Close()
+				behind := optimistic.HTTP{URL: proxy.URL + "/bucket"}
+				err := optimistic.Update(t.Context(), behind, "k", add("b"))
+				if plain != errors.Is(err, optimistic.ErrUnknown) || !plain && err != nil {
+					t.Errorf("Update: %v", err)
+				}
+				if data := string(o.data["k"]); strings.Count(data, "b") != 1 {
+					t.Errorf("the value is %q, want one b", data)
+				}
+				if !followed {
+					return
+				}
+				_, version, err := optimistic.Get(t.Context(), behind, "k")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if version, err = optimistic.Put(t.Context(), behind, "k", []byte("d"), version); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := optimistic.Put(t.Context(), values, "k", []byte("e"), version); !errors.Is(err, optimistic.ErrConflict) {
+					t.Errorf("a Put at the version of a write that another one has followed: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestHTTPRefusesServerWithoutConditions: such a server overwrites the values of other clients.
+func TestHTTPRefusesServerWithoutConditions(t *testing.T) {
+	for _, ignored := range []string{"If-Match", "If-None-Match"} {
+		o, values := serve(t)
+		o.ignores = ignored
+		_, err := optimistic.Put(t.Context(), values, "k", []byte("one"), "")
+		if !errors.Is(err, holdfast.ErrUnsupported) || !strings.Contains(err.Error(), ignored) {
+			t.Errorf("%s: %v", ignored, err)
+		}
+	}
+}
+
+func TestHTTPRefusesKeysThatLeaveTheParent(t *testing.T) {
+	_, values := serve(t)
+	for _, key := range []string{".", "..", "a/../../b", "a/./b", "../x", "x/.."} {
+		if _, _, err := optimistic.Get(t.Context(), values, key); !errors.Is(err, holdfast.ErrInvalid) {
+			t.Errorf("Get of %q: %v", key, err)
+		}
+		if _, err := optimistic.Put(t.Context(), values, key, nil, ""); !errors.Is(err, holdfast.ErrInvalid) {
+			t.Errorf("Put of %q: %v", key, err)
+		}
+	}
+	for _, key := range []string{"...", "a..b", ".a", "a."} {
+		if _, err := optimistic.Put(t.Context(), values, key, nil, ""); err != nil {
+			t.Errorf("Put of %q: %v", key, err)
+		}
 	}
 }
 

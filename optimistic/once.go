@@ -33,7 +33,7 @@ func Once(ctx context.Context, l *holdfast.Locker, values Values, key string, f 
 	}
 	err = l.Do(ctx, key, func(ctx context.Context) error {
 		mark, version, err := ReadMark(ctx, values, key)
-		if err != nil || mark != nil {
+		if err != nil || mark != nil { // mutation: once-mark
 			return err
 		}
 		ran = true

@@ -24,6 +24,33 @@ func locker(t *testing.T, s *memstore.Store) *holdfast.Locker {
 	return l
 }
 
+// TestValuesOfLockerServeURL: a program that configures its store by URL has values, too.
+func TestValuesOfLockerServeURL(t *testing.T) {
+	l, err := holdfast.Open(t.Context(), "memory://")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(context.Background())
+	values, err := l.Values()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{true, false} {
+		ran, err := optimistic.Once(t.Context(), l, values, "k", func(context.Context) error { return nil })
+		if ran != want || err != nil {
+			t.Errorf("ran: %t, %v", ran, err)
+		}
+	}
+	without, err := holdfast.New(struct{ driver.Store }{memstore.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer without.Close(context.Background())
+	if _, err := without.Values(); !errors.Is(err, holdfast.ErrUnsupported) {
+		t.Errorf("a store without values: %v", err)
+	}
+}
+
 // TestOnceRunsOneOfManyCallers: all callers but one wait for the lock while the function runs. So they have
 // found no mark before, and find it after the wait.
 func TestOnceRunsOneOfManyCallers(t *testing.T) {

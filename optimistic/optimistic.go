@@ -13,7 +13,7 @@ import (
 )
 
 // Values keeps data under keys, with versions. Every store of holdfast except Redlock implements
-// it. For a store of your own, implement its two methods, Get and Put.
+// it; holdfast.Locker.Values returns those of a Locker. For a store of your own, implement its two methods, Get and Put.
 //
 // A key is valid UTF-8, 1 to 512 bytes, no NUL. Data has at most 512 KiB.
 type Values = driver.Values
@@ -29,15 +29,6 @@ var (
 	// ErrNotExist: the row does not exist.
 	ErrNotExist = errors.New("optimistic: no such row")
 )
-
-// Of returns the values of a store, for a store that was opened by URL. The error wraps
-// holdfast.ErrUnsupported if the store keeps none.
-func Of(s driver.Store) (Values, error) {
-	if v, ok := s.(Values); ok {
-		return v, nil
-	}
-	return nil, fmt.Errorf("%w: %v keeps no values", holdfast.ErrUnsupported, s)
-}
 
 // Get returns the data of a key and its version. A key that was never written has no data
 // and the version "". Versions of different keys cannot be compared, and versions have no
@@ -160,7 +151,7 @@ func wrap(err error) error {
 			return err
 		}
 	}
-	kind := ErrUnknown
+	kind := ErrUnknown // mutation: values-unknown
 	switch driver.CodeOf(err) {
 	case driver.CodeConflict:
 		kind = ErrConflict

@@ -223,10 +223,4 @@ func TestBadInputIsRefused(t *testing.T) {
 	if _, err := optimistic.Put(t.Context(), store, "k", make([]byte, driver.MaxValue+1), ""); !errors.Is(err, holdfast.ErrInvalid) {
 		t.Errorf("too much data: %v", err)
 	}
-	if _, err := optimistic.Of(struct{ driver.Store }{store}); !errors.Is(err, holdfast.ErrUnsupported) {
-		t.Errorf("a store without values: %v", err)
-	}
-	if v, err := optimistic.Of(store); v != optimistic.Values(store) || err != nil {
-		t.Errorf("Of(store): %v, %v", v, err)
-	}
 }

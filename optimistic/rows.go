@@ -3,7 +3,6 @@ package optimistic
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -32,6 +31,11 @@ import (
 //
 // It is atomic under every isolation level, and no row is locked while the function runs.
 // All writers of the table must raise the version.
+//
+// On MySQL and MariaDB the statement changes nothing if the session's sql_mode is not strict, because the
+// server would clip a number that is too large for its column: an UPDATE would not raise the version. It also
+// changes nothing if autocommit is off, except in a *sql.Tx or *sql.Conn, where the caller commits. Put and
+// Update then return holdfast.ErrRefused.
 type Rows[T any] struct {
 	// DB is a *sql.DB, or a *sql.Conn or *sql.Tx for Get and Put alone. Required.
 	DB Queryer
@@ -48,8 +52,8 @@ type Rows[T any] struct {
 	Fields func(*T) []any
 	// IsConflict reports that the database has failed a statement because of another
 	// writer, so that Update repeats it. Default: SQLSTATE 40001 and 40P01 of errors
-	// with a method SQLState() string, as PostgreSQL's have. MySQL and SQLite fail no
-	// single statement for that reason unless they are so configured.
+	// with a method SQLState() string, as PostgreSQL's have, or a field SQLState of 5 bytes,
+	// as those of go-sql-driver/mysql have.
 	IsConflict func(error) bool
 }
 
@@ -104,8 +108,27 @@ func (r Rows[T]) Get(ctx context.Context, key any) (row T, version int64, err er
 // DB is a transaction, roll it back after an error. Errors wrap [ErrConflict], also if the
 // row no longer exists, [ErrUnknown], or holdfast.ErrInvalid.
 func (r Rows[T]) Put(ctx context.Context, key any, row T, version int64) error {
+	switch r.DB.(type) {
+	case *sql.Tx, *sql.Conn:
+		return r.put(ctx, key, row, version, strict)
+	}
+	return r.put(ctx, key, row, version, strictCommits)
+}
+
+// The conditions of a session of MySQL that does not clip values, and that commits each statement.
+const (
+	strict        = "@@sql_mode LIKE '%STRICT%'"
+	strictCommits = strict + " AND @@autocommit = 1"
+)
+
+// put is Put. On MySQL it changes nothing in a session without the condition.
+func (r Rows[T]) put(ctx context.Context, key any, row T, version int64, session string) error {
 	if err := r.check(); err != nil {
 		return err
+	}
+	and := ""
+	if r.Dialect == fence.MySQL {
+		and = " AND " + session
 	}
 	var set strings.Builder
 	var args []any
@@ -120,14 +143,19 @@ func (r Rows[T]) Put(ctx context.Context, key any, row T, version int64) error {
 	n := len(args)
 	// The version changes in any case, so the count of affected rows means the same with
 	// all drivers and settings.
-	result, err := r.DB.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET %s%s = %s + 1 WHERE %s = %s AND %s = %s",
-		r.Table, set.String(), r.Version, r.Version, r.Key, r.arg(n+1), r.Version, r.arg(n+2)), append(args, key, version)...)
+	result, err := r.DB.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET %s%s = %s + 1 WHERE %s = %s AND %s = %s%s",
+		r.Table, set.String(), r.Version, r.Version, r.Key, r.arg(n+1), r.Version, r.arg(n+2), and), append(args, key, version)...)
 	if err != nil {
 		return r.failed(key, err, ErrUnknown)
 	}
 	switch written, err := result.RowsAffected(); {
 	case err != nil:
 		return r.failed(key, err, ErrUnknown)
+	case written == 0 && and != "":
+		if err := r.checkSession(ctx, session); err != nil {
+			return err
+		}
+		fallthrough
 	case written == 0:
 		return fmt.Errorf("%w: %s, version %d", ErrConflict, r.where(key), version)
 	case written > 1:
@@ -152,8 +180,24 @@ func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T
 		if err := f(ctx, &row); err != nil {
 			return callerError{err}
 		}
-		return r.Put(ctx, key, row, version)
+		return r.put(ctx, key, row, version, strictCommits)
 	})
+}
+
+// checkSession returns an error if the condition of put is false in a session of the pool.
+func (r Rows[T]) checkSession(ctx context.Context, condition string) error {
+	rows, err := r.DB.QueryContext(ctx, "SELECT "+condition+", @@sql_mode, @@autocommit")
+	if err != nil {
+		return nil // Update tries again, and so may find out
+	}
+	defer func() { _ = rows.Close() }()
+	var ok bool
+	var mode, autocommit string
+	if !rows.Next() || rows.Scan(&ok, &mode, &autocommit) != nil || ok {
+		return nil
+	}
+	return fmt.Errorf("optimistic: %w: nothing was written to %s: the sessions have sql_mode %q and autocommit %s: "+
+		"a mode with STRICT_ALL_TABLES is needed, since others clip numbers, and autocommit 1, since others commit nothing", holdfast.ErrRefused, r.Table, mode, autocommit)
 }
 
 func (r Rows[T]) check() error {
@@ -189,22 +233,14 @@ func (r Rows[T]) failed(key any, err, kind error) error {
 	conflict := r.IsConflict
 	if conflict == nil {
 		// A serialization failure, or a deadlock.
-		conflict = func(err error) bool { return sqlState(err) == "40001" || sqlState(err) == "40P01" }
+		conflict = func(err error) bool { return sqltype.State(err) == "40001" || sqltype.State(err) == "40P01" }
 	}
 	switch {
 	case conflict(err):
 		kind = ErrConflict
-	case strings.HasPrefix(sqlState(err), "42"): // no such table or column, no rights
+	case strings.HasPrefix(sqltype.State(err), "42"), // no such table or column, no rights
+		strings.HasPrefix(sqltype.State(err), "22"): // a value that its column does not take
 		kind = holdfast.ErrRefused
 	}
 	return fmt.Errorf("%w: %s: %w", kind, r.where(key), err)
-}
-
-// sqlState returns the SQLSTATE of an error, "" if the error has none.
-func sqlState(err error) string {
-	var s interface{ SQLState() string }
-	if errors.As(err, &s) {
-		return s.SQLState()
-	}
-	return ""
 }

@@ -1,6 +1,7 @@
 package otelhooks
 
 import (
+	"container/list"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ type acquisition struct {
 	hooks           *hooks
 	span            trace.Span // of the acquisition
 	over            atomic.Bool
+	wait            *list.Element // in the hooks' waits
 
 	// Two goroutines report the events of one grant, in any order: a loss may be
 	// reported before the grant.

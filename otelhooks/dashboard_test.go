@@ -50,6 +50,16 @@ func (m nameMeter) Int64Counter(name string, o ...metric.Int64CounterOption) (me
 	return m.Meter.Int64Counter(name, o...)
 }
 
+func (m nameMeter) Int64ObservableGauge(name string, o ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
+	m.add(name, "")
+	return m.Meter.Int64ObservableGauge(name, o...)
+}
+
+func (m nameMeter) Float64ObservableGauge(name string, o ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+	m.add(name, "_seconds")
+	return m.Meter.Float64ObservableGauge(name, o...)
+}
+
 // TestDashboardShowsEveryMetric: docs/grafana.json is JSON, and names the metrics that the
 // hooks report, all of them and no others.
 func TestDashboardShowsEveryMetric(t *testing.T) {

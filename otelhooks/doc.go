@@ -17,6 +17,8 @@
 //	holdfast.acquire.duration   histogram, s             kind, mode, outcome
 //	holdfast.hold.duration      histogram, s             kind, mode, outcome
 //	holdfast.locks.held         up-down counter, {grant} kind, mode
+//	holdfast.waits              gauge, {acquisition}     none
+//	holdfast.wait.longest       gauge, s                 none
 //	holdfast.losses             counter, {loss}          kind, mode, cause
 //	holdfast.renewals           counter, {renewal}       kind, mode, outcome
 //	holdfast.undo.failures      counter, {failure}       kind, mode
@@ -32,8 +34,15 @@
 //     lost), "timeout" and "canceled" (the caller's context, before the store
 //     answered), or "failed"; of a held grant "released", "lost" or "unconfirmed";
 //     of a renewal "renewed" or "failed".
-//   - holdfast.cause: the cause of a [holdfast.LostError], such as "expired";
+//   - holdfast.cause: the cause of a [holdfast.LostError], a value of [holdfast.Cause];
 //     "other" for a cause that holdfast does not define.
+//
+// holdfast.waits counts each goroutine that waits for a lock, or for the answer of a store, and
+// holdfast.wait.longest is the time since the first of these acquisitions began. Both need the context that
+// Start returns: other hooks of the Locker must derive theirs from it.
+//
+// With the first acquired lock of a kind and mode, the counters of losses, renewals and failed undos begin
+// with 0, so that the first failure is an increase.
 //
 // The hooks do not report invalid input or a name that the context already holds.
 // They do not report a join of a held lock with [holdfast.Reentrant] either: it is

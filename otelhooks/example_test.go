@@ -39,7 +39,7 @@ func Example() {
 			return err
 		}
 		for _, m := range now.ScopeMetrics[0].Metrics {
-			if held, ok := m.Data.(metricdata.Sum[int64]); ok {
+			if held, ok := m.Data.(metricdata.Sum[int64]); ok && m.Name == "holdfast.locks.held" {
 				fmt.Println(m.Name, held.DataPoints[0].Value)
 			}
 		}

@@ -1,8 +1,12 @@
 package otelhooks
 
 import (
+	"container/list"
 	"context"
 	"errors"
+	"slices"
+	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -24,6 +28,35 @@ type instruments struct {
 	locksHeld                     metric.Int64UpDownCounter
 	losses, renewals              metric.Int64Counter
 	undoFailures                  metric.Int64Counter
+	waits                         *waits
+}
+
+// waits are the acquisitions without an answer, in the order of their begin.
+type waits struct {
+	mu  sync.Mutex
+	all list.List // of time.Time
+}
+
+func (w *waits) begin() *list.Element {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.all.PushBack(time.Now())
+}
+
+func (w *waits) end(e *list.Element) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all.Remove(e) // a second call has no effect
+}
+
+// present returns how many acquisitions wait, and for how long the first of them.
+func (w *waits) present() (n int, longest time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if first := w.all.Front(); first != nil {
+		longest = time.Since(first.Value.(time.Time))
+	}
+	return w.all.Len(), longest
 }
 
 // OpenTelemetry's default boundaries are meant for milliseconds. A free lock takes microseconds
@@ -36,7 +69,8 @@ var (
 
 func newInstruments(m metric.Meter) (instruments, error) {
 	var in instruments
-	var errs [6]error
+	in.waits = &waits{}
+	var errs [8]error
 	in.acquireDuration, errs[0] = m.Float64Histogram("holdfast.acquire.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from the request for a lock to its grant or failure."),
 		metric.WithExplicitBucketBoundaries(acquireBounds...))
@@ -51,7 +85,37 @@ func newInstruments(m metric.Meter) (instruments, error) {
 		metric.WithDescription("Renewals of held locks and their outcome."))
 	in.undoFailures, errs[5] = m.Int64Counter("holdfast.undo.failures", metric.WithUnit("{failure}"),
 		metric.WithDescription("Failed tries to undo an acquisition of unknown outcome."))
-	return in, errors.Join(errs[:]...)
+	var waiting metric.Int64ObservableGauge
+	var longest metric.Float64ObservableGauge
+	waiting, errs[6] = m.Int64ObservableGauge("holdfast.waits", metric.WithUnit("{acquisition}"),
+		metric.WithDescription("Acquisitions of this process that wait for an answer now."))
+	longest, errs[7] = m.Float64ObservableGauge("holdfast.wait.longest", metric.WithUnit("s"),
+		metric.WithDescription("Time for which the first of them has waited, 0 if there is none."))
+	if err := errors.Join(errs[:]...); err != nil {
+		return in, err
+	}
+	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		n, first := in.waits.present()
+		o.ObserveInt64(waiting, int64(n))
+		o.ObserveFloat64(longest, first.Seconds())
+		return nil
+	}, waiting, longest)
+	return in, err
+}
+
+// zero begins the counters of failures with 0, when a lock of a kind and mode is acquired for the first time. Otherwise
+// a counter would appear with its first failure, and the rate of a counter does not include its first value.
+func (h *hooks) zero(ctx context.Context, e holdfast.Event) {
+	if _, done := h.zeroed.LoadOrStore(kind(e)+"\n"+mode(e), true); done {
+		return
+	}
+	for _, c := range append(causes, "other") {
+		h.losses.Add(ctx, 0, labels(e, causeKey.String(string(c))))
+	}
+	for _, outcome := range []string{"renewed", "failed"} {
+		h.renewals.Add(ctx, 0, labels(e, outcomeKey.String(outcome)))
+	}
+	h.undoFailures.Add(ctx, 0, labels(e))
 }
 
 // labels are the attributes of a measurement.
@@ -79,12 +143,14 @@ func mode(e holdfast.Event) string {
 
 // cause maps all causes that holdfast does not define to "other".
 func cause(e holdfast.Event) string {
-	switch e.Cause {
-	case holdfast.CauseExpired, holdfast.CauseTaken, holdfast.CauseSessionEnded, holdfast.CauseGone, holdfast.CauseSlept, holdfast.CauseClosed:
+	if slices.Contains(causes, e.Cause) {
 		return string(e.Cause)
 	}
 	return "other"
 }
+
+var causes = []holdfast.Cause{holdfast.CauseExpired, holdfast.CauseTaken, holdfast.CauseSessionEnded, holdfast.CauseGone,
+	holdfast.CauseSlept, holdfast.CauseClosed}
 
 // The order of outcomes matters: a wait that ended after the store reported a holder is busy,
 // although its error also matches the context's.

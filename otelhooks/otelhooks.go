@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -68,6 +69,7 @@ type hooks struct {
 	instruments
 	tracer trace.Tracer
 	names  bool
+	zeroed sync.Map // the kinds and modes for which zero was called
 }
 
 // Start starts the acquire span.
@@ -76,7 +78,7 @@ func (h *hooks) Start(ctx context.Context, e holdfast.Event) context.Context {
 	if h.names && e.Reason != "" {
 		attrs = append(attrs, attribute.String("holdfast.reason", e.Reason))
 	}
-	a := &acquisition{Context: ctx, hooks: h}
+	a := &acquisition{Context: ctx, hooks: h, wait: h.waits.begin()}
 	a.spanned, a.span = h.tracer.Start(ctx, "holdfast.acquire", trace.WithAttributes(attrs...))
 	return a
 }
@@ -120,9 +122,13 @@ func (h *hooks) Event(ctx context.Context, e holdfast.Event) {
 func (h *hooks) answered(ctx context.Context, a *acquisition, e holdfast.Event) {
 	result := outcome(e.Err)
 	h.acquireDuration.Record(ctx, e.Took.Seconds(), labels(e, outcomeKey.String(result)))
+	if e.Kind == holdfast.EventAcquired {
+		h.zero(ctx, e)
+	}
 	if a == nil {
 		return
 	}
+	h.waits.end(a.wait)
 	// Set the kind again: a store may find it out only with its first request.
 	attrs := []attribute.KeyValue{outcomeKey.String(result), kindKey.String(kind(e)), attribute.Float64("holdfast.waited", e.Took.Seconds())}
 	if e.Kind == holdfast.EventAcquired {

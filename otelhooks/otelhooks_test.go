@@ -202,6 +202,51 @@ func TestQueuedEventAndWaitTime(t *testing.T) {
 	})
 }
 
+// TestPresentWaitsAreMeasured: the gauges show each goroutine that waits, and how long the first has waited.
+func TestPresentWaitsAreMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		k, err := r.other().Lock(r.ctx, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() { _ = r.lock(r.ctx, "x").Unlock() })
+			time.Sleep(2 * second)
+		}
+		r.want("holdfast.waits", map[string]int64{"": 3})
+		if got := r.total("holdfast.wait.longest"); got != 6*second {
+			t.Errorf("the longest wait is %s, want 6s", got)
+		}
+		if err := k.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		all.Wait()
+		r.close()
+		r.balanced()
+		if got := r.total("holdfast.wait.longest"); got != 0 {
+			t.Errorf("the longest wait is %s after the last", got)
+		}
+	})
+}
+
+// TestFailureCountersBeginWithZero: the first acquired lock shows the counters of failures, so that the first
+// failure is an increase.
+func TestFailureCountersBeginWithZero(t *testing.T) {
+	r := newRig(t)
+	_ = r.lock(r.ctx, "x").Unlock()
+	r.close()
+	losses := map[string]int64{"memory,exclusive,other": 0}
+	for _, c := range []holdfast.Cause{holdfast.CauseExpired, holdfast.CauseTaken, holdfast.CauseSessionEnded, holdfast.CauseGone,
+		holdfast.CauseSlept, holdfast.CauseClosed} {
+		losses["memory,exclusive,"+string(c)] = 0
+	}
+	r.want("holdfast.losses", losses)
+	r.want("holdfast.renewals", map[string]int64{"memory,exclusive,renewed": 0, "memory,exclusive,failed": 0})
+	r.want("holdfast.undo.failures", map[string]int64{"memory,exclusive": 0})
+}
+
 func TestFailureOutcomes(t *testing.T) {
 	refusal := func(code driver.Code) error { return driver.Errorf(code, "no (scripted)") }
 	for want, err := range map[string]error{

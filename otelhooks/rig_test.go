@@ -128,6 +128,14 @@ func (r *rig) each(instrument string, f func(labels string, value int64, sum flo
 				for _, p := range d.DataPoints {
 					f(labelsOf(p.Attributes), p.Value, 0)
 				}
+			case metricdata.Gauge[int64]:
+				for _, p := range d.DataPoints {
+					f(labelsOf(p.Attributes), p.Value, 0)
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range d.DataPoints {
+					f(labelsOf(p.Attributes), 0, p.Value)
+				}
 			case metricdata.Histogram[float64]:
 				for _, p := range d.DataPoints {
 					f(labelsOf(p.Attributes), int64(p.Count), p.Sum)
@@ -181,6 +189,7 @@ func (r *rig) balanced() {
 	if began, ended := len(r.spans.Started()), len(r.spans.Ended()); began != ended {
 		r.t.Errorf("%d spans began, %d ended", began, ended)
 	}
+	r.want("holdfast.waits", map[string]int64{"": 0})
 }
 
 func events(s sdktrace.ReadOnlySpan) []string {

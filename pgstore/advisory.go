@@ -124,7 +124,7 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 func waitMark(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.
-const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + resetName + " END"
+const pass = "SELECT CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + resetName + " END"
 
 // Pass keeps the lock if no session shares the lock of the waiters, and otherwise frees it,
 // in one statement.
@@ -173,12 +173,12 @@ func (r advisory) severalTokens(a *sqlkit.LockRequest) string {
 // trySeveral reserves $2 tokens. CASE evaluates the clock after its condition, and so with the
 // lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
 const (
-	tryOne = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
+	tryOne = "SELECT CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
 	// clockIfTaken is the token, NULL if the query l did not take the lock.
 	clockIfTaken = "CASE WHEN ok THEN " + clock + " END"
 )
 
-var trySeveral = "WITH l AS MATERIALIZED (SELECT " + unlabelledMark + " pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
+var trySeveral = "WITH l AS MATERIALIZED (SELECT pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
 
 // clockFor returns the expression for the token. Shared grants read the clock one after the
 // other, so that no two have the same token.
@@ -192,8 +192,7 @@ func (r advisory) clockFor(a *sqlkit.LockRequest) string {
 // turnMark returns the advisory lock that a session has while it reads the clock for a shared grant.
 func turnMark(key []byte) mark { return hashed("token\x00", key) }
 
-// try takes the lock if it is free. unlabelledMark shows that the session has a grant that
-// is not recorded.
+// try takes the lock if it is free.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
 		if n := r.severalTokens(a); n != "" {
@@ -201,7 +200,7 @@ func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequ
 		}
 		return p.prepared(ctx, tryOne, m.args())
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT "+unlabelledMark+" pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
 		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", r.severalTokens(a))))
 	return answers.Last(), err
 }
@@ -224,7 +223,7 @@ var errMoved = fmt.Errorf("the connection has another backend than before: a poo
 // after. If the server repeats the update because another client has just changed the row,
 // it evaluates the expression anew.
 func durableStatement(a *sqlkit.LockRequest) string {
-	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(set_config('holdfast.mark', token::text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
+	return fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(set_config('holdfast.mark', token::text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
 		" RETURNING current_setting('holdfast.mark'), token", clock, sqlkit.Bucket(a.Key))
 }
 
@@ -269,7 +268,9 @@ func (r advisory) Clear(ctx context.Context, s *sqlkit.Session) error {
 }
 
 // Survey returns the holders and waiters in pg_locks.
-func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) (
+	sights []sqlkit.Sight, missing, err error,
+) {
 	where := "true"
 	if !all {
 		m, err := r.mark(key)
@@ -282,14 +283,8 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	if err != nil {
 		return nil, nil, err
 	}
-	var sights []sqlkit.Sight
-	var unrecorded []sqlkit.Identity
 	for _, f := range list {
 		if f.mark == waitMark(f.Key) {
-			continue
-		}
-		if f.unrecorded {
-			unrecorded = append(unrecorded, f.Identity)
 			continue
 		}
 		if m, err := r.mark(f.Key); err != nil || m != f.mark {
@@ -303,5 +298,5 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 		}
 		sights = append(sights, f.Sight)
 	}
-	return sights, unrecorded, nil
+	return sights, nil, nil
 }

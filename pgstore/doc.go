@@ -11,12 +11,13 @@
 // recipes and lists the rights that they need.
 //
 // Parameters of the URL: recipe; tokens=durable ([DurableTokens]); keys=given
-// ([GivenKeys]); table and column ([Table]). All other parameters belong to pgx or the
-// server. The store overrides those that would end a session or a wait.
+// ([GivenKeys]); table and column ([Table]); max_conns ([MaxConns]); max_idle ([MaxIdle]);
+// require_tls=true, which refuses connections without TLS to a verified server.
+// All other parameters belong to pgx or the server. The store overrides those that would end a session or a wait.
 //
 // # Safety
 //
-// [sqlkit.Sessions] and [sqlkit.Optimistic] explain why sessions and leases are safe. This is
+// [sqlkit.Sessions] and package record explain why sessions and leases are safe. This is
 // specific to PostgreSQL:
 //
 // The store sets idle_session_timeout, or inside the transaction
@@ -37,8 +38,9 @@
 //
 // pg_locks shows the sessions that have locks, and pg_stat_activity shows their owners: the
 // comment of the last statement has the owner, and application_name the tokens. Both end
-// with the session. In the first 20 ms of a grant only pg_locks shows it, and an inspection
-// waits until pg_stat_activity shows the owner.
+// with the session. In the first 20 ms of a grant of [Advisory] only pg_locks shows it. Until then
+// an inspection shows the number of the backend, and a list omits the grant. So it is with a
+// grant whose process was stopped before it showed its owner.
 //
 // Every new session checks whether the server is a replica, because a replica grants advisory
 // locks of its own. If a URL names several hosts, the client uses the primary.

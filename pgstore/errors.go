@@ -4,28 +4,13 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
-// stater is an error with an SQLSTATE, as pgx and lib/pq return it.
-type stater interface {
-	error
-	SQLState() string
-}
-
 // sqlState returns the SQLSTATE of an error, empty if it has none.
-func sqlState(err error) string {
-	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return e.Code
-	}
-	if e, ok := errors.AsType[stater](err); ok {
-		return e.SQLState()
-	}
-	return ""
-}
+func sqlState(err error) string { return sqltype.State(err) }
 
 // The SQLSTATEs that the store distinguishes.
 const (
@@ -45,7 +30,6 @@ const (
 	noSuchObject             = "42704" // for example a configuration parameter
 	noSuchFunction           = "42883"
 	noSuchTable              = "42P01"
-	duplicateTable           = "42P07" // another client runs the script of Init, too
 	tooManyConnections       = "53300"
 	limitExceeded            = "53400"
 	lockNotAvailable         = "55P03"
@@ -74,7 +58,7 @@ func (faults) Sort(err error) (error, bool) {
 		return driver.Errorf(driver.CodeUnavailable, "%w: %w", sqlkit.ErrTooMany, err), false
 	case limitExceeded, startingUp, queryCanceled: // a cancelled statement has done nothing
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
-	case noSuchTable, noSuchColumn, duplicateTable:
+	case noSuchTable, noSuchColumn:
 		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
 	case noSuchObject:
 		if strings.Contains(err.Error(), "configuration parameter") { // of the URL

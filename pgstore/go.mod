@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/holdfast-go/holdfast v0.1.0
+	github.com/holdfast-go/holdfast/internal/sqlkit v0.1.0
 	github.com/jackc/pgx/v5 v5.12.0
 )
 

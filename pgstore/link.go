@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 	"net"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -40,12 +42,12 @@ func (l *pgLink) Watch() {
 	}
 }
 
-func (l *pgLink) Run(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
-	ctx, err := l.begin(ctx)
+func (l *pgLink) Run(ctx context.Context, statements ...string) (_ sqlkit.Answers, err error) {
+	ctx, err = l.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer l.finish()
+	defer l.finish(&err)
 	return runPg(ctx, l.conn, statements)
 }
 
@@ -65,10 +67,13 @@ func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
 	return context.Background(), nil
 }
 
-// finish ends the use of the link. If Close was called meanwhile, finish ends the connection.
-func (l *pgLink) finish() {
+// finish ends the use of the link. If Close was called meanwhile, finish ends the connection. It sets err if
+// the connection has ended although the answer came.
+func (l *pgLink) finish(err *error) {
 	if l.ender != nil {
-		l.ender.Stop()
+		if late := l.ender.Stop(); *err == nil {
+			*err = late
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,12 +90,12 @@ type preparer interface {
 	prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error)
 }
 
-func (l *pgLink) prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error) {
-	ctx, err := l.begin(ctx)
+func (l *pgLink) prepared(ctx context.Context, statement string, args ...string) (_ sqlkit.Row, err error) {
+	ctx, err = l.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer l.finish()
+	defer l.finish(&err)
 	described, ok := l.statements[statement]
 	if !ok {
 		if described, err = l.prepare(ctx, statement); err != nil {
@@ -199,9 +204,51 @@ func (l *pgLink) end() {
 	l.cut()
 }
 
+// lastHost is the host to which a store has connected last, HOST:PORT.
+type lastHost struct {
+	mu   sync.Mutex
+	last string
+}
+
+// prefer makes the host of the last connection the first one of the configuration. Otherwise a host that does not
+// answer would take its time of each connection. hostOf returns the host of an address, once pgx has resolved it.
+func (h *lastHost) prefer(cfg *pgconn.Config) (hostOf func(address string) string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := append([]*pgconn.FallbackConfig{{Host: cfg.Host, Port: cfg.Port, TLSConfig: cfg.TLSConfig}}, cfg.Fallbacks...)
+	rank := func(f *pgconn.FallbackConfig) int {
+		if net.JoinHostPort(f.Host, strconv.Itoa(int(f.Port))) == h.last {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(all, func(a, b *pgconn.FallbackConfig) int { return rank(a) - rank(b) })
+	cfg.Host, cfg.Port, cfg.TLSConfig, cfg.Fallbacks = all[0].Host, all[0].Port, all[0].TLSConfig, all[1:]
+	names := map[string]string{} // of the addresses
+	lookup := cfg.LookupFunc
+	cfg.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
+		found, err := lookup(ctx, host)
+		for _, a := range found {
+			names[a] = host
+		}
+		return found, err
+	}
+	return func(address string) string {
+		ip, port, _ := net.SplitHostPort(address)
+		return net.JoinHostPort(names[ip], port)
+	}
+}
+
+func (h *lastHost) connected(host string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = host
+}
+
 // dialLink opens a connection that reports its end at once.
-func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
+func dialLink(ctx context.Context, cfg *pgconn.Config, h *lastHost) (*pgLink, error) {
 	cfg = cfg.Copy()
+	hostOf := h.prefer(cfg)
 	var mu sync.Mutex
 	var dialled []*sqlkit.Conn
 	dial := cfg.DialFunc
@@ -233,6 +280,7 @@ func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 	for _, w := range dialled[:len(dialled)-1] {
 		w.Close()
 	}
+	h.connected(hostOf(last.RemoteAddr().String()))
 	cut := func() { last.Close() }
 	return &pgLink{conn: c, gone: last.Gone(), watch: last.Watch, cut: cut, ender: sqlkit.NewEnder(cut)}, nil
 }

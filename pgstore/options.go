@@ -64,6 +64,13 @@ func GivenKeys() Option { return func(c *config) { c.givenKeys = true } }
 // default is 64, and the range is 1 to 10,000. MaxIdle has no effect on a user's pool.
 func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 
+// MaxConns limits the connections of Advisory and Pessimistic: one for each held lock and each waiter. Further
+// requests wait in the process, in the order in which they came; one that does not wait fails as unavailable when
+// its time has passed, or at once as busy if this process holds its lock. Up to eight more connections are used for
+// a moment. The default is a quarter of what the server allows this user. MaxConns has no effect on a user's pool,
+// which has its own limit.
+func MaxConns(n int) Option { return func(c *config) { c.MaxConns = n } }
+
 // Table makes Pessimistic lock the rows of an existing table, to share them with other
 // programs that lock those rows. column holds the names, is of type text, varchar or bytea,
 // and has a unique index. The store inserts missing rows, with the column alone. The store

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -11,14 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// pessimistic is the recipe of a row lock in an open transaction.
-//
-// Each name has a row. An exclusive grant locks the row alone, and all other grants share
-// it. Before a request shares the row, its client ensures, with the row locked, that the
-// column permits has its kind. That is 0 for readers, and n for a semaphore of n. A change
-// of permits locks the row alone. So readers and permits, and semaphores of different
-// sizes, never have grants at the same time. They wait for one another, although their
-// limits would admit some of them. Each permit also locks a row of its own.
+// pessimistic is the recipe of a row lock in an open transaction; see [sqlkit.RowLocker].
 //
 // PostgreSQL lets overlapping readers starve a writer, and lets new requests pass the
 // waiters of a row. So there is a gate before the row, an advisory lock. A waiter takes the
@@ -28,16 +20,27 @@ import (
 //
 // A transaction with a grant also shares an advisory lock that no session takes alone. This
 // lock makes the grant visible in pg_locks, which does not show row locks.
-type pessimistic struct{ sessions }
+type pessimistic struct {
+	sessions
+	*sqlkit.NameRows
+}
+
+func newPessimistic(s *store) pessimistic {
+	r := &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit}
+	r.Name = func(name []byte) string {
+		if s.facts().byteColumn {
+			return lit(name)
+		}
+		return "convert_from(" + lit(name) + ", 'UTF8')"
+	}
+	return pessimistic{sessions{s: s}, r}
+}
 
 // gateMark returns the gate of a name.
 func gateMark(key []byte) mark { return hashed("gate\x00", key) }
 
-// heldMark returns the advisory lock that makes the grants of a name visible.
-func heldMark(key []byte) mark { return hashed("held\x00", key) }
-
-// usersTable reports whether the rows are those of a user's table.
-func (r pessimistic) usersTable() bool { return r.s.cfg.Table != "" }
+// held returns the advisory lock that makes the grants of a name visible.
+func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.Own(), key) }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
@@ -45,31 +48,6 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 		return 0, err
 	}
 	return sqlkit.RoundTTL(q.TTL, unit)
-}
-
-// row returns the condition that finds a name's row.
-func (r pessimistic) row(key []byte) string {
-	if !r.usersTable() {
-		return "holdfast_name WHERE name = " + lit(key)
-	}
-	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
-}
-
-// value returns a name for a user's table: bytes or text, like its column.
-func (r pessimistic) value(key []byte) string {
-	_, name, _ := bytes.Cut(key, []byte{0})
-	if r.s.facts().byteColumn {
-		return lit(name)
-	}
-	return "convert_from(" + lit(name) + ", 'UTF8')"
-}
-
-// insert returns the statement that inserts a name's row.
-func (r pessimistic) insert(key []byte) string {
-	if !r.usersTable() {
-		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON CONFLICT DO NOTHING", lit(key))
-	}
-	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
 }
 
 // Lock locks the row.
@@ -89,13 +67,18 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
 	}
-	passedGate, row, exists := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
+	passedGate := answers.First(0).Text(0) == "yes"
+	var before sqlkit.Row
+	if r.FitsKind(a, wait) {
+		before, answers = answers.First(1), answers[1:]
+	}
+	row := answers.First(1)
 	if row != nil && row.Int(2) != s.ID.Conn {
 		return sqlkit.Got{}, errMoved
 	}
 	locked := row != nil && !row.Null(0)
-	fits := locked && (a.Limit == driver.Exclusive || row.Int(0) == int64(sqlkit.Kind(a.Limit)))
-	if passedGate && fits && !row.Null(1) {
+	fits := a.Limit == driver.Exclusive || row.Int(0) == int64(sqlkit.Kind(a.Limit))
+	if passedGate && locked && fits && !row.Null(1) {
 		a.Recorded = true // the statement has recorded the holder
 		got := sqlkit.Got{Token: uint64(row.Int(1)), Tokens: int(row.Int(4)), Slot: driver.NoSlot}
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
@@ -106,31 +89,26 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		}
 		return got, nil
 	}
+	if passedGate && !locked {
+		return sqlkit.Got{}, r.Missed(ctx, s, a, wait, before)
+	}
 	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
 		return sqlkit.Got{}, err
 	}
-	switch {
-	case !exists:
-		return sqlkit.Got{}, r.insertRow(ctx, s, a.Key)
-	case passedGate && locked && !fits:
+	if passedGate && !fits {
 		return sqlkit.Got{}, sqlkit.ErrKind
-	case wait && passedGate && !locked:
-		return sqlkit.Got{}, sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
 	}
 	return sqlkit.Got{}, sqlkit.ErrBusy
 }
 
-// insertRow inserts the row of a name and returns ErrRow, or the error of [sqlkit.RowLocker].
-func (r pessimistic) insertRow(ctx context.Context, s *sqlkit.Session, key []byte) error {
-	_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(key), "COMMIT")
-	switch {
-	case err == nil:
-		return sqlkit.ErrRow
-	case sqlState(err) != lockNotAvailable:
+// InsertRow inserts the row. While another client's transaction has inserted it and is still open, the row is
+// invisible, so that no statement can wait for it.
+func (r pessimistic) InsertRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
+	_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'",
+		r.Insert(a.Key)+" ON CONFLICT DO NOTHING", "COMMIT")
+	if sqlState(err) != lockNotAvailable {
 		return err
 	}
-	// Another client's transaction has inserted the row and is still open. The row is invisible
-	// until the commit, so that no statement can wait for it.
 	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
 		return err
 	}
@@ -138,7 +116,7 @@ func (r pessimistic) insertRow(ctx context.Context, s *sqlkit.Session, key []byt
 }
 
 // script returns the statements of TryRow. Their answers are: whether the request passed
-// the gate; the answer of grantQuery; and whether the name has a row.
+// the gate; permits, if FitsKind; and the answer of grantQuery.
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	// The script leaves the gate only if it has passed it. Otherwise the server would log a
 	// warning.
@@ -149,13 +127,11 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 		enter = setFlag("gate", "pg_advisory_lock("+gate+")::text || 'yes'")
 		leave = ifFlag("gate", "pg_advisory_unlock("+gate+")")
 	}
-	script := []string{
-		r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
-		"SELECT " + enter,
-		r.grantQuery(a, wait),
-		"SELECT EXISTS (SELECT 1 FROM " + r.row(a.Key) + ")",
-		"SELECT " + leave,
+	script := []string{r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SELECT " + enter}
+	if r.FitsKind(a, wait) {
+		script = append(script, "SELECT permits FROM "+r.Row(a.Key))
 	}
+	script = append(script, r.grantQuery(a, wait), "SELECT "+leave)
 	if a.Limit != driver.Exclusive {
 		script = append(script, "SELECT "+ifFlag("turn", "pg_advisory_unlock("+turnMark(a.Key).args()+")"))
 	}
@@ -166,18 +142,17 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 // and how many tokens the grant has. The query l locks the row, p a permit, t reads the clock with them,
 // and g reads it again for several tokens.
 func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
-	permits := "permits"
-	if r.usersTable() {
-		permits = "0"
-	}
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
 		mode = "FOR SHARE"
 	}
 	if !wait {
 		mode += " SKIP LOCKED"
+		if r.FitsKind(a, wait) {
+			mode = fmt.Sprintf("AND permits = %d ", sqlkit.Kind(a.Limit)) + mode // the server locks no row of another kind
+		}
 	}
-	with := fmt.Sprintf("l AS MATERIALIZED (SELECT %s AS permits FROM %s %s)", permits, r.row(a.Key), mode)
+	with := fmt.Sprintf("l AS MATERIALIZED (SELECT %s AS permits FROM %s %s)", r.Permits(), r.Row(a.Key), mode)
 	slot, from, fits := "-1", "l", "true"
 	if k := sqlkit.Kind(a.Limit); a.Limit != driver.Exclusive {
 		fits = fmt.Sprintf("l.permits = %d", k)
@@ -192,7 +167,7 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 		fits += " AND " + setFlag("turn", "pg_advisory_lock("+turnMark(a.Key).args()+")::text || 'yes'") + " IS NOT NULL"
 	}
 	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_advisory_xact_lock_shared(%s)::text IS NOT NULL THEN %s END AS token FROM %s)",
-		slot, fits, heldMark(a.Key).args(), clock, from)
+		slot, fits, r.held(a.Key).args(), clock, from)
 	tokens, grant := "1", "t"
 	if n := r.tokens(a); n > 1 {
 		with += ", g AS MATERIALIZED (SELECT t.*, " + tokenCount("token", strconv.Itoa(n)) + " AS tokens FROM t)"
@@ -258,13 +233,13 @@ func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sql
 	})
 }
 
-// SwitchKind sets permits to the kind of the request, if the row is not locked.
+// SwitchKind sets permits to the kind of the request, if they differ and the row is not locked.
 func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
 	k := sqlkit.Kind(a.Limit)
-	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s FOR UPDATE SKIP LOCKED),
-		u AS (UPDATE holdfast_name n SET permits = %d FROM l WHERE n.name = l.name RETURNING n.name),
-		i AS (INSERT INTO holdfast_slot (name, slot) SELECT u.name, g FROM u, generate_series(0, %d - 1) AS g ON CONFLICT DO NOTHING)
-		SELECT count(*) FROM u`, r.row(a.Key), k, k))
+	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s AND permits <> %d FOR UPDATE SKIP LOCKED),
+		u AS (UPDATE holdfast_name n SET permits = %[2]d FROM l WHERE n.name = l.name RETURNING n.name),
+		i AS (INSERT INTO holdfast_slot (name, slot) SELECT u.name, g FROM u, generate_series(0, %[2]d - 1) AS g ON CONFLICT DO NOTHING)
+		SELECT count(*) FROM u`, r.Row(a.Key), k))
 	if err != nil {
 		return err
 	}
@@ -292,23 +267,24 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 
 // Survey reads pg_locks. A session with the mark of holders is a holder. A session that waits for the
 // gate, or has the gate and waits for the row, is a waiter.
-func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) (
+	sights []sqlkit.Sight, missing, err error,
+) {
 	where := "l.objsubid = 1"
 	if !all {
-		where = "(" + heldMark(key).where() + ") OR (" + gateMark(key).where() + ")"
+		where = "(" + r.held(key).where() + ") OR (" + gateMark(key).where() + ")"
 	}
 	list, err := r.sights(ctx, side, where)
 	if err != nil {
 		return nil, nil, err
 	}
-	var sights []sqlkit.Sight
 	for _, f := range list {
-		if !f.ours && !all && (f.mark == gateMark(key) && f.blocked || f.mark == heldMark(key) && f.Hidden) {
+		if !f.ours && !all && (f.mark == gateMark(key) && f.blocked || f.mark == r.held(key) && f.Hidden) {
 			f.Key, f.ours = key, true // the server does not show its statement
 		}
 		switch {
 		case !f.ours:
-		case f.mark == heldMark(f.Key):
+		case f.mark == r.held(f.Key):
 			sights = append(sights, f.Sight)
 		case f.mark == gateMark(f.Key) && f.blocked:
 			f.Granted, f.Token = false, 0

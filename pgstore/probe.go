@@ -4,20 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/examine"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // facts describe the server.
 type facts struct {
 	version       int64
-	checksClients bool // the server can check whether a waiting client is still connected
-	shows         int  // the number of bytes of a statement that it shows
-	byteColumn    bool // the column of a user's table has type bytea
+	checksClients bool  // the server can check whether a waiting client is still connected
+	shows         int   // the number of bytes of a statement that it shows
+	byteColumn    bool  // the column of a user's table has type bytea
+	connections   int64 // how many the server allows this user
 	notes         []string
 }
 
@@ -25,15 +28,21 @@ type facts struct {
 const beforeLabel = 64
 
 // labelBytes returns the space for a label in the part of a statement that the server shows.
-func (s *Store) labelBytes() int { return s.facts().shows - beforeLabel }
+func (s *store) labelBytes() int { return s.facts().shows - beforeLabel }
 
 // refuse returns the error of a server on which the recipe would not be safe.
-func (s *Store) refuse(format string, args ...any) error {
+func (s *store) refuse(format string, args ...any) error {
 	return driver.Errorf(driver.CodeRefused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 }
 
+// allowed is an expression for the connections that the server allows this user. A limit of -1 is none.
+const allowed = `LEAST(current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
+	- COALESCE(current_setting('reserved_connections', true), '0')::bigint,
+	(SELECT NULLIF(rolconnlimit, -1) FROM pg_catalog.pg_roles WHERE rolname = current_user),
+	(SELECT NULLIF(datconnlimit, -1) FROM pg_catalog.pg_database WHERE datname = current_database()))`
+
 // probe reads the facts, and refuses a server on which the recipe would not be safe.
-func (s *Store) probe(ctx context.Context) (f facts, err error) {
+func (s *store) probe(ctx context.Context) (f facts, err error) {
 	// A user's pool may have no free connection for a while.
 	ctx, cancel := context.WithTimeout(ctx, sqlkit.AnswerWithin)
 	defer cancel()
@@ -46,34 +55,34 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	defer l.Close()
-	a, err := l.Run(ctx, "SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('track_activity_query_size'), current_setting('track_activities'), current_setting('fsync'), current_setting('full_page_writes')")
+	a, err := l.Run(ctx, "SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('track_activity_query_size'), current_setting('track_activities'), current_setting('fsync'), current_setting('full_page_writes'), "+
+		allowed)
 	if err != nil {
 		return f, unreached(err)
 	}
+	if _, err := s.checkTables(ctx, l); err != nil {
+		return f, err
+	}
 	r := a.Last()
-	inRecovery, readOnly, tracks := r.True(1), r.Text(2) == "on", r.Text(4) == "on"
-	f = facts{version: r.Int(0), shows: parseSize(r.Text(3))}
+	inRecovery, readOnly := r.True(1), r.Text(2) == "on"
+	f = facts{version: r.Int(0), shows: parseSize(r.Text(3)), connections: r.Int(7)}
 	switch {
 	case inRecovery:
 		return f, s.refuse(replica)
 	case readOnly && s.cfg.Recipe != Advisory:
 		return f, s.refuse("transactions are read-only by default here")
 	}
-	if s.cfg.Recipe == Optimistic || s.cfg.Durable {
-		for i, setting := range []string{"fsync", "full_page_writes"} {
-			if r.Text(5+i) == "off" {
-				f.notes = append(f.notes, setting+" is off here, so a crash of the server's machine may forget grants and tokens, or destroy the tables")
-			}
-		}
+	settings := examine.Facts{}
+	if s.writesRows() {
+		settings["fsync"], settings["full_page_writes"] = r.Text(5), r.Text(6)
 	}
 	if s.cfg.Recipe != Optimistic {
-		if !tracks {
-			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be recognized")
-		}
+		settings["track_activities"] = r.Text(4)
 		if f.checksClients, err = s.probeSessions(ctx, l, f.version); err != nil {
 			return f, err
 		}
 	}
+	f.notes = probed.Notes(settings)
 	if s.cfg.Table != "" {
 		f.byteColumn, err = s.probeColumn(ctx, l)
 	}
@@ -81,7 +90,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 }
 
 // probeSessions refuses a server that does not keep or end sessions as the recipes need it.
-func (s *Store) probeSessions(ctx context.Context, l sqlkit.Link, version int64) (checksClients bool, err error) {
+func (s *store) probeSessions(ctx context.Context, l sqlkit.Link, version int64) (checksClients bool, err error) {
 	if version < 140000 {
 		return false, s.refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", version/10000)
 	}
@@ -92,6 +101,11 @@ func (s *Store) probeSessions(ctx context.Context, l sqlkit.Link, version int64)
 	case pooled:
 		return false, s.refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
 	}
+	if s.cfg.Recipe == Advisory {
+		if err := s.probeAdvisory(ctx, l); err != nil {
+			return false, err
+		}
+	}
 	_, err = l.Run(ctx, "SELECT set_config('client_connection_check_interval', '1s', false)")
 	if err != nil && sqlState(err) == "" {
 		return false, unreached(err)
@@ -99,21 +113,70 @@ func (s *Store) probeSessions(ctx context.Context, l sqlkit.Link, version int64)
 	return err == nil, nil
 }
 
-// probeColumn reports whether the column of a user's table has type bytea, and refuses other types
-// than that and text.
-func (s *Store) probeColumn(ctx context.Context, l sqlkit.Link) (isBytes bool, err error) {
-	a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.Table, strings.ToLower(s.cfg.Column)))
+// probeAdvisory refuses a server on which two sessions get the same advisory lock: some servers that are
+// compatible with PostgreSQL accept the functions and do nothing.
+func (s *store) probeAdvisory(ctx context.Context, l sqlkit.Link) error {
+	other, err := s.dial(ctx)
+	if err != nil {
+		return unreached(err)
+	}
+	defer other.Close()
+	key := rand.Int64()
+	first, err := l.Run(ctx, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", key))
+	if err != nil {
+		return unreached(err)
+	}
+	second, err := other.Run(ctx, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", key))
+	if err != nil {
+		return unreached(err)
+	}
+	end, err := l.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock(%d)", key))
+	if err != nil {
+		return unreached(err)
+	}
+	if !first.Last().True(0) || second.Last().True(0) || !end.Last().True(0) {
+		return s.refuse("the server's advisory locks exclude nobody: two sessions have got one lock. " +
+			"It is another server than PostgreSQL, or a proxy stands before it: use recipe=optimistic")
+	}
+	return nil
+}
+
+// probeColumn reports whether the column of a user's table has type bytea. It refuses other types than
+// that and text, and a table in which a name may have two rows: two clients could then lock one each. A
+// unique index prevents that, but not in tables that inherit from this one. If the check is deferred, the
+// second row exists for a while.
+func (s *store) probeColumn(ctx context.Context, l sqlkit.Link) (isBytes bool, err error) {
+	t := s.cfg.Table
+	a, err := l.Run(ctx, fmt.Sprintf(`SELECT c.relkind, format_type(a.atttypid, NULL), a.attnum,
+		c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid)
+		FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = '%s' AND NOT a.attisdropped
+		WHERE c.oid = '%s'::regclass`, strings.ToLower(s.cfg.Column), t),
+		fmt.Sprintf(`SELECT pg_catalog.pg_get_indexdef(i.indexrelid), i.indisunique AND i.indimmediate AND i.indisvalid AND i.indisready
+			AND i.indnkeyatts = 1 AND i.indpred IS NULL AND i.indkey[0] = a.attnum AND i.indcollation[0] = a.attcollation
+		FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attname = '%s'
+		WHERE i.indrelid = '%s'::regclass AND i.indisunique ORDER BY 2 DESC, 1`, strings.ToLower(s.cfg.Column), t))
 	if err != nil {
 		return false, unreached(err)
 	}
-	switch kind := a.Last().Text(0); kind {
-	case "bytea":
-		return true, nil
-	case "text", "character varying":
-		return false, nil
-	default:
-		return false, s.refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.Column, s.cfg.Table, kind)
+	table, indexes := a.First(0), a[1]
+	relation, kind, exists, inherited := table.Text(0), table.Text(1), !table.Null(2), table.True(3)
+	switch {
+	case relation != "r" && relation != "p":
+		return false, s.refuse("%s is no table (pg_class.relkind is %q): rows of a table are needed", t, relation)
+	case !exists:
+		return false, s.refuse("table %s has no column %s", t, s.cfg.Column)
+	case kind != "bytea" && kind != "text" && kind != "character varying":
+		return false, s.refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.Column, t, kind)
+	case inherited:
+		return false, s.refuse("other tables inherit from %s, and no index of it covers their rows: a table without them is needed", t)
+	case !indexes.First().True(1):
+		var found []string
+		for _, row := range indexes {
+			found = append(found, row.Text(0))
+		}
+		return false, s.refuse("%w", sqlkit.NotUnique(t, s.cfg.Column, found))
 	}
+	return kind == "bytea", nil
 }
 
 // parseSize parses a size in the server's notation.
@@ -133,14 +196,14 @@ func parseSize(s string) int {
 }
 
 // facts returns what the probe has read from the server.
-func (s *Store) facts() facts {
+func (s *store) facts() facts {
 	f, _ := s.server.Facts()
 	return f
 }
 
 // Guarantees returns the guarantees of this store. The first call needs the server.
-func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	f, err := s.server.Wait(ctx)
+func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	f, err := s.server.Read(ctx)
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
@@ -159,7 +222,7 @@ func Declared(r Recipe) driver.Guarantees {
 			"a process may replace its grant by the next one of its own waiters within 5 ms of the first, before it releases the lock",
 			"behind a pooler and on a user's pool the store gets no notifications, so waiters poll",
 			"each grant is on the server's disk before the client gets it, also with synchronous_commit=off",
-			"two primaries grant the same lock, and no client notices: stop the old one before you promote another",
+			"two primaries grant the same lock, and no client notices: stop the old one first",
 			"each name in use has a row, which is removed after an idle minute",
 		}
 		return g
@@ -167,22 +230,21 @@ func Declared(r Recipe) driver.Guarantees {
 	g := sqlkit.SessionGuarantees(kind, 50*time.Millisecond, unit, "pg_terminate_backend")
 	g.Shared, g.Mixed = true, true
 	g.Notes = []string{
-		"a held lock costs one connection, and so does a waiter",
+		sqlkit.ConnectionsNote,
 		sqlkit.PassNote,
-		"the server's idle timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
+		"the server's idle timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: a pooler in transaction mode",
-		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old primary continues to serve clients, both grant, and no client notices: stop the old one first",
+		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. An old primary that still serves clients grants, too, and no client notices: stop it first",
 		"on a user's pool a ping every half second detects the end of a connection",
+		"the server serves writers in order, and others cannot block a writer forever",
 	}
 	switch r {
 	case Advisory:
 		g.Order = driver.OrderNone
-		g.Notes = append(g.Notes, "the server serves waiters in order, and readers cannot block a writer forever; readers that are granted together get their tokens in any order")
 	case Pessimistic:
 		g.Semaphore, g.Slots, g.Mixed, g.Order = true, true, false, driver.OrderNone
 		g.Notes = append(g.Notes,
-			"on one name, readers and semaphores of each size wait for one another; a writer excludes them all, and they cannot block it forever",
-			"waiters for locks are served in order; waiters for semaphores poll, at most 100ms apart",
+			"on one name, readers and semaphores of each size wait for one another; waiters for semaphores poll, at most 100ms apart",
 			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later. A waiter has the same effect",
 		)
 	}

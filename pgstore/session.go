@@ -14,14 +14,14 @@ import (
 // sessions has the methods that the recipes on sessions share.
 type sessions struct {
 	faults
-	s *Store
+	s *store
 }
 
 // Begin switches off every timeout of a session, a transaction or a statement, so that only
 // the TTL ends the session. The server checks once a second whether a waiting client is
 // still there.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.server.Wait(ctx)
+	f, err := r.s.server.Read(ctx)
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
@@ -238,10 +238,9 @@ func foundIn(row sqlkit.Row) found {
 	case f.ours && granted && recorded && name.id == f.Owner.ID:
 		f.Token, f.Tokens, f.Slot = name.token, name.tokens, name.slot
 		f.Sight.Since = time.UnixMicro(int64(name.token))
-	case granted && (f.ours || strings.Contains(query, unlabelledMark)):
-		f.unrecorded = true
-	case !f.ours:
-		f.Note = fmt.Sprintf("not of holdfast, or not visible to this user: backend %d", pid)
+	case !f.ours || granted && !f.blocked:
+		f.Label, f.ours = sqlkit.Label{}, false
+		f.Note = fmt.Sprintf("not of holdfast, just begun, or not visible to this user: backend %d", pid)
 		f.Owner.Host = clientAddress
 		f.Limit = driver.Exclusive
 		f.Hidden = row.Null(7) || state == "disabled" // another user's, or track_activities is off
@@ -253,14 +252,10 @@ func foundIn(row sqlkit.Row) found {
 	return f
 }
 
-// unlabelledMark is in a statement that takes a lock and does not carry a label.
-const unlabelledMark = "/*hf*/"
-
 // found is a sight and the mark by which it was found.
 type found struct {
 	sqlkit.Sight
-	mark       mark
-	ours       bool // the session's statement has a label
-	unrecorded bool // the session has the lock, and its owner is not recorded yet
-	blocked    bool // its statement waits for a lock
+	mark    mark
+	ours    bool // the session's statement has the label of the grant or of a waiter
+	blocked bool // its statement waits for a lock
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	_ "embed"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -12,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/record"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
@@ -30,15 +33,18 @@ type engine = sqlkit.Engine
 // valueTable implements Get and Put.
 type valueTable = sqlkit.Values
 
-// Store is one client of a PostgreSQL server.
-type Store struct {
+// Store is one client of a PostgreSQL server. It implements [driver.Store], Inspector, Breaker, Swapper, Values
+// and Exposer.
+type Store struct{ *store }
+
+type store struct {
 	engine
 	*valueTable
 	cfg    *config
 	where  string
 	dial   dialer
 	links  *sqlkit.Pool // for Get and Put, and for commits beside an open transaction
-	own    *sql.DB      // over the caller's pgxpool; nil without one
+	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
 
 	oneHost bool // the store opens its own connections, to one server
@@ -67,20 +73,40 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	if err != nil {
 		return nil, err
 	}
+	if err := c.Protect(protection(pg)); err != nil {
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: %w", err)
+	}
 	pg = pg.Copy()
 	onlyPrimary(pg)
 	if !oneHost(pg) && pg.ConnectTimeout == 0 {
 		pg.ConnectTimeout = hostTimeout
 	}
-	dial := func(ctx context.Context) (sqlkit.Link, error) {
-		l, err := dialLink(ctx, pg)
+	s := &store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), oneHost: oneHost(pg)}
+	last := &lastHost{}
+	dialer := sqlkit.NewDialer(func(ctx context.Context) (sqlkit.Link, error) {
+		l, err := dialLink(ctx, pg, last)
 		if err != nil {
 			return nil, err
 		}
+		if err := s.fixSchemas(ctx, l); err != nil {
+			l.Close()
+			return nil, err
+		}
 		return l, nil
+	})
+	s.dial, s.own = dialer.Dial, dialer
+	return s.open(ctx, &listener{pg, last})
+}
+
+// protection returns how the least protected connection is protected.
+func protection(pg *pgconn.Config) storeurl.Protection {
+	p := storeurl.Protection{Password: pg.Password != "", How: "give sslmode=verify-full"}
+	for _, f := range append([]*pgconn.FallbackConfig{{Host: pg.Host, TLSConfig: pg.TLSConfig}}, pg.Fallbacks...) {
+		if !storeurl.Verifies(f.TLSConfig) {
+			p.Hosts = append(p.Hosts, f.Host)
+		}
 	}
-	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial, oneHost: oneHost(pg)}
-	return s.open(ctx, newListener(pg))
+	return p
 }
 
 // hostTimeout limits the time for a connection to one of several hosts. So a host that does not
@@ -103,7 +129,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		return nil, errPoolOfOne(c.Recipe)
 	}
 	c.MaxIdle = 0 // the pool keeps its own idle connections
-	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
+	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
 	return s.open(ctx, nil)
 }
 
@@ -121,7 +147,7 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 	}
 	db := stdlib.OpenDBFromPool(pool)
 	c.MaxIdle = 0 // the pool keeps its own idle connections
-	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
+	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
 	return s.open(ctx, nil)
 }
 
@@ -145,7 +171,7 @@ func lend(db *sql.DB) dialer {
 }
 
 // open makes the engine of the recipe, and probes the server. listen is nil for a caller's pool.
-func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
+func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	if s.cfg.Namespace != "" {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
@@ -153,28 +179,39 @@ func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 	s.valueTable = newValues(s)
 	switch s.cfg.Recipe {
 	case Optimistic:
-		var w sqlkit.Waker
+		var w record.Watcher
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{}, faults{}, w, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{}, faults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
+		s.engine = s.onSessions(newPessimistic(s))
 	case Advisory:
-		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
+		s.engine = s.onSessions(advisory{sessions{s: s}})
 	}
 	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
-	return s, nil
+	return &Store{s}, nil
+}
+
+// onSessions returns the engine of a recipe on sessions.
+func (s *store) onSessions(r sqlkit.Recipe) engine {
+	e := sqlkit.NewSessions(s.dial, r, s.cfg.Idle(4), s.cfg.Namespace)
+	e.MaxConns = func() int { return s.cfg.SessionsOf(s.facts().connections) }
+	s.links.Limit(sqlkit.SideLinks)
+	return e
 }
 
 // String returns where the locks are, without a password.
-func (s *Store) String() string { return s.where }
+func (s *store) String() string { return s.where }
+
+// Exposed implements driver.Exposer for a store that opens its own connections.
+func (s *store) Exposed() string { return s.cfg.Exposure }
 
 // Close closes the connections, and so ends the grants of Advisory and Pessimistic.
-func (s *Store) Close(ctx context.Context) error {
+func (s *store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.links.Close()
 	if s.own != nil {
@@ -183,8 +220,8 @@ func (s *Store) Close(ctx context.Context) error {
 	return err
 }
 
-// Init creates the tables, unless they exist. It needs the right to create tables. The store
-// itself needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist. Any number of clients may call it at the same time. It
+// needs the right to create tables. The store itself needs only SELECT, INSERT, UPDATE and DELETE on them.
 func (s *Store) Init(ctx context.Context) error {
 	l, err := s.dial(ctx)
 	if err != nil {
@@ -193,7 +230,7 @@ func (s *Store) Init(ctx context.Context) error {
 	defer l.Close()
 	// The connection has no other use, so the setting affects nothing else.
 	script := append([]string{"SET synchronous_commit = on"}, sqlkit.Statements(schema)...)
-	if _, err := l.Run(ctx, script...); err != nil {
+	if err := sqltype.Create(ctx, func() error { _, err := l.Run(ctx, script...); return err }); err != nil {
 		coded, _ := faults{}.Sort(err)
 		return coded
 	}
@@ -204,4 +241,4 @@ var _ interface {
 	driver.Store
 	driver.Inspector
 	driver.Breaker
-} = (*Store)(nil)
+} = (*store)(nil)

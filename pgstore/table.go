@@ -83,7 +83,8 @@ func (table) List(prefix []byte) string {
 }
 
 func (table) Idle(micros int64, maxRows int) string {
-	return fmt.Sprintf("SELECT encode(name, 'hex'), bucket, version, token FROM holdfast_row WHERE expires < %s - %d AND touched < %s - %d LIMIT %d",
+	return fmt.Sprintf("SELECT encode(name, 'hex'), bucket, version, token FROM holdfast_row "+
+		"WHERE expires < %s - %d AND touched < %s - %d LIMIT %d", // mutation: postgres-sweep
 		clock, micros, clock, micros, maxRows)
 }
 

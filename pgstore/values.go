@@ -7,14 +7,15 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-var _ driver.Values = (*Store)(nil)
+var _ driver.Values = (*store)(nil)
 
 // newValues returns the values of the store, which are in the table holdfast_value.
-func newValues(s *Store) *sqlkit.Values {
+func newValues(s *store) *sqlkit.Values {
 	return &sqlkit.Values{
 		Namespace: s.cfg.Namespace, Run: s.links.Run, Sort: faults{}.Sort,
 		Read: func(key []byte) string {
-			return fmt.Sprintf("SELECT version, encode(data, 'hex') FROM holdfast_value WHERE name = %s", lit(key))
+			return fmt.Sprintf("SELECT CASE WHEN LENGTH(data) <= %d THEN version END, CASE WHEN LENGTH(data) <= %[1]d THEN encode(data, 'hex') END FROM holdfast_value WHERE name = %s",
+				driver.MaxValue, lit(key))
 		},
 		Insert: func(key, data []byte, version string) []string {
 			return []string{fmt.Sprintf("INSERT INTO holdfast_value (name, version, data) SELECT %s, %s, %s WHERE "+flushed+" ON CONFLICT DO NOTHING RETURNING 1",

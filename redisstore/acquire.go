@@ -9,36 +9,22 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-)
-
-// Limits of a lease.
-const (
-	minTTL = time.Millisecond
-	maxTTL = 24 * time.Hour
+	"github.com/holdfast-go/holdfast/internal/held"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 // Acquire requests a grant. See [driver.Store].
-func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	return s.acquire(ctx, r, nil)
 }
 
 // acquire requests a grant. Its first call also releases the grant old, unless old is nil.
-func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (driver.Grant, error) {
+func (s *store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (driver.Grant, error) {
 	e := &entry{r: r} // one allocation with the request, which escapes
-	if err := checkRequest(&e.r); err != nil {
+	if err := s.srv.BeginRequest(ctx, &e.r); err != nil {
 		return driver.Grant{}, err
 	}
-	if err := s.begin(ctx); err != nil {
-		return driver.Grant{}, withdrawnIfEnded(ctx, err)
-	}
-	defer s.ops.Done()
-	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
-	}
-	if s.peers != nil {
-		g, err := s.peers.acquire(ctx, &e.r)
-		return g, withdrawnIfEnded(ctx, err)
-	}
+	defer s.srv.Leave()
 	e.keys[0], e.keys[1], e.bucket = s.keys.of(r.Name)
 	if r.Wait {
 		s.expect(e)
@@ -47,43 +33,27 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 	g, err := a.run(ctx)
 	if err != nil {
 		s.mu.Lock()
-		s.forget(r.ID)
-		if driver.CodeOf(err) == driver.CodeUnknown && a.lateUntil != 0 {
-			s.late[r.ID] = a.lateUntil
-		}
+		delete(s.entries, r.ID)
 		s.mu.Unlock()
-		return driver.Grant{}, withdrawnIfEnded(ctx, err)
+		s.srv.RecordLate(r.ID, err, a.lateUntil)
+		return driver.Grant{}, server.WithdrawnIfEnded(ctx, err)
 	}
 	if old != nil {
 		g.Handle.(*handle).counter = e.keys[1]
 	}
-	s.highWater.raise(e.bucket, g.Last())
+	s.srv.HighWater.Raise(e.bucket, g.Last())
 	s.hold(e, g)
 	return g, nil
 }
 
-// withdrawnIfEnded gives the error of a request without effect the code CodeWithdrawn, if ctx has
-// ended.
-func withdrawnIfEnded(ctx context.Context, err error) error {
-	if driver.CodeOf(err) == driver.CodeUnavailable && ctx.Err() != nil {
-		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
-	}
-	return err
-}
-
-// checkRequest returns an error for a request that the scripts cannot encode.
-func checkRequest(r *driver.Request) error {
-	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
-	for _, c := range []byte(r.ID) {
-		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
-	}
-	if err := driver.CheckName(r.Name); err != nil || bad {
-		return driver.Errorf(driver.CodeInvalid, "redisstore: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
-	}
-	if r.TTL < minTTL || r.TTL > maxTTL {
-		return driver.Errorf(driver.CodeInvalid, "redisstore: TTL %s: give %s to %s", r.TTL, minTTL, maxTTL)
-	}
-	return nil
+// hold registers a grant, so that its holder is notified when it ends.
+func (s *store) hold(e *entry, g driver.Grant) {
+	e.grant = held.Grant{Grant: g, From: e.r.From}
+	s.srv.Held.Hold(&e.grant)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.entries, g.ID)
+	s.listen() // for the message of a break
 }
 
 // ttlMicros rounds a duration up to the server's unit, microseconds.
@@ -91,14 +61,15 @@ func ttlMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) 
 
 // attempt is one Acquire.
 type attempt struct {
-	s *Store
+	s *store
 	e *entry
 	// lateUntil is the time, by the server's clock, until which a call without an answer may
 	// arrive, if it creates an entry or a grant. It is 0 if there is no such call.
 	lateUntil int64
-	failures  int  // calls that have failed since the last answer
-	refreshed bool // the queue entry was refreshed once before Queued
-	notified  bool // Queued was called
+	lead      time.Duration // with which the last call was sent; see server.TTL
+	failures  int           // calls that have failed since the last answer
+	refreshed bool          // the queue entry was refreshed once before Queued
+	notified  bool          // Queued was called
 	holders   []driver.Holder
 	old       *oldGrant // released by the next call, or nil
 
@@ -113,13 +84,6 @@ type attempt struct {
 	tagged     driver.Instant
 }
 
-// reply is the answer of a script.
-type reply struct {
-	kind   byte
-	values []string
-	sent   driver.Instant
-}
-
 // Indices of arguments of the acquire script. fastArgs is the number of arguments of the first call
 // of a request that does not wait: its script takes the fast path.
 const (
@@ -132,9 +96,9 @@ const (
 
 // call runs the script once. It runs the script again if the server refused the request as too
 // late, since the answer has corrected the estimate of the server's clock.
-func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
+func (a *attempt) call(ctx context.Context, seq int64) (server.Reply, error) {
 	s, r := a.s, &a.e.r
-	if r.Wait && r.Provisional && r.Limit == driver.Exclusive && r.Tokens <= 1 && s.cfg.replicas == 0 {
+	if r.Wait && r.Provisional && r.Limit == driver.Exclusive && r.Tokens <= 1 && s.srv.Config.Replicas == 0 { // mutation: failover-provisional
 		if a.secret == "" {
 			a.secret = rand.Text()
 		}
@@ -142,16 +106,16 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		a.lastTag = a.secret + "-" + strconv.Itoa(a.calls)
 	}
 	for range 4 {
-		if err := s.requireSafe(ctx); err != nil {
-			return reply{}, err
+		if err := s.srv.RequireSafe(ctx); err != nil {
+			return server.Reply{}, err
 		}
-		late := s.clock.deadline()
-		a.e.lead = s.lead()
-		h := s.encodeHead(a.e)
+		late := s.srv.Clock.Deadline()
+		a.lead = s.srv.Lead()
+		h := s.encodeHead(a.e, a.lead)
 		a.lastOwner = h.owner
-		args := append(make([]string, 0, 13), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
+		args := append(make([]string, 0, 13), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.srv.HighWater.Text(a.e.bucket))
 		if again := a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
-			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
+			args = append(args, server.Digit(r.Wait), strconv.FormatInt(seq, 10), server.Digit(again))
 		}
 		if r.Tokens > 1 {
 			args = append(args, tokensText(r))
@@ -169,15 +133,15 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 			}
 			return rep, err
 		}
-		switch rep.kind {
+		switch rep.Kind {
 		case 'L':
 			continue
 		case 'V':
-			return rep, errUndone
+			return rep, server.ErrUndone
 		}
 		return rep, nil
 	}
-	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock advances too fast")
+	return server.Reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock advances too fast")
 }
 
 // maxTokens limits the tokens that a grant reserves. They are the last microseconds of the
@@ -187,131 +151,76 @@ const maxTokens = 1000
 // tokensText returns the number of tokens that a request reserves, for a script.
 func tokensText(r *driver.Request) string { return strconv.Itoa(min(r.Tokens, maxTokens)) }
 
-func digit(b bool) string {
-	if b {
-		return "1"
-	}
-	return "0"
-}
-
-// errUndone means that the server refuses the ID of the request for a while: the request was
-// undone, or its grant was broken before the client received it.
-var errUndone = driver.Errorf(driver.CodeUnavailable, "the request was undone, or its grant was broken")
-
 // sendAcquire runs the acquire script in one step with the bucket's counter. While the hash slot
 // moves, the two keys may be on different servers. Then it runs the script without the counter.
-func (s *Store) sendAcquire(ctx context.Context, e *entry, args []string) (reply, error) {
+func (s *store) sendAcquire(ctx context.Context, e *entry, args []string) (server.Reply, error) {
 	rep, err := s.acquireStep(ctx, e, e.keys[:], args)
-	if err == nil || !isTryAgain(err) {
+	if err == nil || !server.IsTryAgain(err) {
 		return rep, err
 	}
 	// Read the counter, make the grant, and raise the counter before the caller gets the grant.
 	// So the next grant, which may be made in one step again, has a larger token. Until then the
 	// name's own key has the token.
-	counted, err := s.eval(ctx, raiseScript, e.keys[1:], []string{"0"})
+	counted, err := s.raise(ctx, e, "0")
 	if err != nil {
 		return rep, err
 	}
-	counter, err := strconv.ParseUint(counted.values[0], 10, 64)
+	counter, err := strconv.ParseUint(counted, 10, 64)
 	if err != nil {
-		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.keys[1], counted.values[0])
+		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.keys[1], counted)
 	}
-	s.highWater.raise(e.bucket, counter)
-	args[argSeen] = s.highWater.text(e.bucket)
+	s.srv.HighWater.Raise(e.bucket, counter)
+	args[argSeen] = s.srv.HighWater.Text(e.bucket)
 	rep, err = s.acquireStep(ctx, e, e.keys[:1], args)
-	if err == nil && (rep.kind == 'G' || rep.kind == 'g') {
-		if _, err := s.eval(ctx, raiseScript, e.keys[1:], []string{rep.values[0]}); err != nil {
+	if err == nil && (rep.Kind == 'G' || rep.Kind == 'g') {
+		if _, err := s.raise(ctx, e, rep.Values[0]); err != nil {
 			return rep, driver.Errorf(driver.CodeUnknown, "the token of a grant could not be recorded: %w", err)
 		}
 	}
 	return rep, err
 }
 
-// errUndoFailed means that an undo was sent and has no answer.
-var errUndoFailed = errors.New("it could not be undone")
+// raise raises the counter of an entry's bucket to a token, and returns the counter.
+func (s *store) raise(ctx context.Context, e *entry, token string) (string, error) {
+	answer, err := s.srv.Client.Eval(ctx, raiseScript, e.keys[1:], []string{token})
+	if err != nil {
+		return "", s.srv.Explain(err, e.keys[1])
+	}
+	if len(answer) != 2 {
+		return "", driver.Errorf(driver.CodeUnknown, "the script %s returned %q", raiseScript.Name, answer)
+	}
+	return answer[1], nil
+}
 
 // acquireStep runs the acquire script. With WaitReplicas it waits for the replicas, and rolls
 // back a grant that too few of them acknowledged.
-func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) (reply, error) {
-	if s.cfg.replicas == 0 {
-		if len(args) == fastArgs && len(keys) == 2 {
-			return s.combine(ctx, acquireScript, keys, args, e.bucket)
-		}
-		return s.eval(ctx, acquireScript, keys, args)
+func (s *store) acquireStep(ctx context.Context, e *entry, keys, args []string) (server.Reply, error) {
+	switch {
+	case s.srv.Config.Replicas > 0: // mutation: failover-grant-acked
+		return s.srv.EvalGrant(ctx, acquireScript, keys, args, func() error {
+			return s.undo(ctx, e.keys[0], e.r.ID, 0)
+		})
+	case len(args) == fastArgs && len(keys) == 2:
+		return s.combine(ctx, acquireScript, keys, args, e.bucket)
 	}
-	rep, acked, err := s.evalAcked(ctx, acquireScript, keys, args, "G")
-	if err == nil && rep.kind == 'G' && acked < s.cfg.replicas {
-		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{e.r.ID, "0"})
-		if uerr != nil {
-			return rep, driver.Errorf(driver.CodeUnknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.ackTimeout, errUndoFailed, uerr)
-		}
-		return rep, driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
-	}
-	return rep, err
-}
-
-// eval runs a script whose answer starts with a letter and the server's time.
-func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (reply, error) {
-	var sent driver.Instant
-	if sc != releaseScript || len(keys) > 1 { // no other release returns a grant to this client
-		sent = driver.Now()
-	}
-	at := micros()
-	values, err := s.client.Eval(ctx, sc, keys, args)
-	return s.read(sc, sent, at, values, err)
-}
-
-// evalAcked is eval and WAIT: see Client.EvalAcked.
-func (s *Store) evalAcked(ctx context.Context, sc *Script, keys, args []string, only string) (reply, int, error) {
-	sent, at := driver.Now(), micros()
-	values, acked, err := s.client.EvalAcked(ctx, sc, keys, args, only, s.cfg.replicas, s.cfg.ackTimeout)
-	rep, err := s.read(sc, sent, at, values, err)
-	return rep, acked, err
-}
-
-// read parses the answer of a script, and corrects the estimate of the server's clock.
-func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string, err error) (reply, error) {
-	if err != nil {
-		return reply{}, s.explain(err)
-	}
-	if len(values) == 1 {
-		// The fast paths of the scripts return all words in one string.
-		switch v := values[0]; {
-		case len(v) == 1:
-			return reply{kind: v[0], sent: sent}, nil
-		case len(v) > 2 && v[0] == 'G' && v[1] != ' ':
-			values = []string{"G", v[1:], v[1:], "0"}
-		default:
-			values = strings.Split(v, " ")
-		}
-	}
-	if len(values) < 2 || len(values[0]) != 1 {
-		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s returned %q", sc.Name, values)
-	}
-	if sc == raiseScript {
-		return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
-	}
-	now, err := strconv.ParseInt(values[1], 10, 64)
-	if err != nil {
-		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s returned %q", sc.Name, values)
-	}
-	s.clock.learn(at, now)
-	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
+	return s.srv.Eval(ctx, acquireScript, keys, args)
 }
 
 // toGrant returns the grant of an answer to the request.
-func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
-	g, err := makeGrant(a.e, rep.values, rep.sent)
+func (a *attempt) toGrant(rep server.Reply) (driver.Grant, error) {
+	g, err := makeGrant(a.e, rep.Values, rep.Sent)
 	if err != nil {
 		return g, err
 	}
-	return a.setLate(g), nil
+	return a.withLease(g), nil
 }
 
-// setLate records in a grant until when a late call may arrive, which the Release of the grant has
-// to refuse.
-func (a *attempt) setLate(g driver.Grant) driver.Grant {
-	g.Handle.(*handle).lateUntil = a.lateUntil
+// withLease records the lead of a grant, and until when a late call may arrive, which the Release of the grant
+// has to refuse.
+func (a *attempt) withLease(g driver.Grant) driver.Grant {
+	h := g.Handle.(*handle)
+	h.LateUntil = a.lateUntil
+	h.SetLead(a.lead)
 	return g
 }
 
@@ -337,10 +246,10 @@ func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, er
 }
 
 // holders parses the records of grants, without those that have expired.
-func (s *Store) holders(records []string, now int64) []driver.Holder {
+func (s *store) holders(records []string, now int64) []driver.Holder {
 	var all []driver.Holder
 	for _, rec := range records {
-		if h, ok := readHolder(strings.Clone(rec), now); ok {
+		if h, ok := readHolder(strings.Clone(rec), now); ok && h.TTL > 0 {
 			all = append(all, h)
 		}
 	}

@@ -1,91 +1,36 @@
 package redisstore
 
-import (
-	"context"
-	"time"
+import "github.com/holdfast-go/holdfast/redisstore/internal/server"
+
+// The client of a store, for tests that change requests or answers.
+type (
+	// Client sends the requests of a store, by go-redis. All methods are safe for concurrent use, and
+	// return soon after their context has ended.
+	//
+	// Errors are of three kinds, and safety depends on the difference. A [ServerError] is an answer of
+	// the server. A [NotSentError] means that nothing of the request was sent or can be sent later.
+	// After any other error the request may have been applied, or may be applied later. A client
+	// sends a request once: it never repeats one after an error of the network.
+	Client = server.Client
+	// Node is one server.
+	Node = server.Node
+	// Mode is the kind of server that a client uses.
+	Mode = server.Mode
+	// Script is a Lua script that runs at the server.
+	Script = server.Script
+	// Call is one of several evaluations of a script.
+	Call = server.Call
+	// Answer is the answer to a Call or to a command.
+	Answer = server.Answer
+	// ServerError is an error that the server returned: "WRONGTYPE Operation ...".
+	ServerError = server.ServerError
+	// NotSentError means that a request was certainly not sent.
+	NotSentError = server.NotSentError
 )
 
-// Client is what the store needs of a Redis client library. Open uses rueidis; package
-// redisstore/goredis adapts a go-redis client. All methods are safe for concurrent use, and return
-// soon after their context has ended.
-//
-// Errors are of three kinds, and safety depends on the difference. A [ServerError] is an answer of
-// the server. A [NotSentError] means that nothing of the request was sent or can be sent later.
-// After any other error the request may have been applied, or may be applied later. A client
-// sends a request once: it never repeats one after an error of the network.
-type Client interface {
-	// String returns where the server is, without a password.
-	String() string
-	// Mode returns the kind of server that the client uses.
-	Mode() Mode
-	// Eval runs a script by its SHA or, if the server does not have it, by its text. It
-	// flattens an array in the answer, and returns numbers in decimal.
-	Eval(ctx context.Context, s *Script, keys, args []string) ([]string, error)
-	// EvalAll runs a script once for each call, in as few round trips as it can.
-	EvalAll(ctx context.Context, s *Script, calls []Call) []Answer
-	// EvalAcked runs a script and, on the same connection, WAIT. It returns the number of
-	// replicas that have acknowledged what the script wrote. It skips WAIT if the answer does not
-	// start with the text in only.
-	EvalAcked(ctx context.Context, s *Script, keys, args []string, only string, replicas int, timeout time.Duration) (answer []string, acked int, err error)
-	// EachPrimary calls f for every server that accepts writes, one after another, until f
-	// returns an error.
-	EachPrimary(ctx context.Context, f func(n Node) error) error
-	// Replica returns a replica of the primary by the address that the primary reports.
-	// The client keeps its connection to the replica until Close.
-	Replica(ctx context.Context, address string) (Node, error)
-	// Subscribe listens to a channel until the context or the subscription ends, and returns
-	// the reason. It calls ready each time the subscription begins, and got for each message.
-	// Neither of these functions blocks.
-	Subscribe(ctx context.Context, channel string, ready func(), got func(message string)) error
-	// Close ends the requests under way, and closes the connections that the client opened.
-	Close()
-}
-
-// Commander sends commands to the servers of their keys. A Client need not implement it: without
-// it the layout [Plain] uses scripts alone.
-type Commander interface {
-	// Commands sends commands, of which the second word is the key or channel, in as few
-	// round trips as it can. Commands of one hash slot are executed in their order.
-	Commands(ctx context.Context, commands [][]string) []Answer
-}
-
-// Node is one server.
-type Node interface {
-	// Command sends one command to the server, and flattens its answer as Eval does.
-	Command(ctx context.Context, args ...string) ([]string, error)
-}
-
-// Mode is the kind of server that a client uses.
-type Mode int
-
-// The modes.
+// The modes: one server, perhaps with replicas; a primary that Redis Sentinel names; a Redis Cluster.
 const (
-	// Standalone is one server, perhaps with replicas.
-	Standalone Mode = iota
-	// Sentinel finds the primary through Redis Sentinel.
-	Sentinel
-	// Cluster is a Redis Cluster.
-	Cluster
+	Standalone = server.Standalone
+	Sentinel   = server.Sentinel
+	Cluster    = server.Cluster
 )
-
-// Call is one of several evaluations.
-type Call struct{ Keys, Args []string }
-
-// Answer is the answer to a Call or to a command.
-type Answer struct {
-	Values []string
-	Err    error
-}
-
-// ServerError is an error that the server returned: "WRONGTYPE Operation ...".
-type ServerError string
-
-func (e ServerError) Error() string { return string(e) }
-
-// NotSentError means that a request was certainly not sent.
-type NotSentError struct{ Err error }
-
-func (e *NotSentError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the reason.
-func (e *NotSentError) Unwrap() error { return e.Err }

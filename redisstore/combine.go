@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/deadline"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 // combiner sends requests of several goroutines in one script call, a batch. That saves most of
@@ -42,17 +43,13 @@ const (
 	maxCombined = 32
 	// maxBatches limits the batches under way. A second batch goes out only if it is full.
 	maxBatches = 2
-	// A batch that has had no answer for stuckAfter, perhaps on a dead connection, does not
-	// delay others. maxSenders limits all batches.
-	stuckAfter = 250 * time.Millisecond
-	maxSenders = 16
 )
 
 // batch is a call for several requests.
 type batch struct {
-	s        *Store
+	s        *store
 	requests []combined
-	timer    *time.Timer // calls late after stuckAfter
+	timer    *time.Timer // calls late after server.StuckAfter
 
 	// first is closed when the batch is answered or becomes overdue. answer is made when the
 	// batch becomes overdue, and closed when it is answered.
@@ -103,13 +100,13 @@ func (c *combiner) wait() {
 // combine sends a request, in a call of its own or in a batch. It returns when ctx ends or there is
 // an answer. If ctx ends before the batch is sent, the request is not sent. If it ends later, the
 // outcome is unknown.
-func (s *Store) combine(ctx context.Context, sc *Script, keys, args []string, bucket uint16) (reply, error) {
+func (s *store) combine(ctx context.Context, sc *Script, keys, args []string, bucket uint16) (server.Reply, error) {
 	c := &s.combiner
 	c.mu.Lock()
-	if c.off || c.batches == 0 && c.singles < maxSingles {
+	if c.off || s.srv.Spread.Load() || c.batches == 0 && c.singles < maxSingles {
 		c.singles++
 		c.mu.Unlock()
-		rep, err := s.eval(ctx, sc, keys, args)
+		rep, err := s.srv.Eval(ctx, sc, keys, args)
 		c.mu.Lock()
 		c.singles--
 		c.mu.Unlock()
@@ -117,35 +114,35 @@ func (s *Store) combine(ctx context.Context, sc *Script, keys, args []string, bu
 	}
 	if err := ctx.Err(); err != nil {
 		c.mu.Unlock()
-		return reply{}, s.explain(&NotSentError{err})
+		return server.Reply{}, s.srv.Explain(&NotSentError{Err: err})
 	}
 	b, i := s.join(combined{script: sc, keys: keys, args: args, bucket: bucket})
 	s.startSender()
 	c.mu.Unlock()
 	if err := b.wait(ctx, i); err != nil {
-		return reply{}, s.explain(err)
+		return server.Reply{}, s.srv.Explain(err)
 	}
 	r := &b.requests[i]
 	switch {
 	case b.err != nil && !b.alone:
-		return reply{}, b.err
-	case b.alone || r.letter == 'F':
-		return s.eval(ctx, sc, keys, args)
+		return server.Reply{}, b.err
+	case b.alone || r.letter == 'F': // mutation: redis-undecided
+		return s.srv.Eval(ctx, sc, keys, args)
 	case r.letter == 'G':
-		return reply{kind: 'G', values: b.granted, sent: b.began}, nil
+		return server.Reply{Kind: 'G', Values: b.granted, Sent: b.began}, nil
 	case r.letter != '*':
-		return reply{kind: r.letter, sent: b.began}, nil
+		return server.Reply{Kind: r.letter, Sent: b.began}, nil
 	}
 	if text, failed := strings.CutPrefix(r.text, "E"); failed {
-		return reply{}, s.explain(ServerError(text))
+		return server.Reply{}, s.srv.Explain(ServerError(text), keys...)
 	}
 	values := strings.Split(r.text, "\n") // the letter, the time and the values
-	return reply{kind: values[0][0], values: values[min(2, len(values)):], sent: b.began}, nil
+	return server.Reply{Kind: values[0][0], Values: values[min(2, len(values)):], Sent: b.began}, nil
 }
 
 // join adds a request to the batch that forms, and returns the batch and the request's index. The
 // caller holds the combiner's mutex.
-func (s *Store) join(r combined) (*batch, int) {
+func (s *store) join(r combined) (*batch, int) {
 	c := &s.combiner
 	var b *batch
 	if n := len(c.forming); n > 0 {
@@ -153,7 +150,7 @@ func (s *Store) join(r combined) (*batch, int) {
 	}
 	if b == nil || len(b.requests) == maxCombined {
 		b = &batch{s: s, requests: make([]combined, 0, maxCombined), first: make(chan struct{})}
-		b.timer = time.AfterFunc(stuckAfter, b.late)
+		b.timer = time.AfterFunc(server.StuckAfter, b.late)
 		c.forming = append(c.forming, b)
 	}
 	b.requests = append(b.requests, r)
@@ -164,7 +161,7 @@ func (s *Store) join(r combined) (*batch, int) {
 // Most batches are answered before their contexts need a timer.
 func (b *batch) wait(ctx context.Context, i int) error {
 	soon := deadline.Cancellation(ctx)
-	if end, ok := ctx.Deadline(); ok && time.Until(end) < stuckAfter {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < server.StuckAfter {
 		soon = ctx
 	}
 	select {
@@ -187,7 +184,7 @@ func (b *batch) wait(ctx context.Context, i int) error {
 	defer c.mu.Unlock()
 	if !b.sent {
 		b.requests[i].withdrawn = true
-		return &NotSentError{ctx.Err()}
+		return &NotSentError{Err: ctx.Err()}
 	}
 	if b.answered.Load() {
 		return nil
@@ -195,7 +192,7 @@ func (b *batch) wait(ctx context.Context, i int) error {
 	return ctx.Err()
 }
 
-// late runs when a batch has had no answer for stuckAfter.
+// late runs when a batch has had no answer for server.StuckAfter.
 func (b *batch) late() {
 	c := &b.s.combiner
 	c.mu.Lock()
@@ -215,9 +212,9 @@ func (b *batch) late() {
 }
 
 // startSender starts a sender if a batch may go out. The caller holds the combiner's mutex.
-func (s *Store) startSender() {
+func (s *store) startSender() {
 	c := &s.combiner
-	if c.batches < maxBatches && c.senders < maxSenders && c.ready(c.batches) {
+	if c.batches < maxBatches && c.senders < server.MaxSenders && c.ready(c.batches) {
 		c.batches++
 		c.senders++
 		go s.sendBatches()
@@ -230,10 +227,7 @@ func (c *combiner) ready(others int) bool {
 }
 
 // sendBatches sends one batch after another while requests wait.
-func (s *Store) sendBatches() {
-	// The batch continues when the contexts of its callers end.
-	lasting, cancel := context.WithCancel(context.Background())
-	defer cancel()
+func (s *store) sendBatches() {
 	c := &s.combiner
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -247,10 +241,10 @@ func (s *Store) sendBatches() {
 		c.forming = slices.Delete(c.forming, 0, 1)
 		b.sent = true
 		if b.overdue {
-			b.timer.Reset(stuckAfter)
+			b.timer.Reset(server.StuckAfter)
 		}
 		c.mu.Unlock()
-		b.send(&batchContext{lasting, time.Now().Add(window)})
+		b.send()
 		b.timer.Stop()
 		c.mu.Lock()
 		b.answered.Store(true)
@@ -268,20 +262,9 @@ func (s *Store) sendBatches() {
 	c.batches--
 }
 
-// batchContext is the context of a batch. Its deadline is for a client library that enforces
-// deadlines by itself.
-type batchContext struct {
-	context.Context
-	until time.Time
-}
-
-var _ deadline.Context = (*batchContext)(nil)
-
-func (c *batchContext) Deadline() (time.Time, bool) { return c.until, true }
-func (c *batchContext) Caller() context.Context     { return context.Background() }
-
-// send sends a batch, and sets the outcome of each request.
-func (b *batch) send(ctx context.Context) {
+// send sends a batch, and sets the outcome of each request. The batch continues when the contexts of
+// its callers end.
+func (b *batch) send() {
 	s := b.s
 	keys, args := make([]string, 0, 2*len(b.requests)), make([]string, 2, 3+len(b.requests))
 	until, seen := int64(math.MaxInt64), uint64(0)
@@ -297,7 +280,7 @@ func (b *batch) send(ctx context.Context) {
 			if late, err := strconv.ParseInt(r.args[argLate], 10, 64); err == nil {
 				until = min(until, late)
 			}
-			seen = max(seen, s.highWater.of(r.bucket).Load())
+			seen = max(seen, s.srv.HighWater.Of(r.bucket).Load())
 			if r.args[argTTL] != ttl || r.args[argLife] != life {
 				ttl, life = r.args[argTTL], r.args[argLife]
 				args = append(args, "+"+ttl+" "+life)
@@ -310,10 +293,10 @@ func (b *batch) send(ctx context.Context) {
 	}
 	args[0], args[1] = strconv.FormatInt(until, 10), strconv.FormatUint(seen, 10)
 	b.began = driver.Now()
-	at := micros()
-	answer, err := s.client.Eval(ctx, combinedScript, keys, args)
+	at := server.Micros()
+	answer, err := s.srv.Client.Eval(context.Background(), combinedScript, keys, args)
 	if err != nil {
-		b.err, b.alone = s.explain(err), s.refusedTogether(err)
+		b.err, b.alone = s.srv.Explain(err), s.refusedTogether(err)
 		return
 	}
 	if b.err = b.read(answer, at); b.err != nil {
@@ -335,7 +318,7 @@ func (b *batch) read(answer []string, at int64) error {
 	b.granted = []string{answer[0], "0"}
 	letters, more := answer[1], answer[2:]
 	for i := range b.requests {
-		r := &b.requests[i]
+		r := &b.requests[i] // mutation: redis-answers
 		if r.withdrawn {
 			continue
 		}
@@ -350,7 +333,7 @@ func (b *batch) read(answer []string, at int64) error {
 	if letters != "" || len(more) > 0 {
 		return errAnswer
 	}
-	b.s.clock.learn(at, now)
+	b.s.srv.Clock.Learn(at, now)
 	return nil
 }
 
@@ -358,7 +341,7 @@ func (b *batch) read(answer []string, at int64) error {
 // The reason may be the key of one request, for example one to which the user has no right. A
 // proxy refuses a batch with CROSSSLOT if its keys are on different servers. Then all later
 // requests are calls of their own.
-func (s *Store) refusedTogether(err error) bool {
+func (s *store) refusedTogether(err error) bool {
 	e, ok := errors.AsType[ServerError](err)
 	if !ok {
 		return false

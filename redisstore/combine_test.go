@@ -47,7 +47,7 @@ func TestBatchWithoutAnswerDelaysNoOther(t *testing.T) {
 	var mu sync.Mutex
 	batches := 0
 	f := &fake{}
-	s := store(t, f)
+	s := overFake(t, f)
 	f.eval = func(sc *Script, _, args []string) ([]string, error) {
 		mu.Lock()
 		if sc == combinedScript {
@@ -90,7 +90,7 @@ func TestBatchWithoutAnswerDelaysNoOther(t *testing.T) {
 // request by itself.
 func TestBatchCountsFromItsSending(t *testing.T) {
 	f := &fake{}
-	s := store(t, f)
+	s := overFake(t, f)
 	var mu sync.Mutex
 	combined := map[string]driver.Instant{}
 	full := make(chan struct{})
@@ -126,7 +126,7 @@ func TestBatchCountsFromItsSending(t *testing.T) {
 func TestUnreadableAnswerOfBatchIsUnknown(t *testing.T) {
 	for _, answer := range [][]string{nil, {"x", "G"}, {serverNow()}, {serverNow(), ""}, {serverNow(), strings.Repeat("G", maxCombined+1)}, {serverNow(), "*"}, {serverNow(), "F", "R"}, {serverNow(), "*", ""}} {
 		f := &fake{}
-		s := store(t, f)
+		s := overFake(t, f)
 		singles := make(chan struct{})
 		var once sync.Once
 		f.eval = func(sc *Script, _, args []string) ([]string, error) {
@@ -154,7 +154,7 @@ func TestUnreadableAnswerOfBatchIsUnknown(t *testing.T) {
 // servers. It requires that each request goes by itself from then on.
 func TestServerOfSeveralIsNotCombined(t *testing.T) {
 	f := &fake{}
-	s := store(t, f)
+	s := overFake(t, f)
 	var mu sync.Mutex
 	batches := 0
 	refused := make(chan struct{})

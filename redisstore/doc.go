@@ -1,18 +1,37 @@
 // Package redisstore keeps locks on a Redis server, with replicas, under Redis
-// Sentinel or in a Redis Cluster. It uses rueidis; package goredis, a module of its
-// own, uses a go-redis client that the program has already. The server has to be
-// Redis 6.2 or later, which has SET with GET. The tests use 7.0.
+// Sentinel or in a Redis Cluster. The server has to be Redis 6.2 or later, which has SET
+// with GET. The tests use 7.0.
 //
 //	s, err := redisstore.Open(ctx, "redis://user:password@localhost:6379/0")
 //
-// or, through a blank import, any URL that [Open] describes.
+// or, through a blank import, any URL that [Open] describes. With the parameter layout, package layouts
+// opens the URL, and shares the locks with another client library. [New] takes a client of
+// go-redis that the program has already:
+//
+//	s, err := redisstore.New(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+//
+// # The client
+//
+// Both ways the requests go through go-redis, which sends each of them once: its retries
+// do not apply to locks. It follows redirections of a Cluster, because a server that
+// redirects a request has not executed it. Requests of many goroutines to one server
+// share a pipeline. At most two pipelines to a server are under way, so few connections
+// are in use. With [Open], except under Sentinel, a caller that is alone has a connection on
+// which its own goroutine sends the request and reads the answer. Waiters share one
+// connection beside the pool of the client.
+//
+// A request returns when its context ends. go-redis continues to read the answer, for the
+// client's ReadTimeout. So a client that is given to New needs no ContextTimeoutEnabled. It
+// should have a ReadTimeout and enough connections: with [WaitReplicas] each request under
+// way uses one. go-redis logs lost connections to the standard error; its package logging
+// ends that.
 //
 // # Where the locks are
 //
 // A name has one key, holdfast:{BUCKET}:NAMESPACE:NAME. The key is a hash. It has the
 // grants, the queue entries in order of arrival, and the deadline of each. Field s0
-// exists as long as the key. So one HSETNX of s0 grants a free name, and fails if the
-// name is not free. BUCKET is one of 4096, by a hash of namespace and name. It puts the
+// exists as long as the key. So a name is free if it has no key, and one HSET of s0
+// grants it. BUCKET is one of 4096, by a hash of namespace and name. It puts the
 // key into the hash slot of the bucket's counter, holdfast:{BUCKET}. When no name is
 // held or has waiters, the server keeps only the counters, however many names there
 // were.
@@ -44,6 +63,20 @@
 // pattern does not match, a dead first entry, and a token above the name's last one. A test
 // makes random steps on two names, one of them without the fast path. After each step both
 // must have the same replies, fields, tokens, times to live and messages.
+//
+// # Records of other programs
+//
+// Another program may write to the keys of locks. Then a script ends with an error that names the
+// key, before its first write to that key: [driver.CodeRefused]. A name is free only if it has no
+// key at all, and a script parses all that it uses. It also checks the state's numbers against the
+// length of the hash: the slots, the stack of free slots, and the tombstones. So no number in a
+// state decides how long a script runs. A queue may have long gaps between its entries. After 64
+// numbers without an entry, a script reads the names of the fields instead. Before it grants to a
+// name that is not plain, it checks that no grant stands that the state does not count, and that
+// excludes the new one. A test runs all scripts on random and changed hashes.
+//
+// A program with the right to write to the keys can still end a lock's exclusion, by deleting the
+// key. A token at the resource covers that.
 //
 // # Combined calls
 //
@@ -104,8 +137,12 @@
 // entries do not keep the server busy. When an entry comes near the head, the script
 // notifies its client. So with fewer waiters a release sends one message. A refresh also
 // looks for grants that have expired, and grants to the head. So a lost message delays a
-// waiter by one refresh. An entry that has missed three refreshes is dead, and the scripts
-// skip it. If the server loses its data, waiters make new entries, in any order.
+// waiter by one refresh. An entry is dead, and the scripts skip it, 2.9 s after three missed
+// refreshes. So the order outlasts a server that stops for up to four seconds: it may execute a
+// release before it reads the refreshes that came meanwhile. If the first confirmation of a
+// promoted waiter comes after the 2.5 s, the waiter keeps its grant unless another script has
+// removed it. Otherwise it queues again, behind the others. If the server loses its data, waiters
+// make new entries, in any order.
 //
 // In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
 // the other nodes about 1 us a message. But with it a script may publish only to channels of
@@ -118,7 +155,7 @@
 // acquire script, which releases first. If no entry waits, the script grants the request. Otherwise
 // it grants to the first entries and notifies their clients, as a release does, and the request
 // becomes the last entry. So a grant of a contended name takes one call in place of two. Each grant
-// has a new token, and the order between processes stays. With [WaitReplicas], or in a layout, Swap
+// has a new token, and the order between processes stays. With [WaitReplicas] Swap
 // makes two calls.
 //
 //   - The script checks the time limit and the tombstone of the request before it releases. So a swap
@@ -193,7 +230,9 @@
 //   - The message arrives twice, or late: the client ignores it. The request has its grant
 //     already, or its calls have other tags, or the call with the tag was sent too long
 //     ago.
-//   - The message is forged: only a client that reads the keys of the locks can read the tag.
+//   - The message is forged: only a client that reads the keys of the locks can read the tag. Any
+//     other message only makes the client send its next call earlier. The message of a break makes it
+//     check the grant, and the server's answer decides.
 //   - The grant is broken: the message of a break comes after that of the grant, on the same
 //     channel.
 //   - A former primary publishes the message: that server had applied the last call that
@@ -263,10 +302,20 @@
 // Failover. Redis answers before its replicas have a write. A replica that is
 // promoted without the write does not have the grant. The holder is notified within
 // the declared time or, if it cannot reach the server, when its validity ends. Until then
-// the token protects the resource. With [WaitReplicas] a grant or a renewal counts only
-// after that number of replicas has acknowledged it, by WAIT on the connection that wrote it.
+// the token protects the resource. With [WaitReplicas] a grant, a renewal, or a
+// release that keeps the grant for a while counts only after that number of replicas has
+// acknowledged it, by WAIT on the connection that wrote it. A repeated release writes the
+// kept grant again, so that WAIT counts it.
 // If all replicas must acknowledge, a failover to any of them loses no lock. If fewer must,
 // a replica that has not acknowledged may be promoted.
+//
+// A primary that becomes a replica by REPLICAOF keeps its connections, and the address may
+// lead to the new primary by now. So each probe reads the role of the server, about once a
+// second while the client waits or holds. If the server is a replica, or refuses a write
+// with READONLY, the client replaces its connections. It does so again when a probe has
+// found another primary, by its replication ID: some connections may have been opened before
+// the address moved, and the subscription may be one to a former primary that lives.
+// A replica with replica-read-only no grants locks until the probe.
 //
 // A promoted replica judges deadlines by its own clock. Where replicas acknowledge grants,
 // each client compares their clocks with their primary's, about once a second while it
@@ -312,37 +361,6 @@
 // Early ends. Every two seconds the client checks the grants that it has neither renewed
 // nor checked: one script call for a hundred grants (in a Cluster for those of one
 // bucket), all calls at once. After a lost subscription it checks all grants.
-//
-// # Layouts of other clients
-//
-// [WithLayout] makes a store write its locks as another client library does. The sections
-// above are about the native layout. docs/redis-layouts.md describes the other layouts;
-// this section explains why they are safe.
-//
-// Each step is one script that makes the same transition as the other client's own. Before
-// it grants it checks what the other client would check, so the two exclude each other by
-// the server's order of scripts. The owner that it writes is unique to the request. So the
-// script ends no lock but its own, and no other client takes the owner for a re-entry.
-//
-// The scripts handle a request without an answer as in the native layout. It carries the
-// server's time after which the server refuses it. Until then an undo and a release leave
-// the request's ID behind, and a break leaves its owner. They are in a key beside the lock,
-// which expires. The other clients do not read that key.
-//
-// A script executes each command that the server may refuse before it changes the lock, and
-// then commands that the server has just accepted. So a missing right, a full server or a
-// hash slot that moves leaves a lock as it was.
-//
-// In the layout plain, a release and a renewal are one command of the server, which
-// compares the whole value. Servers without such a command run a script. The value is
-// unique to the grant, so a late or repeated command has no effect on another grant. The
-// client relies only on the answer that the command was applied. After any other answer it
-// runs the script.
-//
-// All deadlines are by the server's clock. Where Redisson writes the Java client's wall
-// clock (queue entries of a fair lock, permits), the scripts write the server's time in the
-// same unit. A Java client whose clock is ahead then ends them early. The guarantees state
-// that. Holders notice it within three seconds, and waiters queue again.
 //
 // What happens when
 //

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -16,7 +17,7 @@ import (
 type fake struct {
 	eval  func(s *Script, keys, args []string) ([]string, error)
 	acked func(ctx context.Context, s *Script, keys, args []string) ([]string, int, error)
-	probe chan struct{} // if not nil, a probe waits for it
+	probe chan struct{} // if not nil, a probe sends to it when it begins, and waits for it
 	// noSubscriptions makes Subscribe fail.
 	noSubscriptions bool
 }
@@ -27,6 +28,7 @@ func serverNow() string { return strconv.FormatInt(time.Now().UnixMicro(), 10) }
 
 func (f *fake) String() string { return "redis://fake" }
 func (f *fake) Mode() Mode     { return Standalone }
+func (f *fake) Reconnect()     {}
 func (f *fake) Close()         {}
 
 func (f *fake) Eval(_ context.Context, s *Script, keys, args []string) ([]string, error) {
@@ -35,7 +37,7 @@ func (f *fake) Eval(_ context.Context, s *Script, keys, args []string) ([]string
 
 func (f *fake) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
 	all := make([]Answer, len(calls))
-	if s == runIDScript {
+	if s.Name == "run_id" {
 		return all
 	}
 	for i, c := range calls {
@@ -44,12 +46,17 @@ func (f *fake) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
 	return all
 }
 
+func (f *fake) Commands(_ context.Context, commands [][]string) []Answer {
+	return make([]Answer, len(commands))
+}
+
 func (f *fake) EvalAcked(ctx context.Context, s *Script, keys, args []string, _ string, _ int, _ time.Duration) ([]string, int, error) {
 	return f.acked(ctx, s, keys, args)
 }
 
 func (f *fake) EachPrimary(ctx context.Context, each func(Node) error) error {
 	if f.probe != nil {
+		f.probe <- struct{}{}
 		<-f.probe
 	}
 	return each(f)
@@ -79,9 +86,13 @@ func (f *fake) Subscribe(ctx context.Context, _ string, ready func(), _ func(str
 	return ctx.Err()
 }
 
-func store(t *testing.T, f *fake, o ...Option) *Store {
+func (f *fake) SubscribeSharded(ctx context.Context, channel string, ready func(), got func(string)) error {
+	return f.Subscribe(ctx, channel, ready, got)
+}
+
+func overFake(t *testing.T, f *fake, o ...Option) *Store {
 	t.Helper()
-	s, err := New(f, o...)
+	s, err := NewOver(f, o...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +144,7 @@ func TestReleaseOfPassedGrantRefusesLateRequest(t *testing.T) {
 		}
 		return []string{"U", serverNow()}, nil
 	}
-	s := store(t, f)
+	s := overFake(t, f)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	held, err := s.Acquire(ctx, driver.Request{ID: "held", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}})
@@ -190,7 +201,7 @@ func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 		}
 		return granted(serverNow(), "0"), 1, nil
 	}
-	s := store(t, f, WaitReplicas(1, time.Second))
+	s := overFake(t, f, WaitReplicas(1, time.Second))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}})
@@ -219,7 +230,7 @@ func TestCancelledWaiterReturnsNoUndoneGrant(t *testing.T) {
 		}
 		return granted(serverNow(), "0"), 0, nil
 	}
-	s := store(t, f, WaitReplicas(1, time.Second))
+	s := overFake(t, f, WaitReplicas(1, time.Second))
 	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}})
 	if s.Classify(err) != driver.CodeWithdrawn || undos < 2 {
 		t.Errorf("%+v, %v after %d undos", g, err, undos)
@@ -230,15 +241,13 @@ func TestCancelledWaiterReturnsNoUndoneGrant(t *testing.T) {
 // It requires that the request returns when its own context ends.
 func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {
 	f := &fake{probe: make(chan struct{}), eval: func(*Script, []string, []string) ([]string, error) { return nil, errLost }}
-	s := store(t, f)
+	s := overFake(t, f)
 	first := make(chan error, 1)
 	go func() {
 		_, err := s.Guarantees(t.Context())
 		first <- err
 	}()
-	for len(s.probing) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	<-f.probe
 	ctx, cancel := context.WithCancel(t.Context())
 	second := make(chan error, 1)
 	go func() {
@@ -260,44 +269,6 @@ func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {
 	}
 }
 
-// TestReadChecksAnswers requires that read accepts the answers of the scripts, and no others.
-func TestReadChecksAnswers(t *testing.T) {
-	s := store(t, &fake{})
-	for _, c := range []struct {
-		script *Script
-		values []string
-		kind   byte
-		rest   int
-	}{
-		{acquireScript, []string{"G1700000000000000"}, 'G', 2},
-		{acquireScript, []string{"G 1700000000000000 1700000000000001 0"}, 'G', 2},
-		{acquireScript, []string{"G", "1700000000000000", "1700000000000001", "3"}, 'G', 2},
-		{acquireScript, []string{"B", "1700000000000000"}, 'B', 0},
-		{releaseScript, []string{"R"}, 'R', 0},
-		{releaseScript, []string{"N"}, 'N', 0},
-		{releaseScript, []string{"R", "1700000000000000", "1700000000000001", "0"}, 'R', 2},
-		{raiseScript, []string{"R", "17"}, 'R', 1},
-		{acquireScript, nil, 0, 0},
-		{acquireScript, []string{""}, 0, 0},
-		{acquireScript, []string{"OK", "1"}, 0, 0},
-		{acquireScript, []string{"G", "soon", "1", "0"}, 0, 0},
-		{acquireScript, []string{"Gsoon"}, 0, 0},
-		{acquireScript, []string{"1700000000000000"}, 0, 0},
-		{releaseScript, []string{"1700000000000000"}, 0, 0},
-	} {
-		rep, err := s.read(c.script, driver.Now(), micros(), c.values, nil)
-		if c.kind == 0 {
-			if s.Classify(err) != driver.CodeUnknown || err == nil {
-				t.Errorf("%s %q: %+v, %v", c.script.Name, c.values, rep, err)
-			}
-			continue
-		}
-		if err != nil || rep.kind != c.kind || len(rep.values) != c.rest {
-			t.Errorf("%s %q: %c %q, %v", c.script.Name, c.values, rep.kind, rep.values, err)
-		}
-	}
-}
-
 // silent is a client whose Close waits until its server answers.
 type silent struct {
 	fake
@@ -310,7 +281,7 @@ func (s *silent) Close() { <-s.answers }
 // client waits for a silent server. A second Close has to wait for the end.
 func TestCloseReturnsWithItsContext(t *testing.T) {
 	f := &silent{answers: make(chan struct{})}
-	s, err := New(f)
+	s, err := NewOver(f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +320,7 @@ func TestWaiterCallOutlastsReplicaTimeout(t *testing.T) {
 		return granted("7", "0"), 1, nil
 	}}
 	f.eval = func(*Script, []string, []string) ([]string, error) { return []string{"U", serverNow()}, nil }
-	s := store(t, f, WaitReplicas(1, ackTimeout))
+	s := overFake(t, f, WaitReplicas(1, ackTimeout))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}}); err != nil || g.Token != 7 {
@@ -377,7 +348,7 @@ func TestQueuedIsReportedWithoutSubscription(t *testing.T) {
 		}
 		return []string{"U", serverNow()}, nil
 	}}
-	s := store(t, f)
+	s := overFake(t, f)
 	s.mu.Lock()
 	s.listen()
 	s.mu.Unlock()
@@ -416,7 +387,7 @@ func TestActiveActiveIsRefused(t *testing.T) {
 		"redis_version:6.3.4\r\nrole:active-replica\r\nmaxmemory_policy:noeviction\r\n", // KeyDB
 		"redis_version:7.4.0\r\nrole:master\r\nmaxmemory_policy:noeviction\r\nmodule:name=crdt,ver=1,api=1\r\n",
 	} {
-		s, err := New(&multiMaster{info: info})
+		s, err := NewOver(&multiMaster{info: info})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -473,7 +444,7 @@ func TestMessageWakesWaiter(t *testing.T) {
 					return []string{"Q", serverNow(), "1", "0", "60000", "-1"}, nil
 				}
 			}
-			s, err := New(f)
+			s, err := NewOver(f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -534,29 +505,33 @@ func (e *evicting) Command(ctx context.Context, args ...string) ([]string, error
 // requires that a probe without an answer does not permit new locks.
 func TestUnansweredProbeKeepsRefusal(t *testing.T) {
 	for _, mode := range []Mode{Standalone, Sentinel, Cluster} {
-		e := &evicting{mode: mode}
-		e.info = "redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\n"
-		s, err := New(e)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.requireSafe(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		probe := func() error {
-			_, _ = s.probeAll(t.Context(), micros()+1)
-			return s.requireSafe(t.Context())
-		}
-		e.info = strings.ReplaceAll(e.info, "noeviction", "allkeys-lru")
-		if err := probe(); s.Classify(err) != driver.CodeRefused {
-			t.Errorf("mode %d: a server that evicts: %v", mode, err)
-		}
-		e.silent = true
-		if err := probe(); err == nil {
-			t.Errorf("mode %d: an unanswered probe permits new locks", mode)
-		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			e := &evicting{mode: mode}
+			e.info = "redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\n"
+			e.eval = func(*Script, []string, []string) ([]string, error) { return []string{"B", serverNow()}, nil }
+			s, err := NewOver(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			acquire := func() error {
+				time.Sleep(time.Minute) // so that the request needs a new probe
+				_, err := s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Second, From: noRequester{}})
+				return err
+			}
+			if err := acquire(); s.Classify(err) != driver.CodeBusy {
+				t.Fatal(err)
+			}
+			e.info = strings.ReplaceAll(e.info, "noeviction", "allkeys-lru")
+			if err := acquire(); s.Classify(err) != driver.CodeRefused {
+				t.Errorf("mode %d: a server that evicts: %v", mode, err)
+			}
+			e.silent = true
+			if err := acquire(); s.Classify(err) == driver.CodeBusy {
+				t.Errorf("mode %d: an unanswered probe permits new locks", mode)
+			}
+			if err := s.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

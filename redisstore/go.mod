@@ -4,7 +4,11 @@ go 1.26.0
 
 require (
 	github.com/holdfast-go/holdfast v0.1.0
-	github.com/redis/rueidis v1.0.79
+	github.com/redis/go-redis/v9 v9.23.0
 )
 
-require golang.org/x/sys v0.49.0 // indirect
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+)

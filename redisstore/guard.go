@@ -9,12 +9,13 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 //go:embed scripts/guard.lua
 var guardSource string
 
-var guardScript = newScript("guard", guardSource)
+var guardScript = server.NewScript("guard", guardSource)
 
 // Guard is a [fence.Guard] of keys. It keeps the largest token that it has seen for
 // each key. One script compares the token, records it and writes the data. The data may
@@ -27,11 +28,11 @@ var guardScript = newScript("guard", guardSource)
 //
 // A Redis that loses its last writes in a crash or a failover loses tokens together
 // with the data that they guard. Both are in one hash slot.
-type Guard struct{ s *Store }
+type Guard struct{ s *store }
 
 // Guard returns a guard over the client of this store. The guard works until the store
 // is closed.
-func (s *Store) Guard() *Guard { return &Guard{s} }
+func (s *Store) Guard() *Guard { return &Guard{s.store} }
 
 // Commands are the commands that a [Guard] runs on a key. Each has its name and its
 // arguments. The guard puts the key before the arguments:
@@ -66,7 +67,7 @@ func (g *Guard) Write(ctx context.Context, key string, token uint64, write Comma
 	if len(args) > maxWrites {
 		return fmt.Errorf("%w: %d arguments in one step: at most %d", fence.ErrInvalid, len(args), maxWrites)
 	}
-	newest, err := g.run(ctx, key, args)
+	newest, err := g.run(ctx, key, args) // mutation: redis-guard-step
 	if err == nil && newest > token {
 		return &fence.StaleError{Resource: key, Token: token, Newest: newest}
 	}
@@ -92,17 +93,19 @@ func (g *Guard) run(ctx context.Context, key string, args []string) (uint64, err
 	if err != nil {
 		return 0, err
 	}
-	if err := g.s.enter(); err != nil {
+	if err := g.s.srv.Enter(); err != nil {
 		return 0, fmt.Errorf("%w: %q: nothing written: %w", fence.ErrUnavailable, key, err)
 	}
-	defer g.s.ops.Done()
-	answer, err := g.s.client.Eval(ctx, guardScript, []string{key, seen}, args)
+	defer g.s.srv.Leave()
+	answer, err := g.s.srv.Client.Eval(ctx, guardScript, []string{key, seen}, args)
 	switch {
 	case err != nil:
-		if err = g.s.explain(err); driver.CodeOf(err) == driver.CodeUnknown {
+		if err = g.s.srv.Explain(err); driver.CodeOf(err) == driver.CodeUnknown {
 			return 0, fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, key, err)
 		}
 		return 0, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, key, err)
+	case len(answer) == 2:
+		return 0, fmt.Errorf("%w: %q is no token of %q", fence.ErrCorrupt, server.Clip(answer[0]), key)
 	case len(answer) != 1:
 		return 0, fmt.Errorf("%w: %q: the script answered %q", fence.ErrUnavailable, key, answer)
 	case answer[0] == "0": // Newest of a key without a token
@@ -117,7 +120,7 @@ func (g *Guard) run(ctx context.Context, key string, args []string) (uint64, err
 
 // fenceKey returns the key at which the token of a key is kept.
 func fenceKey(key string) (string, error) {
-	tag := hashTag(key)
+	tag := server.HashTag(key)
 	if tag == key && strings.Contains(key, "}") {
 		return "", fmt.Errorf("%w: key %q contains } and has no hash tag: no other key is sure to be in its slot", fence.ErrInvalid, key)
 	}

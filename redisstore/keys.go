@@ -1,6 +1,10 @@
 package redisstore
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
+)
 
 // A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal digits of a
 // hash of namespace and name, is the hash tag. Braces in a name come later and have no effect.
@@ -9,38 +13,16 @@ import "strings"
 const (
 	keyPrefix    = "holdfast:{"
 	bucketDigits = 3
-	buckets      = 1 << (4 * bucketDigits)
 	// counterLength is the length of the key of a counter, with which the keys of its bucket begin.
 	counterLength = len(keyPrefix) + bucketDigits + len("}")
 )
 
-var escaper = strings.NewReplacer("%", "%25", ":", "%3A")
-
 type keyspace struct{ namespace string }
 
-func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(namespace)} }
+func newKeyspace(namespace string) keyspace { return keyspace{server.EscapeNamespace(namespace)} }
 
 // bucket returns the number of the bucket of a name.
-func (k keyspace) bucket(name string) uint16 {
-	n := fnv1a(fnv1a(fnv1a(fnvOffset, k.namespace), "\x00"), name)
-	n ^= n >> 32
-	n ^= n >> 16
-	return uint16(n % buckets)
-}
-
-// The parameters of the 64-bit FNV-1a hash.
-const (
-	fnvOffset = 14695981039346656037
-	fnvPrime  = 1099511628211
-)
-
-// fnv1a is hash/fnv's New64a without an allocation: it continues the hash n with text.
-func fnv1a(n uint64, text string) uint64 {
-	for i := range len(text) {
-		n = (n ^ uint64(text[i])) * fnvPrime
-	}
-	return n
-}
+func (k keyspace) bucket(name string) uint16 { return server.Bucket(k.namespace, "\x00", name) }
 
 // of returns the keys of a name and of its bucket's counter, and the bucket.
 func (k keyspace) of(name string) (key, counter string, bucket uint16) {
@@ -48,12 +30,6 @@ func (k keyspace) of(name string) (key, counter string, bucket uint16) {
 	digits := digitsOf(bucket)
 	key = keyPrefix + string(digits[:]) + "}:" + k.namespace + ":" + name
 	return key, key[:counterLength], bucket
-}
-
-// counterOf returns the key of a bucket's counter.
-func counterOf(bucket uint16) string {
-	digits := digitsOf(bucket)
-	return keyPrefix + string(digits[:]) + "}"
 }
 
 // digitsOf returns the hexadecimal digits of a bucket.
@@ -87,11 +63,9 @@ func (k keyspace) nameOf(key string) (string, bool) {
 	return name, true
 }
 
-var globber = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`)
-
 // pattern returns a glob pattern for the keys of the names that begin with prefix.
 func (k keyspace) pattern(prefix string) string {
-	return keyPrefix + "???}:" + globber.Replace(k.namespace+":"+prefix) + "*"
+	return keyPrefix + "???}:" + server.EscapeGlob(k.namespace+":"+prefix) + "*"
 }
 
 // wakeChannel returns the channel on which one client gets its notifications.

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -51,7 +52,7 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 		"the message of a call, twice": {starts: true, calls: []func(*moment) []string{func(m *moment) []string { valid(m); valid(m); return queued }}},
 		"a token that the client has seen": {calls: []func(*moment) []string{func(m *moment) []string {
 			_, _, bucket := m.s.keys.of("n")
-			m.s.highWater.raise(bucket, token)
+			m.s.srv.HighWater.Raise(bucket, token)
 			valid(m)
 			return queued
 		}}},
@@ -108,13 +109,6 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 			valid(m)
 			return queued
 		}}},
-		"a probe that is too old": {calls: []func(*moment) []string{func(m *moment) []string {
-			f := *m.s.probed.Load()
-			f.at -= freshFor.Microseconds()
-			m.s.probed.Store(&f)
-			valid(m)
-			return queued
-		}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &moment{f: &listening{}, reason: &atomic.Value{}}
@@ -145,7 +139,7 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 				}
 				return answer, nil
 			}
-			s, err := New(m.f)
+			s, err := NewOver(m.f)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -199,15 +193,35 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 	}
 }
 
+// TestWaiterDoesNotStartAfterOldProbe has a valid message for a waiter whose store has made no probe lately. It
+// requires that the waiter confirms the grant first.
+func TestWaiterDoesNotStartAfterOldProbe(t *testing.T) {
+	for age, starts := range map[time.Duration]bool{time.Second: true, 3 * time.Second: false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := overFake(t, &fake{})
+			if _, err := s.Guarantees(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(age)
+			e := &entry{r: driver.Request{ID: "a", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}}}
+			a := &attempt{s: s.store, e: e, tag: "T-1", tagged: driver.Now(), owner: s.srv.EncodeOwner(noRequester{}.Owner())}
+			e.start = "7 2500000 T-1"
+			if _, ok := a.startUnconfirmed(); ok != starts {
+				t.Errorf("starts %t, %s after the probe", ok, age)
+			}
+		})
+	}
+}
+
 // TestStartTakesNoLongerThanTheTTL uses a TTL that is shorter than the deadline of the release.
 // The confirmation sets the TTL, so the validity before it must not be longer than the TTL.
 func TestStartTakesNoLongerThanTheTTL(t *testing.T) {
-	s := store(t, &fake{})
+	s := overFake(t, &fake{})
 	if _, err := s.Guarantees(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	e := &entry{r: driver.Request{ID: "a", Name: "n", Limit: 1, TTL: 2 * time.Second, From: noRequester{}}}
-	a := &attempt{s: s, e: e, tag: "T-1", tagged: driver.Now(), owner: s.encodeOwner(noRequester{}.Owner())}
+	a := &attempt{s: s.store, e: e, tag: "T-1", tagged: driver.Now(), owner: s.srv.EncodeOwner(noRequester{}.Owner())}
 	e.start = "7 2500000 T-1"
 	if g, ok := a.startUnconfirmed(); !ok || g.TTL != 2*time.Second {
 		t.Errorf("%+v, %t", g, ok)
@@ -247,7 +261,7 @@ func TestTagsAreForOneExclusiveTokenAlone(t *testing.T) {
 			} else {
 				change(&r)
 			}
-			if _, err := store(t, f, options...).Acquire(t.Context(), r); err != nil || calls != 1 {
+			if _, err := overFake(t, f, options...).Acquire(t.Context(), r); err != nil || calls != 1 {
 				t.Errorf("%v, %d calls", err, calls)
 			}
 		})

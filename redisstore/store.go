@@ -3,58 +3,47 @@ package redisstore
 import (
 	"context"
 	"crypto/rand"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/deadline"
+	"github.com/holdfast-go/holdfast/internal/held"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
-// Store is one client of the locks on a Redis.
-type Store struct {
-	client    Client
-	cfg       config
-	keys      keyspace
-	channel   string // to which the scripts publish for this client
-	combiner  combiner
-	clock     clock
-	highWater highWater
-	lastOwner atomic.Pointer[encodedOwner]
-	lastHead  atomic.Pointer[encodedHead]
+// Store is one client of the locks on a Redis. It implements [driver.Store], Inspector, Breaker, Watcher, Swapper,
+// Values and Exposer.
+type Store struct{ *store }
 
-	// ctx ends when Close begins.
-	ctx    context.Context
-	cancel context.CancelFunc
-	// ops counts the calls under way, tasks the store's own goroutines.
-	ops, tasks sync.WaitGroup
-	finished   chan struct{}
-
-	peers *peers // of a layout of another client library, nil in the native layout
-
-	probing chan struct{} // a semaphore: one probe at a time
-	probed  atomic.Pointer[findings]
-	spread  atomic.Bool // the keys of two names may be on different servers: see compareServers
+type store struct {
+	common
+	srv      *server.Server
+	keys     keyspace
+	channel  string // to which the scripts publish for this client
+	combiner combiner
+	lastHead atomic.Pointer[encodedHead]
 
 	mu           sync.Mutex
-	closing      bool
-	entries      map[string]*entry   // requests and grants by ID
+	entries      map[string]*entry   // requests that may wait, by ID
 	queued       map[string][]*entry // requests with a queue entry, by name
-	late         map[string]int64    // until when a request without an answer may arrive, by ID
 	subscription subscription
-	checkTimer   *time.Timer
-	checksGrants bool // checkTimer is set, or checkGrants runs
-	checking     bool // checkGrants runs
-	checkAll     bool // the next check includes all grants
 }
 
+// common has the methods that do not depend on the layout of the locks.
+type common = server.Store
+
 var (
-	_ driver.Store     = (*Store)(nil)
-	_ driver.Inspector = (*Store)(nil)
-	_ driver.Breaker   = (*Store)(nil)
-	_ driver.Watcher   = (*Store)(nil)
-	_ driver.Notifier  = (*Store)(nil)
+	_ driver.Store     = (*store)(nil)
+	_ driver.Inspector = (*store)(nil)
+	_ driver.Breaker   = (*store)(nil)
+	_ driver.Watcher   = (*store)(nil)
+	_ driver.Values    = (*store)(nil)
 )
 
 // entry is a request, and the grant that it gets.
@@ -62,6 +51,7 @@ type entry struct {
 	r      driver.Request
 	keys   [2]string // of the name and of the bucket's counter
 	bucket uint16
+	grant  held.Grant // set by hold
 
 	// The store's mutex guards the rest.
 	seq         int64         // of its queue entry, 0 if none
@@ -70,19 +60,12 @@ type entry struct {
 	woken       bool          // a message came before wake existed
 	start       string        // the last message by which the request may start: "TOKEN TTL TAG"
 	passed      *driver.Grant // granted by a Release of this client
-	proven      time.Time     // when the server last confirmed that the grant stands
-	held        bool          // the grant was returned to the caller; token and handle are set
-	token       uint64
-	handle      *handle
-	lead        time.Duration // the lease at the server is at least this much longer than the TTL, -1 if unknown; see serverTTL
 }
 
 // handle is the store's own data in a grant.
 type handle struct {
+	server.Lease
 	key, slot string
-	// lateUntil is the time, by the server's clock, until which an unanswered request with this
-	// grant's ID may arrive. It is 0 if there is no such request.
-	lateUntil int64
 	// counter is the key of the bucket's counter. A release that has it lets the next waiter
 	// start before the waiter confirms its grant. It is "" if the name was free, because most
 	// such releases have no waiter.
@@ -91,99 +74,132 @@ type handle struct {
 	ttl time.Duration
 }
 
-// New returns a store over a client. Close of the store closes the client. Package goredis makes
-// a store over a go-redis client, which stays open.
-func New(c Client, options ...Option) (*Store, error) {
-	cfg, err := configure(options)
+func init() {
+	for _, scheme := range []string{"redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"} {
+		driver.Register(scheme, openURL)
+	}
+}
+
+// openURL opens the locks at a URL, in the layout that its parameter names.
+func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
+	var s driver.Store
+	var err error
+	if l := u.Query().Get("layout"); l != "" {
+		s, err = layouts.Open(ctx, u.String(), layouts.Layout(l), Namespace(namespace))
+	} else {
+		s, err = Open(ctx, u.String(), Namespace(namespace))
+	}
+	if err != nil {
+		return nil, err // not s: an interface with a nil *Store is not nil
+	}
+	return s, nil
+}
+
+// Open opens the locks on the server that a URL names. It does not connect yet.
+//
+//	redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]
+//	redis+sentinel://[USER[:PASSWORD]@]HOST[:PORT]/MASTER[/DB]   HOST is a sentinel
+//	redis+cluster://[USER[:PASSWORD]@]HOST[:PORT]
+//
+// With rediss instead of redis, connections use TLS. The default ports are 6379,
+// for a sentinel 26379. Parameters, all optional:
+//
+//	addr=HOST:PORT            another sentinel, or node of a cluster; may be repeated
+//	sentinel_user, sentinel_password
+//	replicas=N                as WaitReplicas
+//	replica_wait=1s
+//	insist=true               as Insist
+//	ca=FILE                   PEM certificates to accept instead of the system's
+//	cert=FILE, key=FILE       the client's own certificate
+//	server_name=NAME          the name in the server's certificate
+//	require_tls=true          refuses connections that are not by TLS
+//
+// Package layouts opens a URL with the parameter layout.
+func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
+	t, err := server.ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
-	if c == nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the client is nil")
+	if t.Layout != "" {
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: layout %q: open it by layouts.Open, or by holdfast.Open", t.Layout)
+	}
+	cfg, err := configure(t.Options(options))
+	if err != nil {
+		return nil, err
+	}
+	c, err := t.Connect()
+	if err != nil {
+		return nil, err
 	}
 	return newStore(c, cfg), nil
 }
 
-func newStore(c Client, cfg config) *Store {
-	s := &Store{
-		client: c, cfg: cfg, keys: newKeyspace(cfg.namespace), channel: wakeChannel(strings.ToLower(rand.Text())),
-		probing: make(chan struct{}, 1), finished: make(chan struct{}),
-		entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
+// New returns a store over a *redis.Client, also one of NewFailoverClient, or over a
+// *redis.ClusterClient. The caller closes the client, after the store. New refuses a *redis.Ring,
+// because a Ring spreads names over independent servers, and moves names when a server fails.
+func New(c redis.UniversalClient, options ...Option) (*Store, error) {
+	over, err := server.NewClient(c)
+	if err != nil {
+		return nil, err
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	// In a Cluster the keys of a batch are in several hash slots. WAIT would be for the whole batch.
-	s.combiner.init(c.Mode() != Cluster && cfg.replicas == 0)
-	if cfg.layout != Native {
-		s.peers = newPeers(s)
-	}
-	return s
+	return NewOver(over, options...)
 }
 
-// String returns where the locks are, without a password.
-func (s *Store) String() string { return s.client.String() }
+// NewOver returns a store whose requests another Client sends, which the store closes.
+func NewOver(c Client, options ...Option) (*Store, error) {
+	if c == nil {
+		return nil, server.ErrNoClient
+	}
+	cfg, err := configure(options)
+	if err != nil {
+		return nil, err
+	}
+	return newStore(c, cfg), nil
+}
+
+func configure(options []Option) (server.Config, error) {
+	cfg, err := server.Configure(options)
+	if err == nil && cfg.FairWait != 0 {
+		err = driver.Errorf(driver.CodeInvalid, "redisstore: fair wait %s: only the layout %s has a fair lock", cfg.FairWait, layouts.RedissonFair)
+	}
+	return cfg, err
+}
+
+func newStore(c Client, cfg server.Config) *Store {
+	s := &store{
+		keys: newKeyspace(cfg.Namespace), channel: wakeChannel(strings.ToLower(rand.Text())),
+		entries: map[string]*entry{}, queued: map[string][]*entry{},
+	}
+	// In a Cluster the keys of a batch are in several hash slots. WAIT would be for the whole batch.
+	s.combiner.init(c.Mode() != Cluster && cfg.Replicas == 0)
+	s.srv, s.common = server.New(c, cfg, server.Recipe{
+		Declare: s.declare, Renew: s.renew, Check: s.check, Inspect: s.inspectAll, Names: s.names, Closed: s.combiner.wait,
+		Rival: func(name string) string { return name },
+		Undo: func(ctx context.Context, r *driver.Request, lateUntil int64) error {
+			return s.undo(ctx, s.keys.key(r.Name), r.ID, lateUntil)
+		},
+		Break: func(ctx context.Context, name, token string) (server.Reply, error) {
+			return s.srv.Eval(ctx, breakScript, []string{s.keys.key(name)}, []string{token})
+		},
+	})
+	return &Store{s}
+}
 
 // Client returns the client that the store uses, for a recipe over several stores. The store
 // closes it.
-func (s *Store) Client() Client { return s.client }
+func (s *store) Client() Client { return s.srv.Client }
 
-// Explain adds the code to an error of the store's client: what the error means for the request.
-func (s *Store) Explain(err error) error { return s.explain(err) }
-
-// GoString returns the same as String, so that %#v shows no password.
-func (s *Store) GoString() string { return s.String() }
-
-// Classify returns the code of an error of this store.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// enter begins a call; the caller ends it with ops.Done.
-func (s *Store) enter() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing {
-		return errClosed
+// declare completes the guarantees.
+func (s *store) declare(g *driver.Guarantees) {
+	g.Order, g.Fallback, g.Visible = driver.OrderFIFO, fallbackInterval, driver.VisibleAll
+	g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger, g.Reserves = true, true, true, true, true, true
+	g.Tokens = "the server's clock in microseconds, above the last token that the server or this client has seen. " +
+		"After a flush, a restart without data or a failover they may fall for a new client, if the clock was set back. " +
+		"A former primary that still answers gives older ones"
+	if s.srv.Config.Replicas > 0 {
+		g.Notes = append(g.Notes, "a waiter whose grant they do not acknowledge in time queues again, behind the others")
 	}
-	s.ops.Add(1)
-	return nil
-}
-
-// begin begins a call, and probes the server if no probe has been made. The caller ends it with
-// ops.Done.
-func (s *Store) begin(ctx context.Context) error {
-	if err := s.enter(); err != nil {
-		return err
-	}
-	if _, err := s.firstFindings(ctx); err != nil {
-		s.ops.Done()
-		return err
-	}
-	return nil
-}
-
-// Close ends the waiting calls, withdraws their queue entries, and closes the client (see [New]).
-// If ctx ends first, Close returns its error and the rest continues in the background; a second
-// Close waits for it. Grants stay at the server until their TTL expires.
-func (s *Store) Close(ctx context.Context) error {
-	s.mu.Lock()
-	first := !s.closing
-	s.closing = true
-	if s.checkTimer != nil {
-		s.checkTimer.Stop()
-	}
-	s.mu.Unlock()
-	if first {
-		s.cancel()
-		deadline.Wait(ctx, &s.ops)
-		go func() { // the client's Close may wait for a silent server
-			defer close(s.finished)
-			s.client.Close()
-			s.combiner.wait()
-			s.tasks.Wait()
-		}()
-	}
-	select {
-	case <-s.finished:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	g.Notes = append(g.Notes, "behind 32 others a waiter notices a lost notification after up to 15s, and may lose its position",
+		"if the server stops for more than 2s, the first waiters may queue again at the end; after 4s all may, in any order",
+		"the next waiter of the same process queues with the release, at most 5 ms after the grant")
 }

@@ -5,9 +5,10 @@ import (
 	"strconv"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
-var _ driver.Swapper = (*Store)(nil)
+var _ driver.Swapper = (*store)(nil)
 
 // oldGrant is a grant that the first call of the next request releases.
 type oldGrant struct {
@@ -18,16 +19,14 @@ type oldGrant struct {
 }
 
 // Swap implements driver.Swapper: one script releases old, and grants to r or makes its queue entry.
-// With [WaitReplicas] or a layout it makes two calls.
-func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+// With [WaitReplicas] it makes two calls.
+func (s *store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	h, ok := old.Handle.(*handle)
-	if !ok || s.peers != nil || s.cfg.replicas > 0 || old.Name != r.Name || !r.Wait {
+	if !ok || s.srv.Config.Replicas > 0 || old.Name != r.Name || !r.Wait {
 		released(s.Release(ctx, old, 0))
 		return s.Acquire(ctx, r)
 	}
-	s.mu.Lock()
-	s.forget(old.ID)
-	s.mu.Unlock()
+	s.srv.Held.Forget(old.ID)
 	return s.acquire(ctx, r, &oldGrant{old, h, s.lateUntil(h), released})
 }
 
@@ -46,7 +45,7 @@ func (o *oldGrant) appendTo(args []string) []string {
 
 // reportRelease passes the outcome of the release in a call to released. If the server refused
 // the call, it did not release, and reportRelease does nothing.
-func (a *attempt) reportRelease(rep *reply, err error) {
+func (a *attempt) reportRelease(rep *server.Reply, err error) {
 	if a.old == nil {
 		return
 	}
@@ -54,10 +53,10 @@ func (a *attempt) reportRelease(rep *reply, err error) {
 	case err != nil && driver.CodeOf(err) != driver.CodeUnknown:
 		return
 	case err != nil:
-	case rep.kind == 'g' || rep.kind == 'q':
-		rep.kind -= 'g' - 'G' // now G or Q, and the old grant had already ended
-		err = notHeld(a.old.grant.Name, a.old.grant.Token)
-	case rep.kind != 'G' && rep.kind != 'Q': // too late, or undone
+	case rep.Kind == 'g' || rep.Kind == 'q':
+		rep.Kind -= 'g' - 'G' // now G or Q, and the old grant had already ended
+		err = server.NotHeld(a.old.grant.Name, a.old.grant.Token)
+	case rep.Kind != 'G' && rep.Kind != 'Q': // too late, or undone
 		return
 	}
 	a.old.released(err)

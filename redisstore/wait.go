@@ -2,15 +2,14 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 const (
@@ -19,31 +18,22 @@ const (
 	// delays a waiter, the round trip included.
 	near             = 700 * time.Millisecond
 	fallbackInterval = time.Second
-	// callTimeout is the timeout of one call of a waiter, which then tries again. If replicas
-	// have to acknowledge a grant, the timeout is at least theirs plus ackMargin.
-	callTimeout = 2 * time.Second
-	ackMargin   = time.Second
-	// subscribeTimeout is how long the first waiter waits for its subscription before it reports
-	// that it is queued.
-	subscribeTimeout = 100 * time.Millisecond
-	// withdrawTimeout is the timeout of a cancelled waiter that withdraws its queue entry.
-	withdrawTimeout = 250 * time.Millisecond
 )
 
 // run sends the request, and waits if the request may wait.
 func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 	s, e := a.s, a.e
-	sentAt := micros()
+	sentAt := server.Micros()
 	rep, err := a.call(ctx, 0)
 	switch {
 	case err != nil:
 		return driver.Grant{}, err
-	case rep.kind == 'G':
+	case rep.Kind == 'G':
 		return a.toGrant(rep)
-	case rep.kind == 'B':
-		return driver.Grant{}, &driver.BusyError{Holders: s.holders(rep.values, s.clock.now())}
-	case rep.kind != 'Q' || !e.r.Wait:
-		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
+	case rep.Kind == 'B':
+		return driver.Grant{}, &driver.BusyError{Holders: s.holders(rep.Values, s.srv.Clock.Now())}
+	case rep.Kind != 'Q' || !e.r.Wait:
+		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.Kind, rep.Values)
 	}
 	g, err := a.wait(ctx, rep, sentAt)
 	s.dequeue(e)
@@ -56,39 +46,39 @@ func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 // wait waits until the queue entry is granted. It refreshes the entry regularly, and each
 // refresh returns the grant if there is one. A message causes an earlier refresh, or
 // contains the grant. rep is the answer to the first call, which was sent at sentAt.
-func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Grant, error) {
+func (a *attempt) wait(ctx context.Context, rep server.Reply, sentAt int64) (driver.Grant, error) {
 	s, e := a.s, a.e
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(s.ctx, cancel)
+	stop := context.AfterFunc(s.srv.Ctx, cancel)
 	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var err error // of the last call
 	for {
-		if err == nil && rep.kind == 'G' {
+		if err == nil && rep.Kind == 'G' {
 			return a.toGrant(rep)
 		}
 		if g := s.passedTo(e); g != nil {
-			return a.setLate(*g), nil
+			return a.withLease(*g), nil
 		}
 		if ctx.Err() != nil {
-			return driver.Grant{}, a.cancelled(ctx)
+			return driver.Grant{}, a.withdraw(ctx, nil)
 		}
 		var delay time.Duration
 		if delay, err = a.nextRefresh(ctx, rep, sentAt, err); err != nil {
-			return driver.Grant{}, a.giveUp(err)
+			return driver.Grant{}, a.withdraw(context.Background(), err)
 		}
 		a.sleep(ctx, timer, delay)
 		if ctx.Err() != nil || s.passedTo(e) != nil {
-			rep = reply{} // a failed call may have an answer, which is no grant
+			rep = server.Reply{} // a failed call may have an answer, which is no grant
 			continue
 		}
 		if g, ok := a.startUnconfirmed(); ok {
 			return g, nil
 		}
-		call, done := context.WithTimeout(ctx, s.waiterTimeout())
-		sentAt = micros()
+		call, done := context.WithTimeout(ctx, s.srv.WaiterTimeout())
+		sentAt = server.Micros()
 		rep, err = a.call(call, s.seqOf(e))
 		done()
 	}
@@ -96,48 +86,23 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 
 // nextRefresh returns the delay until the next call, after the answer rep or the error err of the
 // last call. It returns an error if the wait ends.
-func (a *attempt) nextRefresh(ctx context.Context, rep reply, sentAt int64, err error) (time.Duration, error) {
+func (a *attempt) nextRefresh(ctx context.Context, rep server.Reply, sentAt int64, err error) (time.Duration, error) {
 	switch {
-	case err == nil && rep.kind == 'Q':
+	case err == nil && rep.Kind == 'Q':
 		a.failures = 0
-		a.tag, a.tagged, a.owner = a.lastTag, rep.sent, a.lastOwner
+		a.tag, a.tagged, a.owner = a.lastTag, rep.Sent, a.lastOwner
 		return a.queuedReply(ctx, rep, sentAt)
 	case err == nil:
 		// The queue entry is gone: the server has lost its data, or has removed the entry as dead.
 		a.s.dequeue(a.e)
 		a.tag = ""
 		return 0, nil
-	case endsWait(err):
+	case server.EndsWait(err):
 		return 0, err
 	}
 	a.failures++
-	return jitter(retryDelay(a.failures, near)), nil
+	return server.Jitter(server.RetryDelay(a.failures, near)), nil
 }
-
-// endsWait reports whether the error of a call ends the wait of its request.
-func endsWait(err error) bool {
-	return !isTransient(err) ||
-		errors.Is(err, errUndoFailed) || // the undo may still arrive, and would remove a later grant of this ID
-		errors.Is(err, errUndone) // a new request with another ID may be granted
-}
-
-// retryDelay returns the delay after failed calls: 40 ms after the first one, doubled after each
-// further one, at most limit.
-func retryDelay(failures int, limit time.Duration) time.Duration {
-	return min(limit, 20*time.Millisecond<<min(failures, 6))
-}
-
-// waiterTimeout returns the timeout of one call of a waiter.
-func (s *Store) waiterTimeout() time.Duration {
-	if s.cfg.replicas == 0 {
-		return callTimeout
-	}
-	return max(callTimeout, s.cfg.ackTimeout+ackMargin)
-}
-
-// jitter shortens a delay by up to a fifth, so that the refreshes of many waiters are spread over
-// time. It never exceeds the interval that the script has returned.
-func jitter(delay time.Duration) time.Duration { return delay - rand.N(delay/5+1) }
 
 // sleep waits for the delay, for a message that wakes the waiter, or for the end of ctx. The delay
 // becomes shorter when the entry comes near the head, or messages no longer arrive.
@@ -146,7 +111,7 @@ func (a *attempt) sleep(ctx context.Context, timer *time.Timer, delay time.Durat
 	for {
 		select {
 		case <-a.e.refreshSoon:
-			timer.Reset(max(min(delay, fallback.After(ctx, near))-rand.N(near/5), 0))
+			timer.Reset(max(min(delay, wakeup.Fallback(ctx, near))-rand.N(near/5), 0))
 		case <-a.e.wake:
 			return
 		case <-timer.C:
@@ -159,28 +124,28 @@ func (a *attempt) sleep(ctx context.Context, timer *time.Timer, delay time.Durat
 
 // queuedReply records a queue entry, reports once that the request is queued, and returns the delay
 // until the next refresh.
-func (a *attempt) queuedReply(ctx context.Context, rep reply, sentAt int64) (time.Duration, error) {
+func (a *attempt) queuedReply(ctx context.Context, rep server.Reply, sentAt int64) (time.Duration, error) {
 	s, e := a.s, a.e
 	var n [4]int64
-	if len(rep.values) < len(n) {
-		return 0, driver.Errorf(driver.CodeUnknown, "a queue entry that cannot be parsed: %q", rep.values)
+	if len(rep.Values) < len(n) {
+		return 0, driver.Errorf(driver.CodeUnknown, "a queue entry that cannot be parsed: %q", rep.Values)
 	}
 	for i := range n {
 		var err error
-		if n[i], err = strconv.ParseInt(rep.values[i], 10, 64); err != nil {
+		if n[i], err = strconv.ParseInt(rep.Values[i], 10, 64); err != nil {
 			return 0, driver.Errorf(driver.CodeUnknown, "a queue entry that cannot be parsed: %w", err)
 		}
 	}
 	seq, ahead, refresh, expiry := n[0], n[1], time.Duration(n[2])*time.Millisecond, time.Duration(n[3])*time.Millisecond
 	subscribed, missed := s.enqueue(e, seq, sentAt)
-	if len(rep.values) > len(n) {
-		a.holders = s.holders(rep.values[len(n):], s.clock.now())
+	if len(rep.Values) > len(n) {
+		a.holders = s.holders(rep.Values[len(n):], s.srv.Clock.Now())
 	}
 	if !a.notified {
 		if missed && !a.refreshed {
 			// The waiter refreshes again before it reports that it is queued.
 			a.refreshed = true
-			return jitter(subscribeTimeout), nil
+			return server.Jitter(server.SubscribeTimeout), nil
 		}
 		a.notified = true
 		e.r.From.Queued(a.holders)
@@ -190,16 +155,16 @@ func (a *attempt) queuedReply(ctx context.Context, rep reply, sentAt int64) (tim
 	}
 	if ahead == 0 && expiry >= 0 && expiry < refresh {
 		// The first holder may be dead. A refresh before its grant expires would be of no use.
-		return fallback.After(ctx, expiry+time.Millisecond), nil
+		return wakeup.Fallback(ctx, expiry+time.Millisecond), nil
 	}
-	return jitter(fallback.After(ctx, refresh)), nil
+	return server.Jitter(wakeup.Fallback(ctx, refresh)), nil
 }
 
 // enqueue registers the queue entry of a request, so that messages wake it and a Release of this
 // client can grant to it. subscribed reports whether messages arrive. missed reports that a
 // message may have been lost, because the subscription began after the request was sent. The waiter
 // then refreshes as soon as messages arrive. missed is false if the subscription failed.
-func (s *Store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
+func (s *store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.seq == 0 {
@@ -217,7 +182,7 @@ func (s *Store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 }
 
 // dequeue removes the registration of a queue entry, if there is one.
-func (s *Store) dequeue(e *entry) {
+func (s *store) dequeue(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.seq == 0 {
@@ -232,45 +197,23 @@ func (s *Store) dequeue(e *entry) {
 }
 
 // seqOf returns the number of the queue entry, 0 if there is none.
-func (s *Store) seqOf(e *entry) int64 {
+func (s *store) seqOf(e *entry) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return e.seq
 }
 
 // passedTo returns the grant that a Release of this client has passed to the request, or nil.
-func (s *Store) passedTo(e *entry) *driver.Grant {
+func (s *store) passedTo(e *entry) *driver.Grant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return e.passed
 }
 
-// cancelled withdraws the queue entry, or a grant that the server made meanwhile. It returns the
-// error of the request.
-func (a *attempt) cancelled(ctx context.Context) error {
-	cause := context.Cause(ctx)
-	err := a.withdraw(ctx)
-	switch {
-	case err != nil:
-		return driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be withdrawn: %w", cause, err)
-	case a.s.ctx.Err() != nil:
-		return errClosed
-	}
-	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
-}
-
-// giveUp withdraws the queue entry after an error that ends the wait.
-func (a *attempt) giveUp(why error) error {
-	if err := a.withdraw(context.Background()); err != nil {
-		return driver.Errorf(driver.CodeUnknown, "%s; the queue entry could not be withdrawn: %w", why, err)
-	}
-	return why
-}
-
-// withdraw removes what the server has of the request. It also does so if ctx has ended.
-func (a *attempt) withdraw(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
-	defer cancel()
-	_, err := a.s.eval(ctx, undoScript, a.e.keys[:1], []string{a.e.r.ID, strconv.FormatInt(a.lateUntil, 10)})
-	return err
+// withdraw removes what the server has of the request, and returns the error of the request: see
+// Server.Withdraw.
+func (a *attempt) withdraw(ctx context.Context, why error) error {
+	return a.s.srv.Withdraw(ctx, why, func(ctx context.Context) error {
+		return a.s.undo(ctx, a.e.keys[0], a.e.r.ID, a.lateUntil)
+	})
 }

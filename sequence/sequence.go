@@ -98,6 +98,16 @@ type fetch struct {
 	err   error
 }
 
+// failed reports whether the reservation has ended with an error.
+func (f *fetch) failed() bool {
+	select {
+	case <-f.done:
+		return f.err != nil
+	default:
+		return false
+	}
+}
+
 // Option is a setting of New.
 type Option func(*Sequence)
 
@@ -130,8 +140,8 @@ func New(source Source, name string, o ...Option) (*Sequence, error) {
 }
 
 // Next returns an id that no other call returns, in any process. It waits for the store only
-// when a block is used up before the next one is reserved. Errors are those of package
-// optimistic, or the context's.
+// when a block is used up before the next one is reserved. An error is that of a reservation which was under
+// way during the call, and the next call tries again. Errors are those of package optimistic, or the context's.
 func (s *Sequence) Next(ctx context.Context) (int64, error) {
 	for {
 		b := s.current.Load()
@@ -186,7 +196,7 @@ func reserve(ctx context.Context, source Source, name string, n int64) (*block, 
 		return nil, fmt.Errorf("sequence: %q: %w: a block ends with %d, want %d to %d", name, holdfast.ErrInvalid, end, n, int64(MaxID))
 	}
 	b := &block{end: end, fetchAt: end - n + 1 + n/2}
-	b.last.Store(end - n)
+	b.last.Store(end - n) // mutation: sequence-block
 	return b, nil
 }
 
@@ -197,7 +207,7 @@ func (s *Sequence) advance(ctx context.Context, used *block) error {
 		s.mu.Unlock()
 		return nil
 	}
-	if s.ahead == nil {
+	if s.ahead == nil || s.ahead.failed() {
 		s.begin()
 	}
 	f := s.ahead
@@ -207,15 +217,15 @@ func (s *Sequence) advance(ctx context.Context, used *block) error {
 	case <-ctx.Done():
 		return fmt.Errorf("sequence: %q: %w", s.name, errors.Join(ctx.Err(), context.Cause(ctx)))
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ahead != f {
-		return nil // another caller has replaced the block, or got the error
-	}
-	s.ahead = nil
 	if f.err != nil {
 		return f.err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ahead != f {
+		return nil // another caller has replaced the block
+	}
+	s.ahead = nil
 	now := time.Now()
 	if !s.since.IsZero() {
 		s.adapt(now.Sub(s.since))
@@ -271,7 +281,8 @@ func (s values) Reserve(ctx context.Context, name string, n int64) (end int64, e
 //	INSERT INTO segment_id VALUES ('order', 0, 0)
 //
 // Other programs may draw from the same row, as long as they raise max_id and version in one
-// statement with a comparison of the version.
+// statement with a comparison of the version. A number that max_id or version does not take is an error
+// that wraps holdfast.ErrRefused, and so are sessions of MySQL that would clip it: see [optimistic.Rows].
 type Table struct {
 	// DB and Dialect are required.
 	DB      optimistic.Queryer

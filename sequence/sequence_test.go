@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/memstore"
@@ -192,6 +193,31 @@ type reserveFunc func(context.Context, string, int64) (int64, error)
 
 func (f reserveFunc) Reserve(ctx context.Context, name string, n int64) (int64, error) {
 	return f(ctx, name, n)
+}
+
+// TestNextForgetsAnOldFailure: the reservation in the background failed while the store was away. When its block is
+// used up, later, the store is there again.
+func TestNextForgetsAnOldFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var src source
+		away := false
+		s, err := sequence.New(reserveFunc(func(ctx context.Context, name string, n int64) (int64, error) {
+			if away {
+				return 0, holdfast.ErrUnavailable
+			}
+			return src.Reserve(ctx, name, n)
+		}), "x", sequence.Blocks(4, 4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for want := int64(1); want <= 8; want++ {
+			away = want == 3 || want == 4 // the draw of id 3 begins the reservation
+			if id, err := s.Next(t.Context()); id != want || err != nil {
+				t.Fatalf("id %d, %v; want %d", id, err, want)
+			}
+			synctest.Wait()
+		}
+	})
 }
 
 func TestBadInputIsRefused(t *testing.T) {

@@ -11,15 +11,15 @@ import (
 )
 
 // Acquire returns a grant, waits in the queue, or returns an error.
-func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	return s.acquire(ctx, r, nil)
 }
 
 // acquire implements Acquire and Swap: unless o is nil, it also carries out the release o. If
 // possible, the transaction that creates the first node of r does that.
-func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
+func (s *store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	switch {
-	case s.closed.Load():
+	case s.calls.Stopped():
 		return driver.Grant{}, errClosed()
 	case !s.recipe.supports(r.Limit):
 		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "zkstore: the layout %s has no locks of limit %d", s.cfg.layout, r.Limit)
@@ -43,7 +43,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driv
 
 // acquireInSession acquires in the session for the TTL of r. If that session expires before the
 // grant, the request starts again in the next session, at the end of the queue.
-func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
+func (s *store) acquireInSession(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	ttl := s.round(r.TTL)
 	var expired *session // an earlier session of the request, which may still have a node of it
 	for {
@@ -55,7 +55,7 @@ func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *relea
 		case err == nil:
 		case expired == nil || driver.CodeOf(err) == driver.CodeClosed:
 			return driver.Grant{}, err
-		case ss != nil && ss.zk.Ended() != nil && ctx.Err() == nil && !s.closed.Load():
+		case ss != nil && ss.zk.Ended() != nil && ctx.Err() == nil && !s.calls.Stopped():
 			continue // this session has ended, too: undo the request in the next one
 		default:
 			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
@@ -66,7 +66,7 @@ func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *relea
 		}
 		expired = ss
 		s.remember(r.ID, ss, 0)
-		if ctx.Err() != nil || s.closed.Load() {
+		if ctx.Err() != nil || s.calls.Stopped() {
 			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: errSessionExpired}
 		}
 	}
@@ -74,7 +74,7 @@ func (s *Store) acquireInSession(ctx context.Context, r driver.Request, o *relea
 
 // sessionWithRelease returns the session for a TTL. If o has a grant of another session, it first
 // carries out o in a transaction of its own.
-func (s *Store) sessionWithRelease(ctx context.Context, ttl time.Duration, o *release) (*session, error) {
+func (s *store) sessionWithRelease(ctx context.Context, ttl time.Duration, o *release) (*session, error) {
 	if o.pending() && (o.g.ss.ttl != ttl || o.g.ss.zk.Ended() != nil) {
 		o.releaseAlone(ctx) // before the call of session: a new session may take a while to begin
 	}
@@ -93,7 +93,7 @@ func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (d
 			return driver.Grant{}, err
 		}
 	}
-	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
+	data := ss.data(r)
 	p, names, err := ss.enter(ctx, r, dir, ss.s.recipe.mark(r.Limit), data, o)
 	if p == nil {
 		return driver.Grant{}, err
@@ -129,12 +129,12 @@ func (ss *session) refuseIfHeld(ctx context.Context, dir string, limit int) erro
 	return ss.busy(ctx, dir, all[:len(all)-1])
 }
 
-// busy returns the BusyError, with the holders as far as they can be read.
+// busy returns the BusyError, with the holders as far as they can be read, or the error of a broken one.
 func (ss *session) busy(ctx context.Context, dir string, all []node) error {
 	n := min(countGrants(all), maxBusyHolders)
 	holders, _, err := ss.describe(ctx, dir, all[:n], n)
-	if err != nil {
-		holders = nil
+	if isBroken(err) {
+		return err
 	}
 	return &driver.BusyError{Holders: holders}
 }
@@ -226,8 +226,11 @@ func (p *entry) reportHolders(ctx context.Context) (changed bool, err error) {
 	}
 	holders, _, err := p.ss.describe(ctx, p.dir, p.unreported, len(p.unreported))
 	p.unreported = nil
-	if err == nil {
+	switch {
+	case err == nil:
 		p.r.From.Queued(holders)
+	case isBroken(err):
+		return false, err
 	}
 	return false, nil // the entry waits even if the read has failed
 }
@@ -237,7 +240,7 @@ func (p *entry) reportHolders(ctx context.Context) (changed bool, err error) {
 func (p *entry) failed(ctx context.Context, err error) error {
 	ss := p.ss
 	switch {
-	case ss.s.closed.Load():
+	case ss.s.calls.Stopped():
 		p.unregister()
 		return errClosed()
 	case ss.zk.Ended() != nil:
@@ -378,7 +381,11 @@ func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, cou
 	}
 	for j, c := range calls[:len(paths)] {
 		if h := indexOf(grants, paths[j][len(p.dir)+1:]); c.Err == nil && h >= 0 {
-			holders = append(holders, ss.holderOf(grants[h], c))
+			holder, err := ss.holderOf(p.dir, grants[h], c)
+			if err != nil {
+				return false, nil, err
+			}
+			holders = append(holders, holder)
 		}
 	}
 	return changed, holders, nil
@@ -513,7 +520,7 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		return driver.Grant{}, p.failed(ctx, err)
 	}
 	var calls []*zk.Call
-	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
+	if data := ss.data(p.r); string(data) != string(p.data) {
 		// The entry has passed to another local waiter, so its owner has changed. The check of the
 		// version ensures that this write does not overwrite a request to end.
 		calls = append(calls, zk.Set(p.path, data, 0))
@@ -532,8 +539,9 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 func (p *entry) registerGrant() (g *grant, unwatched []string, err error) {
 	ss := p.ss
 	g = &grant{
-		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: p.at, TTL: ss.ttl, Slot: driver.NoSlot},
-		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: p.at, ttl: ss.ttl, made: time.Now(),
+		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, Tokens: ss.s.tokens(p.r),
+			SentAt: p.at, TTL: ss.ttl, Slot: driver.NoSlot},
+		ss: ss, from: p.r.From, dir: p.dir, path: p.path, sent: p.at, ttl: ss.ttl, made: time.Now(),
 	}
 	g.Handle = g
 	ss.mu.Lock()

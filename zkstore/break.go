@@ -12,8 +12,8 @@ import (
 // Break requests the holder to end, like Curator's Revoker. If the grant's node still exists after
 // the grace period, Break deletes it. A holdfast holder ends its context at once, and its release
 // deletes the node.
-func (s *Store) Break(ctx context.Context, name string, token uint64) error {
-	if s.closed.Load() {
+func (s *store) Break(ctx context.Context, name string, token uint64) error {
+	if s.calls.Stopped() {
 		return errClosed()
 	}
 	ss, err := s.anySession(ctx)
@@ -27,7 +27,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return ss.breakGrant(ctx, path)
 }
 
-// grantNode returns the path of the grant with a token.
+// grantNode returns the path of the grant with a token. A request to end has replaced the number of the grant's
+// tokens, so such a grant has any of those that its node has room for.
 func (ss *session) grantNode(ctx context.Context, name string, token uint64) (string, error) {
 	missing := notHeld(driver.Grant{Name: name, Token: token})
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
@@ -48,7 +49,14 @@ func (ss *session) grantNode(ctx context.Context, name string, token uint64) (st
 		return "", err
 	}
 	for i, c := range calls {
-		if c.Err == nil && ss.token(c.Stat.Czxid) == token {
+		if c.Err != nil {
+			continue
+		}
+		h, _ := decodeOwner(all[i].name, c.Data, c.Stat)
+		if h.Note != "" {
+			h.Tokens = ss.s.cfg.room
+		}
+		if driver.HasToken(ss.token(c.Stat.Czxid), h.Tokens, token) {
 			return dir + "/" + all[i].name, nil
 		}
 	}

@@ -75,12 +75,12 @@
 // this client's, and every entry behind waits for both. The same round trip reads the entry: if an
 // operator has deleted it, the client ends that grant.
 //
-// [Store.Swap] deletes the node of a grant and creates that of the next request in one transaction,
+// Swap deletes the node of a grant and creates that of the next request in one transaction,
 // which the server writes to its disk once. The new node is behind every other, and its number is
 // larger, so the order stays and the token rises. The transaction has the checks of every create.
 // It cannot be applied in part. If the old node is gone, nothing is created: the client reports
 // that the grant had ended, and creates the node alone. If the server refuses the transaction,
-// nothing is applied, and the caller releases with [Store.Release]. If the answer is lost, both
+// nothing is applied, and the caller releases with Release. If the answer is lost, both
 // outcomes are open. Then the client looks for the new node, whose name it knows, once no request
 // on the lost connection can be executed any more. If that node exists, the grant was released.
 // Otherwise the client repeats the transaction. A transaction that arrives late, or twice, finds
@@ -88,9 +88,10 @@
 // outcomes are unknown: the caller repeats the release, and undoes the request. Each answer to the
 // transaction, also a refusal, follows a commit by a majority. So a deposed leader sends none.
 //
-// The token is the czxid of the grant's node, which rises with every transaction of the ensemble,
-// plus a base. The base is 0 until the ensemble is restored from an older copy, and its
-// transactions get numbers that were used before. A client notices that by a transaction of its own
+// The token is 64 times the sum of a base and the czxid of the grant's node, which rises with every
+// transaction of the ensemble. The 63 numbers above it are the grant's own, too, for handoffs inside
+// a process. The node's content has how many of them the request has reserved. The base is 0 until
+// the ensemble is restored from an older copy, and its transactions get numbers that were used before. A client notices that by a transaction of its own
 // with a lower number than one that it has seen. Its sessions are over then, and it raises the base
 // above every token that it has seen. Each create checks the version of the node that contains the
 // base.

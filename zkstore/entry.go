@@ -94,7 +94,7 @@ func (p *entry) firstByCount() bool {
 const cleanupTimeout = 300 * time.Millisecond
 
 // cleanupContext returns a context for a cleanup, which does not end with the caller's.
-func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.CancelFunc) {
+func (s *store) cleanupContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 }
 
@@ -196,7 +196,7 @@ func (ss *session) applied(t *creation, c *created, next *zk.Call) (*entry, erro
 	if t.releasing {
 		t.o.done(t.dir, c.names)
 	}
-	return ss.entry(t.r, t.dir, c.path, t.base.token(c.czxid), t.data, c.at)
+	return ss.entry(t.r, t.dir, c.path, ss.s.token(t.base, c.czxid), t.data, c.at)
 }
 
 // repair removes the cause for which a server has refused t, so that the client can repeat it. It
@@ -220,7 +220,7 @@ func (ss *session) repair(ctx context.Context, t *creation) error {
 
 // fail returns an error with a code, or errSessionExpired if the session has expired.
 func (ss *session) fail(err error) error {
-	if !ss.s.closed.Load() && ss.zk.Ended() != nil {
+	if !ss.s.calls.Stopped() && ss.zk.Ended() != nil {
 		if errors.Is(ss.zk.Ended(), zk.ErrExpired) {
 			return errSessionExpired
 		}
@@ -361,14 +361,14 @@ func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string
 }
 
 // remember records a request with an unknown outcome.
-func (s *Store) remember(id string, ss *session, conn int) {
+func (s *store) remember(id string, ss *session, conn int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unanswered[id] = pendingCreate{ss, conn}
 }
 
 // forget removes the record of a request with an unknown outcome.
-func (s *Store) forget(id string) {
+func (s *store) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.unanswered, id)
@@ -488,7 +488,7 @@ func (p *entry) withdraw(ctx context.Context, why error) error {
 	defer ss.wakeWaiters(p.dir, p.path, nil)
 	defer ss.watchesRemoved(unwatched)
 	if err := ss.zk.Do(cleanup, calls...); err != nil {
-		if ss.s.closed.Load() {
+		if ss.s.calls.Stopped() {
 			return errClosed()
 		}
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}

@@ -13,7 +13,7 @@ import (
 var errSessionExpired = errors.New("the session has expired")
 
 // fail returns an error of the client with a code.
-func (s *Store) fail(err error) error {
+func (s *store) fail(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -23,10 +23,16 @@ func (s *Store) fail(err error) error {
 	if _, busy := errors.AsType[*driver.BusyError](err); busy {
 		return err
 	}
-	if s.closed.Load() {
+	if s.calls.Stopped() {
 		return errClosed()
 	}
 	return &driver.Error{Code: codeOf(err), Err: err}
+}
+
+// isBroken reports whether err is the error of a broken node. Other refusals come from the server.
+func isBroken(err error) bool {
+	e, ok := err.(*driver.Error)
+	return ok && e.Code == driver.CodeRefused
 }
 
 // codeOf returns the code of an error of package zk.
@@ -52,9 +58,17 @@ func codeOf(err error) driver.Code {
 }
 
 // readFailed returns the error of a read before a request. Nothing was written, so
-// CodeUnknown becomes CodeUnavailable.
+// CodeUnknown becomes CodeUnavailable. The request can begin again if its session has expired.
 func (ss *session) readFailed(err error) error {
 	if failed := ss.fail(err); failed == errSessionExpired || driver.CodeOf(failed) != driver.CodeUnknown {
+		return failed
+	}
+	return &driver.Error{Code: driver.CodeUnavailable, Err: err}
+}
+
+// unread returns the error of an inspection, which has no unknown outcome either.
+func (s *store) unread(err error) error {
+	if failed := s.fail(err); driver.CodeOf(failed) != driver.CodeUnknown {
 		return failed
 	}
 	return &driver.Error{Code: driver.CodeUnavailable, Err: err}
@@ -71,4 +85,4 @@ func withdrawn(ctx context.Context) error {
 }
 
 // Classify returns the code of an error.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+func (s *store) Classify(err error) driver.Code { return driver.CodeOf(err) }

@@ -13,8 +13,8 @@ import (
 )
 
 // Inspect returns the state of one name.
-func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
-	if s.closed.Load() {
+func (s *store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	if s.calls.Stopped() {
 		return driver.State{}, errClosed()
 	}
 	ss, err := s.anySession(ctx)
@@ -32,7 +32,7 @@ func (ss *session) inspect(ctx context.Context, name string) (driver.State, erro
 	st := driver.State{Name: name}
 	var err error
 	if st.Holders, st.Waiters, err = inspect(ctx, ss.s.dir(name)); err != nil {
-		return driver.State{}, ss.s.fail(err)
+		return driver.State{}, ss.s.unread(err)
 	}
 	slices.SortFunc(st.Holders, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
 	return st, nil
@@ -59,7 +59,10 @@ func (ss *session) nodes(ctx context.Context, dir string, read func(string) (nod
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, nil
 	}
-	return nodesOf(list.Names, read), err
+	if err != nil {
+		return nil, err // an answer may still come, and set list.Names
+	}
+	return nodesOf(list.Names, read), nil
 }
 
 // batch is the number of requests that are sent in one piece when a whole store is read.
@@ -81,31 +84,37 @@ func (ss *session) describe(ctx context.Context, dir string, all []node, grants 
 			case errors.Is(c.Err, zk.ErrNoNode): // it has gone meanwhile
 			case c.Err != nil:
 				return nil, nil, c.Err
-			case start+i < grants:
-				holders = append(holders, ss.holderOf(some[i], c))
 			default:
-				h := ss.holderOf(some[i], c)
-				waiters = append(waiters, driver.Waiter{Owner: h.Owner, Limit: h.Limit})
+				h, err := ss.holderOf(dir, some[i], c)
+				switch {
+				case err != nil:
+					return nil, nil, err
+				case start+i < grants:
+					holders = append(holders, h)
+				default:
+					waiters = append(waiters, driver.Waiter{Owner: h.Owner, Limit: h.Limit})
+				}
 			}
 		}
 	}
 	return holders, waiters, nil
 }
 
-func (ss *session) holderOf(n node, c *zk.Call) driver.Holder {
-	o, ttl, _ := decodeOwner(c.Data, c.Stat)
-	h := driver.Holder{Owner: o, Token: ss.token(c.Stat.Czxid), Limit: n.limit, Slot: driver.NoSlot, TTL: ttl}
-	if string(c.Data) == revoke {
-		h.Note = "end requested"
+// holderOf returns the holder in the answer to a read of a node in dir.
+func (ss *session) holderOf(dir string, n node, c *zk.Call) (driver.Holder, error) {
+	h, broken := decodeOwner(n.name, c.Data, c.Stat)
+	if broken != "" {
+		return driver.Holder{}, driver.Broken(dir+"/"+n.name, broken)
 	}
-	return h
+	h.Token, h.Limit, h.Slot = ss.token(c.Stat.Czxid), n.limit, driver.NoSlot
+	return h, nil
 }
 
 // List yields the names that are held or waited for. It skips names that were used lately:
 // they still have an empty node, which the server removes.
-func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+func (s *store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
-		if s.closed.Load() {
+		if s.calls.Stopped() {
 			yield(driver.State{}, errClosed())
 			return
 		}
@@ -116,19 +125,22 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 		}
 		names, err := ss.names(ctx, prefix)
 		if err != nil {
-			yield(driver.State{}, s.fail(err))
+			yield(driver.State{}, s.unread(err))
 			return
 		}
 		for some := range slices.Chunk(names, batch) {
 			used, err := ss.used(ctx, some)
 			if err != nil {
-				yield(driver.State{}, s.fail(err))
+				yield(driver.State{}, s.unread(err))
 				return
 			}
 			for _, name := range used {
 				st, err := ss.inspect(ctx, name)
-				if err == nil && len(st.Holders)+len(st.Waiters) == 0 {
+				switch {
+				case err == nil && len(st.Holders)+len(st.Waiters) == 0:
 					continue
+				case driver.CodeOf(err) == driver.CodeRefused: // a broken node, or one that this user cannot read
+					st, err = driver.State{Name: name, Err: err}, nil
 				}
 				if !yield(st, err) || err != nil {
 					return
@@ -158,7 +170,7 @@ func (ss *session) names(ctx context.Context, prefix string) ([]string, error) {
 	return names, list.Err
 }
 
-// used returns the names that have a node of the recipe.
+// used returns the names that have a node of the recipe, or whose nodes this user cannot read.
 func (ss *session) used(ctx context.Context, names []string) ([]string, error) {
 	var calls []*zk.Call
 	var dirs []string
@@ -175,10 +187,11 @@ func (ss *session) used(ctx context.Context, names []string) ([]string, error) {
 	var used []string
 	for i, name := range names {
 		for j, c := range calls[i*per : (i+1)*per] {
-			if c.Err != nil && !errors.Is(c.Err, zk.ErrNoNode) {
+			noAuth := errors.Is(c.Err, zk.ErrNoAuth)
+			if c.Err != nil && !noAuth && !errors.Is(c.Err, zk.ErrNoNode) {
 				return nil, c.Err
 			}
-			if len(nodesOf(c.Names, ss.s.recipe.reader(dirs[i*per+j], 1))) > 0 {
+			if noAuth || len(nodesOf(c.Names, ss.s.recipe.reader(dirs[i*per+j], 1))) > 0 {
 				used = append(used, name)
 				break
 			}

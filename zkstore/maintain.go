@@ -48,10 +48,10 @@ func (ss *session) maintain() {
 		case <-t.C:
 		case <-ss.over:
 			return
-		case <-ss.s.end.Done():
+		case <-ss.s.calls.Ctx.Done():
 			return
 		}
-		ctx, cancel := context.WithTimeout(ss.s.end, maintainTimeout)
+		ctx, cancel := context.WithTimeout(ss.s.calls.Ctx, maintainTimeout)
 		ss.expire(ctx)
 		ss.watchOwn(ctx)
 		if conn := ss.zk.Conn(); conn > checked && ss.removeUnknown(ctx) == nil {

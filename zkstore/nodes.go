@@ -46,10 +46,11 @@ func protected(id string) string {
 	return "_c_" + x[:8] + "-" + x[8:12] + "-" + x[12:16] + "-" + x[16:20] + "-" + x[20:] + "-"
 }
 
-// isProtected reports whether a node's name has a prefix of protected. Curator and other clients use
-// random UUIDs, of version 4.
+// isProtected reports whether a node's name has a prefix of protected. Curator uses random UUIDs, of version
+// 4, and go-zookeeper 32 digits.
 func isProtected(name string) bool {
-	return len(name) > len("_c_00000000-0000-8000-") && name[len("_c_00000000-0000-")] == '8' && strings.HasPrefix(name, "_c_")
+	const mark = len("_c_00000000-0000")
+	return len(name) > prefixLen && strings.HasPrefix(name, "_c_") && name[mark:mark+2] == "-8"
 }
 
 // sameRequest reports whether two nodes of a semaphore belong to the same request.

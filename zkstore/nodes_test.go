@@ -52,13 +52,15 @@ func TestSequenceOfNode(t *testing.T) {
 	}
 }
 
-// TestOrderSurvivesWrap: the order continues when the sequence number wraps around.
+// TestOrderSurvivesWrap: the order continues when the sequence number wraps around. Nodes of other programs are
+// ignored.
 func TestOrderSurvivesWrap(t *testing.T) {
 	var children []string
 	for i := range 6 {
 		children = append(children, fmt.Sprintf("x-__WRIT__%010d", int32(math.MaxInt32-2)+int32(i)))
 	}
 	children[0], children[4] = children[4], children[0]
+	children = append(children, "readme", "_c_", "lock-0000000000")
 	all := nodesOf(children, readWriteNode)
 	for i := 1; i < len(all); i++ {
 		if all[i].seq-all[i-1].seq != 1 {
@@ -167,6 +169,15 @@ func TestNamesSurviveEncoding(t *testing.T) {
 func TestProtectedNodesAreRecognised(t *testing.T) {
 	p := protected("abc-1")
 	// Shorter names make go-zookeeper's client panic.
+	for name, ours := range map[string]bool{
+		p + "lock-0000000001": true,
+		"_c_a4af9f9d-38fa-4ad5-ba5b-b1b6d6d1c7b7-lock-0000000001": false, // Curator's
+		"_c_0085e96ed9acf28a771a5634e6d9bae5-lock-0000000001":     false, // go-zookeeper's
+	} {
+		if isProtected(name) != ours {
+			t.Errorf("%s: %t", name, !ours)
+		}
+	}
 	if len(p) != prefixLen || p[:3] != "_c_" || p == protected("abc-2") || p != protected("abc-1") {
 		t.Error(p)
 	}
@@ -175,15 +186,15 @@ func TestProtectedNodesAreRecognised(t *testing.T) {
 // TestTokenIsThatOfTheCreate: a queue entry keeps the token base with which it was made,
 // whatever the session reads afterwards.
 func TestTokenIsThatOfTheCreate(t *testing.T) {
-	ss := &session{s: &Store{recipe: recipes[ReadWrite]}, ours: map[string]*grant{}, entries: map[string]map[*entry]struct{}{}}
+	ss := &session{s: &store{recipe: recipes[ReadWrite], cfg: config{room: tokenRoom}}, ours: map[string]*grant{}, entries: map[string]map[*entry]struct{}{}}
 	ss.guarded.base = tokenBase{Base: 1 << 40, since: 5, version: 1}
 	_, known := ss.base()
-	p, err := ss.entry(driver.Request{Limit: driver.Exclusive}, "/n", "/n/x__WRIT__0000000001", known.token(7), nil, driver.Now())
+	p, err := ss.entry(driver.Request{Limit: driver.Exclusive}, "/n", "/n/x__WRIT__0000000001", ss.s.token(known, 7), nil, driver.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	ss.showBase(&zk.Call{Stat: zk.Stat{Version: 0}}) // the base in an older copy, from which the ensemble was restored
-	if want := uint64(1<<40 + 7); p.token != want || ss.token(8) != want+1 {
+	if want := uint64(1<<40+7) * tokenRoom; p.token != want || ss.token(8) != want+tokenRoom {
 		t.Errorf("token %d, and %d for the next, want %d", p.token, ss.token(8), want)
 	}
 }

@@ -51,6 +51,9 @@ type config struct {
 	auth      []zk.Auth
 	acl       []zk.ACL
 	tls       *tls.Config
+	required  bool   // TLS
+	exposed   string // see Exposed
+	room      int    // the number of tokens that each node has room for
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
@@ -89,6 +92,11 @@ func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
 // TLS uses TLS for all connections. Without a ServerName it verifies each server's own host.
 func TLS(t *tls.Config) Option { return func(c *config) { c.tls = t } }
 
+// PlainTokens makes the czxid of a grant's node its token, for programs that compare it with the czxids of other
+// clients. Without this option tokens are larger, and up to 64 lockers of a process that follow one another share a
+// grant, each with a token of its own. All clients of a lock must use the same option.
+func PlainTokens() Option { return func(c *config) { c.room = 1 } }
+
 // Dial opens the connections instead of a net.Dialer; TLS is added on top.
 func Dial(f func(ctx context.Context, network, address string) (net.Conn, error)) Option {
 	return func(c *config) { c.dial = f }
@@ -100,7 +108,7 @@ const (
 )
 
 func configure(servers []string, options []Option) (config, []string, error) {
-	c := config{layout: ReadWrite, tick: defaultTick, grace: defaultBreakGrace, acl: zk.Everyone, dial: (&net.Dialer{}).DialContext}
+	c := config{layout: ReadWrite, tick: defaultTick, room: tokenRoom, grace: defaultBreakGrace, acl: zk.Everyone, dial: (&net.Dialer{}).DialContext}
 	for _, o := range options {
 		o(&c)
 	}
@@ -140,6 +148,12 @@ func configure(servers []string, options []Option) (config, []string, error) {
 			return bad("server %q: give host or host:port", s)
 		}
 		all[i] = net.JoinHostPort(host, port)
+	}
+	verified, password := storeurl.Verifies(c.tls), len(c.auth) > 0
+	p := storeurl.Protection{Hosts: all, Verified: verified, Password: password, How: "give tls=true"}
+	var err error
+	if c.exposed, err = p.Check(c.required); err != nil {
+		return bad("%w", err)
 	}
 	return c, all, nil
 }
@@ -187,7 +201,7 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 }
 
 // parseURL reads zk://[user:password@]host[:port][,host[:port]...]/root with the parameters
-// layout, tick, grace, acl=creator, tls=true, ca, cert, key and server_name.
+// layout, tick, grace, tokens=zxid, acl=creator, tls=true, ca, cert, key, server_name and require_tls=true.
 func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	bad := func(format string, args ...any) ([]string, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "zkstore: URL: "+format, args...)
@@ -225,6 +239,13 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 			o = append(o, p.option(d))
 		}
 	}
+	plain, err := query.Choose("tokens", "reserved", "zxid")
+	if err != nil {
+		return bad("%w", err)
+	}
+	if plain {
+		o = append(o, PlainTokens())
+	}
 	creator, err := query.Choose("acl", "everyone", "creator")
 	if err != nil {
 		return bad("%w", err)
@@ -243,6 +264,11 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	if t != nil {
 		o = append(o, TLS(t))
 	}
+	required, err := query.Choose("require_tls", "false", "true")
+	if err != nil {
+		return bad("%w", err)
+	}
+	o = append(o, func(c *config) { c.required = required })
 	if err := query.End(); err != nil {
 		return bad("%w", err)
 	}

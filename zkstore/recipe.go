@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
 // recipe describes a layout: how to parse its nodes, how to name new nodes, and which limits it
@@ -74,12 +75,16 @@ func Declared(options ...Option) (driver.Guarantees, error) {
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
-	s := &Store{cfg: c, recipe: recipes[c.layout]}
+	s := &store{cfg: c, recipe: recipes[c.layout]}
 	return s.guarantees(20*c.tick - s.slack()), nil
 }
 
+// openNote is the note of a store whose nodes have ZooKeeper's open ACL, world:anyone:cdrwa.
+const openNote = "WARNING: each client that reaches the servers can end and change the locks: " +
+	"give user:password@ and acl=creator"
+
 // guarantees returns the guarantees on servers that allow TTLs up to longest.
-func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
+func (s *store) guarantees(longest time.Duration) driver.Guarantees {
 	notice := (s.clientConfig(longest+s.slack()).HeartbeatTimeout() + s.heartbeat() + time.Second - 1).Truncate(time.Second)
 	g := driver.Guarantees{
 		Kind:  s.recipe.kind,
@@ -90,7 +95,9 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Wake:  driver.WakePush,
 		// A server that is cut off sends no events. The client leaves it after this time.
 		Fallback: notice,
-		Tokens:   "the czxid of the grant's node: the leader's count of transactions, which survives restarts and elections. After a restore from an older copy, tokens rise again when a client that has seen the later state begins a session",
+		Tokens: fmt.Sprintf("%d times the czxid of the grant's node, a counter of the ensemble. ", s.cfg.room) +
+			"After a restore from an older copy, tokens rise again when a client that has seen the later state begins a session",
+		Reserves: s.cfg.room > 1,
 		EarlyEnd: []string{"an operator deletes the grant's node", "the ensemble is restored from an older copy"},
 		Notice:   notice,
 		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
@@ -100,10 +107,13 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 			fmt.Sprintf("a crash frees the lock when the session expires: the TTL plus %s, and up to two more ticks", s.slack()),
 			fmt.Sprintf("the servers' tickTime must be at most %s (set it with tick=)", s.cfg.tick),
 			fmt.Sprintf("a holder is notified of a deletion or a break within %s, if its server follows the leader", 2*watchDelay),
-			"a leader that is stopped and cut off from its followers, while their connections do not end, may confirm a lost session for syncLimit ticks; only the token protects then",
+			"a leader that is stopped and silently cut off from its followers may confirm a lost session for syncLimit ticks; only the token protects then",
 			fmt.Sprintf("break first notifies the holder, by %s, and deletes the node after %s", revoke, s.cfg.grace),
-			"the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant",
+			"the next waiter of the same process queues with the release, at most 5 ms after the grant",
 		},
+	}
+	if s.cfg.acl[0] == zk.Everyone[0] {
+		g.Notes = append([]string{openNote}, g.Notes...)
 	}
 	switch s.cfg.layout {
 	case ReadWrite:

@@ -12,7 +12,7 @@ import (
 )
 
 // grantOf returns the grant of a caller, nil if it has ended.
-func (s *Store) grantOf(dg driver.Grant) *grant {
+func (s *store) grantOf(dg driver.Grant) *grant {
 	if g, ok := dg.Handle.(*grant); ok && g.matches(dg) {
 		return g
 	}
@@ -37,8 +37,8 @@ func (g *grant) matches(dg driver.Grant) bool {
 // Release ends a grant. The node's name is used once, so that its deletion proves that it
 // existed. If this client waits for the name as well, the same round trip reads the list
 // that shows the next grant.
-func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) error {
-	if s.closed.Load() {
+func (s *store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) error {
+	if s.calls.Stopped() {
 		return errClosed()
 	}
 	g := s.grantOf(dg)
@@ -47,7 +47,7 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 	}
 	lost, err := g.remove(ctx)
 	switch {
-	case err != nil && s.closed.Load():
+	case err != nil && s.calls.Stopped():
 		return errClosed()
 	case err != nil && g.ss.zk.Ended() != nil:
 		return s.releaseEnded(ctx, dg)
@@ -61,7 +61,7 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 
 // releaseEnded releases a grant that has ended in this process. If a server has reported the session as expired, the
 // node may still exist. If a server has refused the session, the node exists.
-func (s *Store) releaseEnded(ctx context.Context, dg driver.Grant) error {
+func (s *store) releaseEnded(ctx context.Context, dg driver.Grant) error {
 	g, ok := dg.Handle.(*grant)
 	if !ok || g.ss.s != s || g.ss.zk.Ended() == nil {
 		return notHeld(dg)
@@ -159,13 +159,13 @@ func (p *entry) handedOff() bool {
 
 // Renew sends one request to the leader for all the grants of a session. The validity runs from the
 // send of that request, as far as the session's proof reaches.
-func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	found := make([]*grant, len(grants))
 	heartbeats := map[*session]*heartbeat{}
 	for i, dg := range grants {
 		switch g := s.grantOf(dg); {
-		case s.closed.Load():
+		case s.calls.Stopped():
 			answers[i].Err = errClosed()
 		case g == nil:
 			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(dg)}
@@ -237,8 +237,8 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 
 // Undo removes an entry or a grant by its ID. First it ensures that a create on a lost
 // connection can no longer be executed. Then a sync makes all nodes visible.
-func (s *Store) Undo(ctx context.Context, r driver.Request) error {
-	if s.closed.Load() {
+func (s *store) Undo(ctx context.Context, r driver.Request) error {
+	if s.calls.Stopped() {
 		return errClosed()
 	}
 	s.mu.Lock()

@@ -7,46 +7,65 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// acquirePermit follows Curator's InterProcessSemaphoreV2. Clients queue for a mutex, the
-// directory "locks". Its holder creates a node in the directory "leases", waits until its node
-// is one of the first n, and releases the mutex. The lease node is the grant.
+// passTime is how long a try for a permit waits for other requests to pass the mutex. A request passes in two round
+// trips, or when its answer was lost, after its client has connected again.
+const passTime = time.Second
+
+// acquirePermit acquires a permit. A try does not wait for a permit, but for those that pass the mutex before it.
 func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
+	pause := backoff.Backoff{First: 5 * time.Millisecond, Max: 100 * time.Millisecond}
+	for began := time.Now(); ; {
+		g, passing, err := ss.enterPermit(ctx, r, o)
+		if !passing || time.Since(began) > passTime || pause.Sleep(ctx) != nil {
+			return g, err
+		}
+	}
+}
+
+// enterPermit follows Curator's InterProcessSemaphoreV2. Clients queue for a mutex, the
+// directory "locks". Its holder creates a node in the directory "leases", waits until its node
+// is one of the first n, and releases the mutex. The lease node is the grant. passing: a try
+// found a permit, and another request at the mutex.
+func (ss *session) enterPermit(ctx context.Context, r driver.Request, o *release) (
+	g driver.Grant, passing bool, err error) {
 	base := ss.s.dir(r.Name)
 	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
 	if !r.Wait {
 		if err := ss.refuseIfFull(ctx, queue, leases, r.Limit); err != nil {
-			return driver.Grant{}, err
+			return driver.Grant{}, false, err
 		}
 	}
-	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
+	data := ss.data(r)
 	mutex, names, err := ss.enter(ctx, r, queue, markMutex, data, o)
 	if mutex == nil {
-		return driver.Grant{}, err
+		return driver.Grant{}, false, err
 	}
 	queued := false
 	if err == nil {
 		err = mutex.awaitGrant(ctx, names, &queued)
 	}
 	if err != nil {
-		return driver.Grant{}, mutex.failed(ctx, err)
+		err = mutex.failed(ctx, err)
+		return driver.Grant{}, !r.Wait && driver.CodeOf(err) == driver.CodeBusy, err
 	}
-	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
+	data = ss.data(r)
 	lease, names, err := ss.enter(ctx, r, leases, markLease, data, nil)
 	if err == nil {
 		err = lease.awaitGrant(ctx, names, &queued)
 	}
 	if err != nil {
-		return driver.Grant{}, ss.withdrawBoth(ctx, lease, mutex, err)
+		return driver.Grant{}, false, ss.withdrawBoth(ctx, lease, mutex, err)
 	}
-	g, err := lease.granted(ctx)
+	g, err = lease.granted(ctx)
 	if err != nil {
-		return driver.Grant{}, ss.withdrawBoth(ctx, nil, mutex, err)
+		return driver.Grant{}, false, ss.withdrawBoth(ctx, nil, mutex, err)
 	}
 	ss.releaseMutex(mutex)
-	return g, nil
+	return g, false, nil
 }
 
 // errLeaseDeleted is the error of a lease that another client has deleted.
@@ -72,11 +91,11 @@ func (ss *session) releaseMutex(mutex *entry) {
 	unwatched := mutex.unregister()
 	del := zk.Delete(mutex.path, -1)
 	calls := append([]*zk.Call{del}, removeWatches(unwatched)...)
-	soon, cancel := ss.s.cleanupContext(ss.s.end)
+	soon, cancel := ss.s.cleanupContext(ss.s.calls.Ctx)
 	err := ss.zk.Send(soon, calls...)
 	cancel()
 	ss.watchesRemoved(unwatched)
-	ss.s.run(func() { // after Close the session ends, and the mutex with it
+	ss.s.calls.Go(func() { // after Close the session ends, and the mutex with it
 		defer ss.wakeWaiters(mutex.dir, mutex.path, nil)
 		for {
 			if err == nil {
@@ -89,11 +108,11 @@ func (ss *session) releaseMutex(mutex *entry) {
 					return
 				}
 			}
-			if ss.zk.Ended() != nil || ss.s.end.Err() != nil {
+			if ss.zk.Ended() != nil || ss.s.calls.Ctx.Err() != nil {
 				return
 			}
 			del = zk.Delete(mutex.path, -1)
-			trying, cancel := context.WithTimeout(ss.s.end, time.Second)
+			trying, cancel := context.WithTimeout(ss.s.calls.Ctx, time.Second)
 			err = ss.zk.Send(trying, del)
 			cancel()
 		}
@@ -111,7 +130,7 @@ func (ss *session) refuseIfFull(ctx context.Context, queue, leases string, limit
 	if err != nil {
 		return ss.readFailed(err)
 	}
-	if len(waiting) == 0 && len(held) < limit {
+	if len(withoutGranted(waiting, held))+len(held) < limit { // there is a permit for each node in the queue, too
 		return nil
 	}
 	return ss.busy(ctx, leases, held)
@@ -137,12 +156,15 @@ func (ss *session) inspectSemaphore(ctx context.Context, dir string) ([]driver.H
 	if err != nil {
 		return nil, nil, err
 	}
-	// A holder whose release of the mutex is under way is no waiter.
-	waiting = slices.DeleteFunc(waiting, func(w node) bool {
+	_, waiters, err := ss.describe(ctx, queue, withoutGranted(waiting, held), 0)
+	return holders, waiters, err
+}
+
+// withoutGranted removes the holders whose release of the mutex is under way: they are no waiters.
+func withoutGranted(waiting, held []node) []node {
+	return slices.DeleteFunc(waiting, func(w node) bool {
 		return slices.ContainsFunc(held, func(h node) bool { return sameRequest(w.name, h.name) })
 	})
-	_, waiters, err := ss.describe(ctx, queue, waiting, 0)
-	return holders, waiters, err
 }
 
 // withLimit reads the limit of a semaphore from the data of its leases, and sets it in held.
@@ -158,13 +180,13 @@ func (ss *session) withLimit(ctx context.Context, leases string, held []node) ([
 		return nil, err
 	}
 	limit := 0
-	for _, c := range calls {
+	for i, c := range calls {
 		if c.Err != nil && !errors.Is(c.Err, zk.ErrNoNode) {
 			return nil, c.Err
 		}
 		if c.Err == nil {
-			if _, _, n := decodeOwner(c.Data, c.Stat); n > 0 && n <= driver.MaxLimit {
-				limit = max(limit, n)
+			if h, _ := decodeOwner(held[i].name, c.Data, c.Stat); h.Limit <= driver.MaxLimit {
+				limit = max(limit, h.Limit)
 			}
 		}
 	}

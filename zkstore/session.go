@@ -16,7 +16,7 @@ import (
 
 // session is one ZooKeeper session with this client's entries and grants.
 type session struct {
-	s   *Store
+	s   *store
 	zk  *zk.Session
 	ttl time.Duration
 
@@ -60,7 +60,7 @@ type grant struct {
 }
 
 // newSession begins a session and its guard.
-func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, error) {
+func (s *store) newSession(ctx context.Context, ttl time.Duration) (*session, error) {
 	ss := &session{
 		s: s, ttl: ttl, over: make(chan struct{}), wakeUp: make(chan struct{}, 1),
 		grants: map[string]*grant{}, ours: map[string]*grant{},
@@ -89,7 +89,7 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 		_ = client.Close(ctx) // otherwise it expires
 		return nil, err
 	}
-	s.background.Go(func() {
+	s.calls.Tasks.Go(func() {
 		ss.maintain()
 		client.Abandon()
 	})
@@ -221,7 +221,7 @@ func (ss *session) refreshGuard(ctx context.Context, path string) error {
 
 // containers returns requests that create the directories above dir, and dir at last. The server
 // removes each some time after its last child.
-func (s *Store) containers(dir string) []*zk.Call {
+func (s *store) containers(dir string) []*zk.Call {
 	var calls []*zk.Call
 	for i := 1; i <= len(dir); i++ {
 		if i == len(dir) || dir[i] == '/' {
@@ -335,7 +335,7 @@ func (ss *session) onEnd(why error) {
 	ss.ended = true
 	close(ss.over)
 	ss.mu.Unlock()
-	if ss.s.closed.Load() {
+	if ss.s.calls.Stopped() {
 		return
 	}
 	for _, g := range lost {

@@ -13,20 +13,23 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Store is one client of a ZooKeeper ensemble. It has a session for each TTL, rounded up to a
-// tick.
-type Store struct {
+// Store is one client of a ZooKeeper ensemble. It has a session for each TTL, rounded up to a tick. It implements
+// [driver.Store], Inspector, Breaker, Watcher, Swapper, Values and Exposer.
+type Store struct{ *store }
+
+type store struct {
 	cfg     config
 	servers []string
 	where   string
 	home    string // the parent of the names' nodes
 	recipe  recipe
 
-	closed atomic.Bool
+	calls *calls.Calls
 
 	mu       sync.Mutex
 	longest  *task[time.Duration] // the longest TTL that the server allows
@@ -41,10 +44,6 @@ type Store struct {
 	writing *task[*zk.Session] // the session of guarded writes
 	// acceptedSize is the longest request that a server has been found to accept.
 	acceptedSize atomic.Int64
-	// background counts the tasks that continue after a call has returned.
-	background sync.WaitGroup
-	end        context.Context // ends with Close
-	stop       context.CancelFunc
 }
 
 // task is a background call whose result several callers wait for.
@@ -57,24 +56,13 @@ type task[T any] struct {
 // openTimeout is the timeout of an attempt to open a session.
 const openTimeout = 5 * time.Second
 
-// run calls f in the background, unless the store is closed. Close waits for the call.
-func (s *Store) run(f func()) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed.Load() {
-		return false
-	}
-	s.background.Go(f)
-	return true
-}
-
 // start calls f, for openTimeout at most. The call continues after the context of a caller has
 // ended, so that one of many short calls succeeds.
-func start[T any](s *Store, f func(context.Context) (T, error)) *task[T] {
+func start[T any](s *store, f func(context.Context) (T, error)) *task[T] {
 	t := &task[T]{ready: make(chan struct{})}
-	s.background.Go(func() {
+	s.calls.Tasks.Go(func() {
 		defer close(t.ready)
-		ctx, cancel := context.WithTimeout(s.end, openTimeout)
+		ctx, cancel := context.WithTimeout(s.calls.Ctx, openTimeout)
 		defer cancel()
 		t.result, t.err = f(ctx)
 	})
@@ -132,9 +120,9 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{
+	s := &store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
-		home:     c.chroot,
+		home: c.chroot, calls: calls.New(),
 		sessions: map[time.Duration]*task[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
 	if c.namespace != "" {
@@ -148,37 +136,42 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	if c.namespace != "" {
 		s.where += fmt.Sprintf(" (namespace %s)", c.namespace)
 	}
-	s.end, s.stop = context.WithCancel(context.Background())
-	return s, nil
+	return &Store{s}, nil
 }
 
 // String returns where the locks are.
-func (s *Store) String() string { return s.where }
+func (s *store) String() string { return s.where }
+
+// GoString returns the same as String, so that %#v shows no password.
+func (s *store) GoString() string { return s.where }
+
+// Exposed implements driver.Exposer.
+func (s *store) Exposed() string { return s.cfg.exposed }
 
 // dir returns the node of a name.
-func (s *Store) dir(name string) string { return s.home + "/" + escape(name) }
+func (s *store) dir(name string) string { return s.home + "/" + escape(name) }
 
 // slack returns the difference between a session's timeout and its TTLs. It covers a tick that the
 // proof subtracts, twice the interval of heartbeats, and the time that the answers travel.
-func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
+func (s *store) slack() time.Duration { return 4 * s.cfg.tick }
 
 // heartbeat returns the interval of heartbeats.
-func (s *Store) heartbeat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
+func (s *store) heartbeat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
 
 // round rounds a requested TTL up to whole ticks, as the store grants it.
-func (s *Store) round(ttl time.Duration) time.Duration {
+func (s *store) round(ttl time.Duration) time.Duration {
 	t := s.cfg.tick
 	return max((ttl+t-1)/t*t, t)
 }
 
-func (s *Store) clientConfig(timeout time.Duration) zk.Config {
+func (s *store) clientConfig(timeout time.Duration) zk.Config {
 	return zk.Config{Servers: s.servers, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
 }
 
 // longestTTL returns the longest TTL that the server allows. It requests it once.
-func (s *Store) longestTTL(ctx context.Context) (time.Duration, error) {
+func (s *store) longestTTL(ctx context.Context) (time.Duration, error) {
 	s.mu.Lock()
-	if s.closed.Load() {
+	if s.calls.Stopped() {
 		s.mu.Unlock()
 		return 0, errClosed()
 	}
@@ -204,7 +197,7 @@ func (s *Store) longestTTL(ctx context.Context) (time.Duration, error) {
 
 // requestLongestTTL returns the longest TTL that the server allows. It returns an error for a server
 // whose tick is longer than configured.
-func (s *Store) requestLongestTTL(ctx context.Context) (time.Duration, error) {
+func (s *store) requestLongestTTL(ctx context.Context) (time.Duration, error) {
 	least, most, err := zk.Limits(ctx, s.clientConfig(0))
 	if err != nil {
 		return 0, &zk.NotSentError{Err: err}
@@ -221,8 +214,8 @@ func (s *Store) requestLongestTTL(ctx context.Context) (time.Duration, error) {
 
 // Guarantees returns the guarantees of this store. The first call reads the session timeouts
 // that the server allows.
-func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	if s.closed.Load() {
+func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	if s.calls.Stopped() {
 		return driver.Guarantees{}, errClosed()
 	}
 	longest, err := s.longestTTL(ctx)
@@ -233,7 +226,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 }
 
 // session returns the session for a TTL, and opens it if necessary.
-func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
+func (s *store) session(ctx context.Context, ttl time.Duration) (*session, error) {
 	longest, err := s.longestTTL(ctx)
 	if err != nil {
 		return nil, err
@@ -243,7 +236,7 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 	}
 	for {
 		s.mu.Lock()
-		if s.closed.Load() {
+		if s.calls.Stopped() {
 			s.mu.Unlock()
 			return nil, errClosed()
 		}
@@ -276,7 +269,7 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 }
 
 // anySession returns a session for a request without a TTL: an existing one, or a new one.
-func (s *Store) anySession(ctx context.Context) (*session, error) {
+func (s *store) anySession(ctx context.Context) (*session, error) {
 	for _, ss := range s.liveSessions() {
 		if ss.zk.Conn() != 0 {
 			return ss, nil
@@ -290,12 +283,12 @@ func (s *Store) anySession(ctx context.Context) (*session, error) {
 }
 
 // liveSessions returns the sessions that have not ended.
-func (s *Store) liveSessions() []*session {
+func (s *store) liveSessions() []*session {
 	return slices.DeleteFunc(s.openedSessions(), func(ss *session) bool { return ss.zk.Ended() != nil })
 }
 
 // openedSessions returns all opened sessions. Some may have ended without a notice yet.
-func (s *Store) openedSessions() []*session {
+func (s *store) openedSessions() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []*session
@@ -312,13 +305,10 @@ func (s *Store) openedSessions() []*session {
 }
 
 // Close ends the sessions, and with them every grant and queue entry of this client.
-func (s *Store) Close(ctx context.Context) error {
-	s.mu.Lock()
-	if s.closed.Swap(true) {
-		s.mu.Unlock()
+func (s *store) Close(ctx context.Context) error {
+	if !s.calls.Stop() {
 		return nil
 	}
-	s.mu.Unlock()
 	all := s.liveSessions()
 	errs := make([]error, len(all))
 	var closing sync.WaitGroup
@@ -331,8 +321,8 @@ func (s *Store) Close(ctx context.Context) error {
 		})
 	}
 	closing.Wait()
-	s.stop() // sessions that were opened meanwhile are abandoned
-	s.background.Wait()
+	s.calls.Cancel() // sessions that were opened meanwhile are abandoned
+	s.calls.Tasks.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
 	}
@@ -342,7 +332,7 @@ func (s *Store) Close(ctx context.Context) error {
 // verifyEnded verifies that a session has ended. One server has reported it as expired (see
 // invalidateSession). A new session writes to the guard node, and only a leader with a majority
 // answers a write.
-func (s *Store) verifyEnded(ctx context.Context, ss *session) error {
+func (s *store) verifyEnded(ctx context.Context, ss *session) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	client, err := zk.Open(ctx, s.clientConfig(s.slack()+s.cfg.tick))
@@ -371,4 +361,4 @@ var _ interface {
 	driver.Breaker
 	driver.Watcher
 	fmt.Stringer
-} = (*Store)(nil)
+} = (*store)(nil)

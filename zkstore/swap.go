@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-var _ driver.Swapper = (*Store)(nil)
+var _ driver.Swapper = (*store)(nil)
 
 // release is the release of a grant in the transaction that creates another request's first node. A
 // nil release is none.
@@ -23,8 +23,8 @@ type release struct {
 }
 
 // Swap implements driver.Swapper: one transaction deletes the node of old and creates that of r.
-func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-	if s.closed.Load() {
+func (s *store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if s.calls.Stopped() {
 		return driver.Grant{}, errClosed()
 	}
 	g := s.grantOf(old)
@@ -35,10 +35,14 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 	o := &release{g: g, released: released}
 	next, err := s.acquire(ctx, r, o)
 	if !o.reported {
+		unknown := err == nil || driver.CodeOf(err) == driver.CodeUnknown
 		g.ss.mu.Lock()
 		g.busy = false
+		if !unknown && o.next == nil {
+			g.ending = false // nothing of the release was applied: the grant can be renewed, and a loss is reported
+		}
 		g.ss.mu.Unlock()
-		if err == nil || driver.CodeOf(err) == driver.CodeUnknown {
+		if unknown {
 			o.report(s.fail(&zk.LostError{Err: errors.New("the release has no answer")}))
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// tokenBase is added to the czxid of a node to get its token. It is 0 until the ensemble is
+// tokenBase is added to the czxid of a node to get its number. It is 0 until the ensemble is
 // restored from an older copy. Then its transactions get numbers that were used before, and
 // the first client that notices raises the base.
 //
@@ -28,7 +28,12 @@ type tokenBase struct {
 // noVersion is a version that no node has. (-1 matches every version.)
 const noVersion = -2
 
-func (b *tokenBase) token(czxid int64) uint64 {
+// tokenRoom is how many tokens a node has room for: its number times tokenRoom is the first of them. An ensemble of
+// 2^25 elections would have numbers that are too large.
+const tokenRoom = 64
+
+// number returns what a node's tokens begin with, before it is multiplied by the room.
+func (b *tokenBase) number(czxid int64) uint64 {
 	if czxid < b.since {
 		return b.Before + uint64(czxid)
 	}
@@ -39,17 +44,29 @@ func (b *tokenBase) token(czxid int64) uint64 {
 // ensemble (2^32 transactions each). Other clients may have seen higher tokens.
 const tokenEpochs = 16
 
+// maxBase is the largest base that parseBase accepts, so that no token overflows.
+const maxBase = 1 << 56
+
 // baseNode contains the base. It is the directory of the guards. keepNode stays below it, so
 // that the server does not remove the directory.
-func (s *Store) baseNode() string { return s.cfg.chroot + "/" + guardDir }
-func (s *Store) keepNode() string { return s.baseNode() + "/tokens" }
+func (s *store) baseNode() string { return s.cfg.chroot + "/" + guardDir }
+func (s *store) keepNode() string { return s.baseNode() + "/tokens" }
 
-// token returns the token of a node with that czxid.
+// token returns the first token of a node with that czxid.
 func (ss *session) token(czxid int64) uint64 {
-	ss.guarded.Lock()
-	defer ss.guarded.Unlock()
-	return ss.guarded.base.token(czxid)
+	_, b := ss.base()
+	return ss.s.token(b, czxid)
 }
+
+// tokens returns how many tokens the grant of a request has.
+func (s *store) tokens(r driver.Request) int {
+	if r.Limit != driver.Exclusive {
+		return 1
+	}
+	return min(max(r.Tokens, 1), s.cfg.room)
+}
+
+func (s *store) token(b tokenBase, czxid int64) uint64 { return b.number(czxid) * uint64(s.cfg.room) }
 
 // base returns the directory that each create checks, and its base.
 func (ss *session) base() (path string, b tokenBase) {
@@ -59,14 +76,17 @@ func (ss *session) base() (path string, b tokenBase) {
 }
 
 // parseBase returns the base in the answer to a read of its node.
-func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
+func (s *store) parseBase(c *zk.Call) (tokenBase, error) {
 	if c.Err != nil {
 		return tokenBase{}, c.Err
 	}
 	b := tokenBase{since: c.Stat.Mzxid, version: c.Stat.Version}
 	if len(c.Data) > 0 {
 		if err := json.Unmarshal(c.Data, &b); err != nil {
-			return b, driver.Errorf(driver.CodeRefused, "zkstore: the data of %s are not a base of tokens: %w", s.baseNode(), err)
+			return b, driver.Broken(s.baseNode(), "its data are not a base of tokens")
+		}
+		if b.Base > maxBase || b.Before > b.Base {
+			return b, driver.Broken(s.baseNode(), "its base of tokens is out of range")
 		}
 	}
 	return b, nil
@@ -92,7 +112,7 @@ func (ss *session) highest() uint64 {
 }
 
 // highWater returns the high-water mark of this client's tokens.
-func (s *Store) highWater() uint64 {
+func (s *store) highWater() uint64 {
 	var mark uint64
 	for _, ss := range s.openedSessions() {
 		mark = max(mark, ss.highest())

@@ -10,26 +10,22 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-var _ driver.Values = (*Store)(nil)
+var _ driver.Values = (*store)(nil)
 
 // valueDir returns the parent of the nodes of values. A value is a node ROOT/@%values/xNAMESPACE/KEY, with
 // the namespace and the key escaped. Its version is the node's creation and the number of its changes.
-func (s *Store) valueDir() string {
+func (s *store) valueDir() string {
 	return s.cfg.chroot + "/" + namespaceMark + "%values/" + escape("x"+s.cfg.namespace)
 }
 
 // Get implements driver.Values.
-func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err := s.readyForValue(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
 	path := s.valueDir() + "/" + escape(key)
-	// A server may be behind. After the sync it has every confirmed write.
-	if err := s.valueCall(ctx, zk.Sync(path)); err != nil {
-		return nil, "", err
-	}
-	c := zk.Get(path, false)
-	if err := s.valueCall(ctx, c); err != nil || errors.Is(c.Err, zk.ErrNoNode) {
+	c, err := s.committed(ctx, path)
+	if err != nil || errors.Is(c.Err, zk.ErrNoNode) {
 		return nil, "", err
 	}
 	return c.Data, valueVersion(c.Stat.Czxid, c.Stat.Version), nil
@@ -39,7 +35,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 // ZooKeeper compares the number of changes of the node, but not which node it is. If an
 // operator deletes the node of a value, and a client creates it again, a version from before
 // may match.
-func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+func (s *store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
 	if err := s.readyForValue(ctx, key, data); err != nil {
 		return "", err
 	}
@@ -65,7 +61,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 	return valueVersion(czxid, c.Stat.Version), nil
 }
 
-func (s *Store) createValue(ctx context.Context, path, key string, data []byte) (string, error) {
+func (s *store) createValue(ctx context.Context, path, key string, data []byte) (string, error) {
 	for made := false; ; made = true {
 		c := zk.Create(path, data, s.cfg.acl)
 		switch err := s.send(ctx, c); {
@@ -89,14 +85,14 @@ func valueVersion(czxid int64, changes int32) string {
 	return strconv.FormatInt(czxid, 10) + "-" + strconv.Itoa(int(changes))
 }
 
-func (s *Store) readyForValue(ctx context.Context, key string, data []byte) error {
+func (s *store) readyForValue(ctx context.Context, key string, data []byte) error {
 	if err := driver.CheckValue(key, data); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 	}
-	if s.closed.Load() {
+	if s.calls.Stopped() {
 		return errClosed()
 	}
 	return nil
@@ -104,7 +100,7 @@ func (s *Store) readyForValue(ctx context.Context, key string, data []byte) erro
 
 // valueCall sends a call on the session of guarded writes, and returns its error. An answer that
 // the node exists, or does not exist, is no error.
-func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
+func (s *store) valueCall(ctx context.Context, c *zk.Call) error {
 	if err := s.send(ctx, c); err != nil {
 		return s.fail(err)
 	}
@@ -114,9 +110,24 @@ func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
 	return s.fail(c.Err)
 }
 
+// committed reads a node as of a time after the call. Before the read it commits a transaction that changes nothing,
+// which needs a quorum. A sync does not suffice: a deposed leader answers it, and the read after it, from its old
+// state. The server executes both requests of one connection in order, so the read sees the transaction, and every
+// write before it. An answer that the node does not exist is no error.
+func (s *store) committed(ctx context.Context, path string) (*zk.Call, error) {
+	barrier, c := zk.Multi(zk.Check(path, -1)), zk.Get(path, false)
+	if err := s.send(ctx, barrier, c); err != nil {
+		return nil, s.fail(err)
+	}
+	if c.Err != nil && !errors.Is(c.Err, zk.ErrNoNode) {
+		return nil, s.fail(c.Err)
+	}
+	return c, nil
+}
+
 // createDirs creates a directory and its parents on the session of guarded writes. The user may have no right
 // to create a parent that exists, so only the error for the directory itself counts.
-func (s *Store) createDirs(ctx context.Context, dir string) (err error) {
+func (s *store) createDirs(ctx context.Context, dir string) (err error) {
 	for _, c := range s.containers(dir) {
 		err = s.valueCall(ctx, c)
 	}

@@ -53,13 +53,13 @@ func (ss *session) unwatchTree(t *tree) (last bool) {
 
 // Watch calls changed after changes until ctx ends. It uses one persistent watch on everything
 // below the name's node, or, without a name, below all of them.
-func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+func (s *store) Watch(ctx context.Context, name string, changed func()) error {
 	path := s.home
 	if name != "" {
 		path = s.dir(name)
 	}
 	for {
-		if s.closed.Load() {
+		if s.calls.Stopped() {
 			return errClosed()
 		}
 		ss, err := s.anySession(ctx)
@@ -116,7 +116,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 // endError returns the error of a session that is over: the store was closed, or the session has
 // expired.
 func (ss *session) endError() error {
-	if ss.s.closed.Load() {
+	if ss.s.calls.Stopped() {
 		return errClosed()
 	}
 	return errSessionExpired

@@ -55,10 +55,10 @@ func (e *WriteError) Unwrap() []error { return []error{fence.ErrUnavailable, e.E
 //
 // The token of resource R is kept in the node ROOT/@%fence/R, R escaped as names are. The node
 // stays until an operator deletes it. The guard does not refuse writes that bypass it.
-type Guard struct{ s *Store }
+type Guard struct{ s *store }
 
 // Guard returns a guard over the connections of this store. It ends with the store.
-func (s *Store) Guard() *Guard { return &Guard{s} }
+func (s *Store) Guard() *Guard { return &Guard{s.store} }
 
 var _ fence.Guard[[]Op] = (*Guard)(nil)
 
@@ -134,10 +134,11 @@ func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
 	if err := fence.CheckArguments(ctx, resource, 1); err != nil {
 		return 0, err
 	}
-	if err := g.call(ctx, resource, zk.Sync(g.node(resource))); err != nil {
-		return 0, err
+	c, err := g.s.committed(ctx, g.node(resource))
+	if err != nil {
+		return 0, g.failed(resource, err)
 	}
-	newest, _, err := g.read(ctx, resource)
+	newest, _, err := g.mark(resource, c)
 	return newest, err
 }
 
@@ -151,23 +152,22 @@ func (g *Guard) dir() string { return g.s.cfg.chroot + "/" + namespaceMark + "%f
 // checks the version.
 func (g *Guard) read(ctx context.Context, resource string) (newest uint64, version int32, err error) {
 	c := zk.Get(g.node(resource), false)
-	if err := g.call(ctx, resource, c); err != nil || errors.Is(c.Err, zk.ErrNoNode) {
-		return 0, 0, err
+	if err := g.s.valueCall(ctx, c); err != nil {
+		return 0, 0, g.failed(resource, err)
+	}
+	return g.mark(resource, c)
+}
+
+// mark returns the mark in the answer to a read, 0 if there is none.
+func (g *Guard) mark(resource string, c *zk.Call) (newest uint64, version int32, err error) {
+	if errors.Is(c.Err, zk.ErrNoNode) {
+		return 0, 0, nil
 	}
 	newest, err = fence.Parse(string(c.Data))
 	if err != nil {
 		return 0, 0, fmt.Errorf("%w: the token of %q: %w", fence.ErrCorrupt, resource, err)
 	}
 	return newest, c.Stat.Version, nil
-}
-
-// call sends a call and returns its error. An answer that the node exists, or does not exist, is no
-// error.
-func (g *Guard) call(ctx context.Context, resource string, c *zk.Call) error {
-	if err := g.s.valueCall(ctx, c); err != nil {
-		return g.failed(resource, err)
-	}
-	return nil
 }
 
 func (g *Guard) failed(resource string, err error) error {
@@ -184,9 +184,10 @@ func (g *Guard) failed(resource string, err error) error {
 // limit. The default limit is 1 MB.
 const uncheckedSize = 128 << 10
 
-// send sends a guarded write. If ctx ends, the write may still be applied.
-func (s *Store) send(ctx context.Context, m *zk.Call) error {
-	if size := m.Size(); size > uncheckedSize && int64(size) > s.acceptedSize.Load() {
+// send sends the requests of a guarded write, which the server executes in order. If ctx ends, they may still
+// be applied. Only the first may be long.
+func (s *store) send(ctx context.Context, calls ...*zk.Call) error {
+	if size := calls[0].Size(); size > uncheckedSize && int64(size) > s.acceptedSize.Load() {
 		accepted, err := zk.Accepts(ctx, s.clientConfig(0), size)
 		if err != nil {
 			return &zk.NotSentError{Err: err}
@@ -201,7 +202,7 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 		return err
 	}
 	done := make(chan error, 1)
-	if !s.run(func() { done <- session.Do(ctx, m) }) {
+	if !s.calls.Go(func() { done <- session.Do(ctx, calls...) }) {
 		return errClosed()
 	}
 	select {
@@ -216,10 +217,10 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 // reasons. A server ends a connection on which it receives a request that is too long. And a long
 // request on a slow link delays the requests behind it. The sessions of locks must suffer neither.
 // The session of guarded writes has no ephemeral nodes and no watches.
-func (s *Store) writer(ctx context.Context) (*zk.Session, error) {
+func (s *store) writer(ctx context.Context) (*zk.Session, error) {
 	for {
 		s.mu.Lock()
-		if s.closed.Load() {
+		if s.calls.Stopped() {
 			s.mu.Unlock()
 			return nil, errClosed()
 		}
@@ -246,7 +247,7 @@ func (s *Store) writer(ctx context.Context) (*zk.Session, error) {
 	}
 }
 
-func (s *Store) newWriter(ctx context.Context) (*zk.Session, error) {
+func (s *store) newWriter(ctx context.Context) (*zk.Session, error) {
 	longest, err := s.longestTTL(ctx)
 	if err != nil {
 		return nil, err
@@ -255,14 +256,14 @@ func (s *Store) newWriter(ctx context.Context) (*zk.Session, error) {
 	c.WriteTimeout = c.HeartbeatTimeout()
 	session, err := zk.Open(ctx, c)
 	if err == nil {
-		context.AfterFunc(s.end, session.Abandon)
+		context.AfterFunc(s.calls.Ctx, session.Abandon)
 	}
 	return session, err
 }
 
 // closeWriting ends the session of guarded writes. It has no ephemeral nodes, so it may expire if
 // no server confirms its end.
-func (s *Store) closeWriting(ctx context.Context) {
+func (s *store) closeWriting(ctx context.Context) {
 	s.mu.Lock()
 	t := s.writing
 	s.mu.Unlock()

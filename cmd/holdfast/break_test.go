@@ -3,6 +3,7 @@
 package main_test
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // tokenOf returns the token that show prints for the first holder of x.
@@ -34,70 +36,45 @@ func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	waiter := w.start("run", "x", "--", "echo", "mine")
 	awaitQueue(t, w.locker(), 1)
 	pid := fmt.Sprintf("pid %d on ", holder.guardian())
-	r := w.run("break", "--token", w.tokenOf(), "x")
-	r.expectStatus(t, 0)
-	for _, s := range []string{pid, "(the nightly job) is notified", "30s", "is taken away from " + pid} {
-		if !strings.Contains(r.stderr, s) {
-			t.Errorf("no %q:\n%s", s, r.stderr)
-		}
-	}
+	r := w.run("break", "--token", w.tokenOf(), "x").expectStatus(t, 0)
+	contains(t, r.stderr, pid, "(the nightly job) is notified", "30s", "is taken away from "+pid)
 	holder.stdout.expect("signal " + syscall.SIGTERM.String())
-	if got := holder.status(); got != 74 {
-		t.Errorf("the holder's status is %d, want 74", got)
-	}
+	holder.expectStatus(74)
 	holder.stderr.expect("(taken")
 	waiter.stdout.expect("mine")
-	if got := waiter.status(); got != 0 {
-		t.Errorf("the waiter's status is %d", got)
-	}
+	waiter.expectStatus(0)
 }
 
 // TestBreakWithStaleTokenBreaksNothing requires that break refuses the token of an earlier grant, and
 // other wrong tokens.
 func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	w := withStore(t)
-	before := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
-	before.ready()
+	before := w.hold("x")
 	stale := w.tokenOf()
 	before.send("exit 0")
 	before.status()
-	r := w.run("break", "--token", stale, "x")
-	r.expectStatus(t, 75)
-	if !strings.Contains(r.stderr, "not broken") || !strings.Contains(r.stderr, "it is free now") {
-		t.Errorf("stderr: %s", r.stderr)
-	}
+	r := w.run("break", "--token", stale, "x").expectStatus(t, 75)
+	contains(t, r.stderr, "not broken", "it is free now")
 
-	holder := w.start(append([]string{"run", "--reason", "the next", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--reason", "the next", "x")
 	now := w.tokenOf()
 	for _, wrong := range []string{stale, "1", "9223372036854775807"} {
-		r := w.run("break", "--token", wrong, "x")
-		r.expectStatus(t, 75)
-		for _, s := range []string{"has token " + wrong, "with token " + now, "(the next)"} {
-			if !strings.Contains(r.stderr, s) {
-				t.Errorf("no %q:\n%s", s, r.stderr)
-			}
-		}
+		r := w.run("break", "--token", wrong, "x").expectStatus(t, 75)
+		contains(t, r.stderr, "has token "+wrong, "with token "+now, "(the next)")
 	}
 	holder.send("exit 0")
-	if got := holder.status(); got != 0 {
-		t.Errorf("the holder's status is %d: %s", got, holder.stderr.all())
-	}
+	holder.expectStatus(0)
 }
 
 // TestBreakReportsHolderThatContinues: break reports a holder that does not end within --wait, and
 // a stopped holder.
 func TestBreakReportsHolderThatContinues(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--ttl", "3h", "--grace", "1h", "x")
 	token, pid := w.tokenOf(), holder.guardian()
 
-	r := w.run("break", "--force", "--token", token, "x")
-	r.expectStatus(t, 78)
-	if !strings.Contains(r.stderr, "--force: the file store cannot") || !strings.Contains(r.stderr, "the store notifies the holder") {
-		t.Errorf("stderr: %s", r.stderr)
-	}
+	r := w.run("break", "--force", "--token", token, "x").expectStatus(t, 78)
+	contains(t, r.stderr, "--force: the file store cannot", "the store notifies the holder")
 	if r := w.run("show", "x"); strings.Contains(r.stdout, "end requested") {
 		t.Errorf("--force has notified the holder:\n%s", r.stdout)
 	}
@@ -109,29 +86,23 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 		}
 	}
 	// The wait of this second break may end before break has sent its request.
-	r = w.run("break", "--wait", "20ms", "--token", token, "x")
-	r.expectStatus(t, 75)
+	r = w.run("break", "--wait", "20ms", "--token", token, "x").expectStatus(t, 75)
 	if want := fmt.Sprintf("not broken: pid %d on ", pid); !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "it runs") {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 
 	holder.stopGuardian()
-	r = w.run("break", "--wait", "20ms", "--token", token, "x")
-	r.expectStatus(t, 75)
+	r = w.run("break", "--wait", "20ms", "--token", token, "x").expectStatus(t, 75)
 	if want := fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", pid); !strings.Contains(r.stderr, want) {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 	// A signal ends the wait.
 	breaker.stderr.expect("is notified")
 	breaker.signal(syscall.SIGINT)
-	if got := breaker.status(); got != 130 {
-		t.Errorf("status %d, want 130: %s", got, breaker.stderr.all())
-	}
+	breaker.expectStatus(130)
 	holder.continueGuardian()
 	holder.send("exit 0")
-	if got := holder.status(); got != 74 {
-		t.Errorf("the holder's status is %d, want 74", got)
-	}
+	holder.expectStatus(74)
 }
 
 // TestBreakRequestsConfirmation: on a terminal, break requests a confirmation. Without the
@@ -145,17 +116,13 @@ func TestBreakRequestsConfirmation(t *testing.T) {
 		p.stdout.expect("(the nightly job)")
 		p.stdout.expectPart("Take it away? [y/N] ")
 		p.send(answer)
-		if got := p.status(); got != 75 {
-			t.Errorf("%q: status %d, want 75", answer, got)
-		}
+		p.expectStatus(75)
 		p.stdout.expect("not broken")
 	}
 	p := w.onTerminal(exec.Command(binary, "break", "x"))
 	p.stdout.expectPart("[y/N] ")
 	p.key(ctrlC)
-	if got := p.status(); got != 130 {
-		t.Errorf("Ctrl-C: status %d, want 130", got)
-	}
+	p.expectStatus(130)
 	// Break reads the terminal although standard input is a pipe.
 	p = w.onTerminal(exec.Command("sh", "-c", `echo y | "$holdfast" break x; echo "status $?"`))
 	p.stdout.expectPart("[y/N] ")
@@ -166,16 +133,45 @@ func TestBreakRequestsConfirmation(t *testing.T) {
 	p.stdout.expectPart("[y/N] ")
 	p.send("y")
 	p.stdout.expect("is taken away")
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d, want 0", got)
-	}
-	if got := holder.status(); got != 74 {
-		t.Errorf("the holder's status is %d, want 74", got)
-	}
+	p.expectStatus(0)
+	holder.expectStatus(74)
 	p = w.onTerminal(exec.Command(binary, "break", "x"))
 	p.stdout.expect("is free")
-	if got := p.status(); got != 75 {
-		t.Errorf("free: status %d, want 75", got)
+	p.expectStatus(75)
+}
+
+// TestBreakTakesHostileNameAlone: break prints each name escaped on the terminal, and takes away that lock and no other.
+func TestBreakTakesHostileNameAlone(t *testing.T) {
+	w := withStore(t)
+	l := w.locker()
+	names := append([]string{"a", "b", "bdo"}, hostileNames...)
+	lost := make(chan string, len(names))
+	for _, name := range names {
+		k, err := l.Lock(t.Context(), name)
+		must(t, err)
+		context.AfterFunc(k.Context(), func() {
+			lost <- name
+			_ = k.Unlock()
+		})
+	}
+	for _, name := range hostileNames {
+		p := w.onTerminal(exec.Command(binary, "break", "--", name))
+		p.stdout.expectPart("[y/N] ")
+		p.send("y")
+		p.expectStatus(0)
+		if got := <-lost; got != name {
+			t.Errorf("%q was taken away instead of %q", got, name)
+		}
+		for line := range strings.Lines(p.stdout.all()) {
+			if !printable.Safe(strings.TrimRight(line, "\r\n")) {
+				t.Errorf("%q: the terminal got %q", name, line)
+			}
+		}
+	}
+	select {
+	case name := <-lost:
+		t.Errorf("%q was taken away, too", name)
+	default:
 	}
 }
 
@@ -184,10 +180,7 @@ func TestBreakRequestsConfirmation(t *testing.T) {
 func TestBreakOfSeveralHoldersRequestsToken(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
-	kept, err := l.Lock(t.Context(), "x", holdfast.Shared())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := mustLock(t, l, "x", holdfast.Shared())
 	taken := w.start(append([]string{"run", "--shared", "x"}, asTestCommand("exit-on-term")...)...)
 	taken.ready()
 	st, err := l.Inspect(t.Context(), "x")
@@ -198,18 +191,12 @@ func TestBreakOfSeveralHoldersRequestsToken(t *testing.T) {
 	p.stdout.expectPart("Give its token: ")
 	p.send("y")
 	p.stdout.expect("not broken")
-	if got := p.status(); got != 75 {
-		t.Errorf("status %d, want 75", got)
-	}
+	p.expectStatus(75)
 	p = w.onTerminal(exec.Command(binary, "break", "x"))
 	p.stdout.expectPart("Give its token: ")
 	p.send(strconv.FormatUint(st.Holders[1].Token, 10))
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d, want 0", got)
-	}
-	if got := taken.status(); got != 74 {
-		t.Errorf("the holder's status is %d, want 74", got)
-	}
+	p.expectStatus(0)
+	taken.expectStatus(74)
 	if err := kept.Context().Err(); err != nil {
 		t.Errorf("the other grant has ended: %v", err)
 	}

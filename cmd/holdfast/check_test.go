@@ -16,8 +16,7 @@ func TestCheckOfLocalStoresHolds(t *testing.T) {
 		t.Run(local, func(t *testing.T) {
 			w := newSandbox(t)
 			dir := w.path("report")
-			r := w.run("check", "--local", local, "--duration", "2s", "--seed", "7", "--dir", dir)
-			r.expectStatus(t, 0)
+			r := w.run("check", "--local", local, "--duration", "2s", "--seed", "7", "--dir", dir).expectStatus(t, 0)
 			for _, rule := range []string{"exclusion", "validity", "tokens", "register", "order", "waiting", "leftovers"} {
 				if !strings.Contains(r.stdout, rule) || strings.Contains(r.stdout, "broken") {
 					t.Errorf("%s is not judged to hold:\n%s", rule, r.stdout)
@@ -33,12 +32,8 @@ func TestCheckOfLocalStoresHolds(t *testing.T) {
 	}
 	w := withStore(t)
 	// A client that locks the same names in another namespace does not disturb the check.
-	lock, err := w.locker().Lock(t.Context(), "name-0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := w.run("check", "--duration", "1s", "--names", "1", "--namespace", "check")
-	r.expectStatus(t, 0)
+	lock := mustLock(t, w.locker(), "name-0")
+	w.run("check", "--duration", "1s", "--names", "1", "--namespace", "check").expectStatus(t, 0)
 	if err := lock.Unlock(); err != nil {
 		t.Error(err)
 	}

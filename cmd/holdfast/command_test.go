@@ -28,8 +28,7 @@ func TestCommandSurvivesClosedStderr(t *testing.T) {
 func TestCommandHasInputAndOutput(t *testing.T) {
 	w := withStore(t)
 	in := strings.Repeat("a line of input\n", 20000)
-	r := w.runIn(nil, in, "run", "x", "--", "sh", "-c", "cat; echo said >&2")
-	r.expectStatus(t, 0)
+	r := w.runIn(nil, in, "run", "x", "--", "sh", "-c", "cat; echo said >&2").expectStatus(t, 0)
 	if r.stdout != in {
 		t.Errorf("%d bytes came through of %d", len(r.stdout), len(in))
 	}
@@ -39,6 +38,15 @@ func TestCommandHasInputAndOutput(t *testing.T) {
 	// Scripts use descriptors beyond the standard ones, too.
 	p := w.startCmd(shell(`echo three >f; "$0" run x -- cat /dev/fd/3 3<f`), nil)
 	p.stdout.expect("three")
+}
+
+// TestCommandGetsArgumentsUnchanged requires that bytes that are not UTF-8 reach the command.
+func TestCommandGetsArgumentsUnchanged(t *testing.T) {
+	const argument = "a\xffb\u2028"
+	r := withStore(t).run("run", "x", "--", "printf", "%s", argument).expectStatus(t, 0)
+	if r.stdout != argument {
+		t.Errorf("%q, want %q", r.stdout, argument)
+	}
 }
 
 // TestCommandGetsEnvironment requires that the command's environment contains the token and the name

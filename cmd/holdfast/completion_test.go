@@ -32,19 +32,26 @@ func (w *sandbox) completions(args ...string) []string {
 	return lines[:len(lines)-1]
 }
 
+// hostileNames are names that a terminal, a shell or the command itself could take for something else.
+var hostileNames = []string{
+	"--store=file:///nowhere ", "-rf *", "--", "~root x", "*", "$(touch gone)", "`touch gone`", ";touch gone", "a|b", "a b", " a", "a ", "'a'", `"a"`, `a\`,
+	"a\x1b[2J", "a\x1b]0;title\a", "a\rb", "a\nb", "a\tb", "\u009b2J", "\u202ebdo", "a\u200bb", "a\u2028b", "e" + strings.Repeat("\u0301", 30), "_activeHelp_ a", "{a,b}", "#a",
+}
+
 // TestCompleteOffersLockedNames requires that completion offers the locked names that are safe on
 // a command line, and no others.
 func TestCompleteOffersLockedNames(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
-	for _, name := range []string{"billing/1", "billing/2", "nightly", "billing/$(touch gone)", "billing/a b"} {
-		if _, err := l.Lock(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
+	for _, name := range append([]string{"billing/1", "billing/2", "nightly", "billing/$(touch gone)", "billing/a b"}, hostileNames...) {
+		mustLock(t, l, name)
 	}
-	for _, sub := range []string{"show", "break", "watch", "ls"} {
+	for _, sub := range []string{"show", "break", "watch", "ls", "run", "hold"} {
 		if got := w.completions(sub, "bil"); !slices.Equal(got, []string{"billing/1", "billing/2"}) {
 			t.Errorf("%s: %q", sub, got)
+		}
+		if got := w.completions(sub, ""); !slices.Equal(got, []string{"billing/1", "billing/2", "nightly"}) {
+			t.Errorf("%s, no prefix: %q", sub, got)
 		}
 		if got := w.completions(sub, "nightly", ""); len(got) > 0 {
 			t.Errorf("%s, a second name: %q", sub, got)
@@ -78,16 +85,17 @@ func TestCompletionOfHangingStoreEnds(t *testing.T) {
 	}
 }
 
-// TestShellsReadCompletionScripts requires that each shell reads its script without an error.
+// TestShellsReadCompletionScripts requires that each shell reads its script without an error, and that bash offers no
+// name that it would read as something else.
 func TestShellsReadCompletionScripts(t *testing.T) {
 	w := withStore(t)
-	if _, err := w.locker().Lock(t.Context(), "nightly"); err != nil {
-		t.Fatal(err)
+	l := w.locker()
+	for _, name := range append([]string{"nightly"}, hostileNames...) {
+		mustLock(t, l, name)
 	}
 	for _, sh := range []string{"bash", "zsh", "fish"} {
 		t.Run(sh, func(t *testing.T) {
-			r := w.run("completion", sh)
-			r.expectStatus(t, 0)
+			r := w.run("completion", sh).expectStatus(t, 0)
 			if !strings.Contains(r.stdout, "holdfast") || r.stderr != "" {
 				t.Errorf("%+v", r)
 			}
@@ -109,12 +117,12 @@ func TestShellsReadCompletionScripts(t *testing.T) {
 				compopt() { :; }
 				holdfast() { "$binary" "$@"; }
 				. "$1"
-				COMP_WORDS=(holdfast show ni) COMP_CWORD=2 COMP_LINE="holdfast show ni" COMP_POINT=16 COMP_TYPE=9
+				COMP_WORDS=(holdfast show "") COMP_CWORD=2 COMP_LINE="holdfast show " COMP_POINT=14 COMP_TYPE=9
 				__start_holdfast
-				echo "offers ${COMPREPLY[*]}"`, "bash", w.path("script"))
+				echo "offers ${COMPREPLY[*]}."`, "bash", w.path("script"))
 			c.Env = append(slices.Clone(w.env), "binary="+binary)
 			out, err := c.CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "offers nightly") {
+			if err != nil || !strings.Contains(string(out), "offers nightly.") {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
@@ -128,8 +136,6 @@ func (w *sandbox) file(name, text string) string {
 	if strings.HasPrefix(text, "#!") {
 		mode = 0o700
 	}
-	if err := os.WriteFile(w.path(name), []byte(text), mode); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, os.WriteFile(w.path(name), []byte(text), mode))
 	return w.path(name)
 }

@@ -4,6 +4,7 @@ package main_test
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,9 +24,7 @@ import (
 func page(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -64,12 +63,8 @@ type deployed struct {
 func newDeployed(t *testing.T) *deployed {
 	d := &deployed{sandbox: newSandbox(t)}
 	d.bin = d.path("bin")
-	if err := os.Mkdir(d.bin, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(binary, filepath.Join(d.bin, "holdfast")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(d.bin, 0o700))
+	must(t, os.Symlink(binary, filepath.Join(d.bin, "holdfast")))
 	d.file("bin/report", "#!/bin/sh\necho \"report of $HOLDFAST_NAME with $*\"\n")
 	d.file("store", d.storeURL()+"\n")
 	return d
@@ -96,9 +91,7 @@ func (d *deployed) holds(job func() *exec.Cmd) {
 		d.t.Fatalf("after the report: %+v", all)
 	}
 	// The signal goes to the process that holds the lock: first may be a shell that runs holdfast.
-	if err := syscall.Kill(all.Locks[0].Holders[0].PID, syscall.SIGTERM); err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, syscall.Kill(all.Locks[0].Holders[0].PID, syscall.SIGTERM))
 	if got := first.status(); got != 0 {
 		d.t.Errorf("the first: status %d: %s", got, first.stderr.all())
 	}
@@ -182,9 +175,7 @@ func TestCronJobRunsUnderLock(t *testing.T) {
 			} `yaml:"jobTemplate"`
 		}
 	}
-	if err := yaml.Unmarshal([]byte(d.here(examples(t, "deploy.md")["yaml nightly-report.yaml"])), &job); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(d.here(examples(t, "deploy.md")["yaml nightly-report.yaml"])), &job))
 	pod := job.Spec.JobTemplate.Spec.Template.Spec
 	if job.APIVersion != "batch/v1" || job.Kind != "CronJob" || len(strings.Fields(job.Spec.Schedule)) != 5 || pod.RestartPolicy != "Never" ||
 		len(pod.Containers) != 1 || len(pod.Volumes) != 1 || pod.Volumes[0].Secret.SecretName == "" ||
@@ -197,6 +188,69 @@ func TestCronJobRunsUnderLock(t *testing.T) {
 	}
 	d.env = append(d.env, "PATH="+d.bin+":"+os.Getenv("PATH"))
 	d.holds(func() *exec.Cmd { return exec.Command(filepath.Join(d.bin, c.Command[0]), c.Command[1:]...) })
+}
+
+// TestDeploymentKeepsItsPromises: the Deployment's probes have the paths that the program on the page serves.
+// A pod may end for longer than Drain and Close need, and has neither a right nor a token that it does not use.
+func TestDeploymentKeepsItsPromises(t *testing.T) {
+	type probe struct {
+		HTTPGet struct {
+			Path string
+			Port int
+		} `yaml:"httpGet"`
+	}
+	var d struct {
+		APIVersion string `yaml:"apiVersion"`
+		Kind       string
+		Spec       struct {
+			Replicas int
+			Selector struct {
+				MatchLabels map[string]string `yaml:"matchLabels"`
+			}
+			Template struct {
+				Metadata struct{ Labels map[string]string }
+				Spec     struct {
+					Mount           *bool `yaml:"automountServiceAccountToken"`
+					Grace           int   `yaml:"terminationGracePeriodSeconds"`
+					SecurityContext struct {
+						RunAsNonRoot bool `yaml:"runAsNonRoot"`
+					} `yaml:"securityContext"`
+					Containers []struct {
+						Liveness        probe `yaml:"livenessProbe"`
+						Readiness       probe `yaml:"readinessProbe"`
+						SecurityContext struct {
+							Escalation *bool                   `yaml:"allowPrivilegeEscalation"`
+							ReadOnly   bool                    `yaml:"readOnlyRootFilesystem"`
+							Drop       struct{ Drop []string } `yaml:"capabilities"`
+						} `yaml:"securityContext"`
+					}
+				}
+			}
+		}
+	}
+	blocks := examples(t, "deploy.md")
+	must(t, yaml.Unmarshal([]byte(blocks["yaml scheduler.yaml"]), &d))
+	pod := d.Spec.Template.Spec
+	if d.APIVersion != "apps/v1" || d.Kind != "Deployment" || d.Spec.Replicas < 2 || len(pod.Containers) != 1 ||
+		!maps.Equal(d.Spec.Selector.MatchLabels, d.Spec.Template.Metadata.Labels) {
+		t.Fatalf("%+v", d)
+	}
+	c := pod.Containers[0]
+	for _, p := range []probe{c.Liveness, c.Readiness} {
+		if !strings.Contains(blocks["go"], `mux.HandleFunc("`+p.HTTPGet.Path+`", `) || p.HTTPGet.Port != 8080 {
+			t.Errorf("the program does not serve %+v", p.HTTPGet)
+		}
+	}
+	if c.Liveness == c.Readiness {
+		t.Error("the liveness depends on the store")
+	}
+	if pod.Grace <= 70 {
+		t.Errorf("a grace of %d s is shorter than Drain and Close", pod.Grace)
+	}
+	if pod.Mount == nil || *pod.Mount || !pod.SecurityContext.RunAsNonRoot || c.SecurityContext.Escalation == nil ||
+		*c.SecurityContext.Escalation || !c.SecurityContext.ReadOnly || !slices.Equal(c.SecurityContext.Drop.Drop, []string{"ALL"}) {
+		t.Errorf("the pod has rights that it does not use: %+v", pod)
+	}
 }
 
 // TestCommandPageIsComplete: docs/command.md describes every subcommand, flag and JSON
@@ -215,8 +269,7 @@ func TestCommandPageIsComplete(t *testing.T) {
 	})
 
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
-	holder.ready()
+	w.hold("x")
 	w.waitFor("x", "in line")
 	var fields []string
 	var walk func(any)
@@ -241,9 +294,7 @@ func TestCommandPageIsComplete(t *testing.T) {
 	p := w.start("watch", "--json", "x")
 	for range 2 {
 		var v any
-		if err := json.Unmarshal([]byte(p.stdout.expect(`{"time"`)), &v); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(p.stdout.expect(`{"time"`)), &v))
 		walk(v)
 	}
 	slices.Sort(fields)

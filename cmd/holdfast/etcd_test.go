@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // etcdSandbox is a sandbox with an etcd server. A grant at this store expires after its TTL, and the
@@ -29,14 +29,10 @@ func newEtcdSandbox(t *testing.T) *etcdSandbox {
 		missing(t, "etcd")
 	}
 	members, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = members[0].Stop() })
 	proxy, err := servers.NewProxy(members[0].Client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(proxy.Close)
 	l := &etcdSandbox{processSandbox: newProcessSandbox(t), server: "etcd://" + members[0].Client, proxy: "etcd://" + proxy.Address(), cut: proxy.Cut, heal: func() {
 		if err := proxy.Heal(); err != nil {
@@ -84,18 +80,12 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 			l.endTestProcesses()
 			next.expectGrantedAlone()
 			holder.signal(syscall.SIGCONT)
-			if got := holder.status(); got != 0 {
-				t.Errorf("status %d, want 0: %s", got, holder.stderr.all())
-			}
+			holder.expectStatus(0)
 		},
 		"the guardian is killed": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("daemon", "closes")
-			if err := syscall.Kill(holder.guardian(), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			if got := holder.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
-			}
+			must(t, syscall.Kill(holder.guardian(), syscall.SIGKILL))
+			holder.expectStatus(74)
 			next.expectGrantedAlone()
 		},
 		"the guardian is stopped": func(t *testing.T, l *etcdSandbox) {
@@ -103,17 +93,18 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 			holder.stopGuardian()
 			next.expectGrantedAlone()
 			holder.continueGuardian()
-			if got := holder.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
-			}
+			holder.expectStatus(74)
 		},
 		"the store is lost": func(t *testing.T, l *etcdSandbox) {
 			holder, next := l.begin("daemon", "ignores")
 			l.cut()
 			next.expectGrantedAlone()
 			holder.stderr.expect("cannot be renewed")
-			if got := holder.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
+			holder.expectStatus(74)
+			for line := range strings.Lines(holder.stderr.all()) {
+				if !strings.HasPrefix(line, "holdfast: ") {
+					t.Errorf("a line of the store's client library: %q", line)
+				}
 			}
 		},
 		// This case shows the limit: no process is left that could end the command in time.
@@ -126,9 +117,7 @@ func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 			}
 			holder.continueGuardian()
 			holder.signal(syscall.SIGCONT)
-			if got := holder.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
-			}
+			holder.expectStatus(74)
 			if alive := marked(l.mark); len(alive) > 0 {
 				t.Errorf("test processes are still alive: %v", alive)
 			}
@@ -161,12 +150,8 @@ func TestBreakOnLeaseStoreEndsCommand(t *testing.T) {
 		args[len(args)-1] = token
 		l.run(append(append(args, flags...), "x")...).expectStatus(t, 0)
 		holder.stderr.expect("is lost (taken")
-		if got := holder.status(); got != 74 {
-			t.Errorf("%v: status %d, want 74", flags, got)
-		}
-		if got := next.status(); got != 0 {
-			t.Errorf("%v: the next holder has status %d", flags, got)
-		}
+		holder.expectStatus(74)
+		next.expectStatus(0)
 		watch.stdout.expect("\treleased\t")
 	}
 }

@@ -28,12 +28,8 @@ func TestManyRunsExclude(t *testing.T) {
 		runs = 25
 	}
 	w := withStore(t)
-	if err := os.WriteFile(w.path("count"), []byte("0\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(w.path("critical"), []byte(critical), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(w.path("count"), []byte("0\n"), 0o600))
+	must(t, os.WriteFile(w.path("critical"), []byte(critical), 0o600))
 	loop := fmt.Sprintf(`i=0; while [ $i -lt %d ]; do "$0" run x -- sh critical || exit; i=$((i + 1)); done`, runs)
 	began := time.Now()
 	var all sync.WaitGroup
@@ -53,9 +49,7 @@ func TestManyRunsExclude(t *testing.T) {
 		t.Errorf("the sum is %q, want %q (%v)", b, want, err)
 	}
 	b, err = os.ReadFile(w.path("tokens"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tokens := strings.Fields(string(b))
 	if len(tokens) != workers*runs {
 		t.Errorf("%d tokens, want %d", len(tokens), workers*runs)

@@ -25,9 +25,7 @@ func newProcessSandbox(t *testing.T) *processSandbox {
 	t.Helper()
 	s := &processSandbox{sandbox: withStore(t)}
 	s.mark = filepath.Base(filepath.Dir(s.dir)) + strconv.Itoa(os.Getpid())
-	if err := syscall.Mkfifo(s.path("hold"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(s.path("hold"), 0o644))
 	var err error
 	if s.hold, err = os.OpenFile(s.path("hold"), os.O_RDWR, 0); err != nil {
 		t.Fatal(err)
@@ -93,9 +91,7 @@ func TestKilledFrontEndsCommandBeforeNextHolder(t *testing.T) {
 			next := s.next()
 			p.signal(syscall.SIGKILL)
 			next.expectGrantedAlone()
-			if got := next.status(); got != 0 {
-				t.Errorf("the next holder has status %d", got)
-			}
+			next.expectStatus(0)
 			p.stderr.expect("has died: its command gets SIGTERM")
 			awaitState(t, guardian, "")
 		})
@@ -116,9 +112,7 @@ func TestKilledWaitingFrontLeavesNoEntry(t *testing.T) {
 	awaitState(t, guardian, "")
 	waiter.stderr.expect("has died")
 	p.signal(syscall.SIGTERM)
-	if got := p.status(); got != 5 {
-		t.Errorf("status %d, want 5", got)
-	}
+	p.expectStatus(5)
 	s.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
@@ -132,9 +126,7 @@ func TestFrontKilledLingering(t *testing.T) {
 	p.signal(syscall.SIGKILL)
 	p.status()
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
-	if err := syscall.Kill(guardian, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(guardian, syscall.SIGTERM))
 	awaitState(t, guardian, "")
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
@@ -153,12 +145,8 @@ func TestKilledGuardianEndsCommand(t *testing.T) {
 			if len(marked(s.mark)) == 0 {
 				t.Fatal("the lister finds no process")
 			}
-			if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			if got := p.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
-			}
+			must(t, syscall.Kill(p.guardian(), syscall.SIGKILL))
+			p.expectStatus(74)
 			if alive := marked(s.mark); len(alive) > 0 {
 				t.Errorf("alive: %v", alive)
 			}
@@ -174,12 +162,8 @@ func TestGuardianKilledWaiting(t *testing.T) {
 	waiter := s.start("run", "x", "--", "touch", "ran")
 	l := s.locker()
 	awaitQueue(t, l, 1)
-	if err := syscall.Kill(waiter.guardian(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if got := waiter.status(); got != 137 {
-		t.Errorf("status %d, want 137", got)
-	}
+	must(t, syscall.Kill(waiter.guardian(), syscall.SIGKILL))
+	waiter.expectStatus(137)
 	waiter.stderr.expect("the guardian")
 	awaitQueue(t, l, 0)
 }
@@ -192,12 +176,8 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 		exec "$@"`, "sh", binary, "run", "x", "--"}, s.testProcess("ignores")...)...), nil)
 	foreign := int(number(t, strings.Fields(p.stdout.expect("foreign "))[1]))
 	p.ready()
-	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74", got)
-	}
+	must(t, syscall.Kill(p.guardian(), syscall.SIGKILL))
+	p.expectStatus(74)
 	if err := syscall.Kill(foreign, syscall.SIGUSR1); err != nil {
 		t.Errorf("the signal ended the other job, too: %v", err)
 	}
@@ -217,9 +197,7 @@ func TestGuardianRenewsWhileFrontIsStopped(t *testing.T) {
 	p.stdout.expect("said on")
 	p.send("exit 6")
 	p.signal(syscall.SIGCONT)
-	if got := p.status(); got != 6 {
-		t.Errorf("status %d, want 6: %s", got, p.stderr.all())
-	}
+	p.expectStatus(6)
 }
 
 // TestFrontStoppedReleases: the front is stopped. The next waiter gets the lock when the command
@@ -232,9 +210,7 @@ func TestFrontStoppedReleases(t *testing.T) {
 	s.endTestProcesses()
 	next.expectGrantedAlone()
 	p.signal(syscall.SIGCONT)
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d, want 0", got)
-	}
+	p.expectStatus(0)
 }
 
 // TestStoppedGuardianEndsCommandInTime: while the guardian is stopped the lease is not renewed. The front
@@ -247,9 +223,7 @@ func TestStoppedGuardianEndsCommandInTime(t *testing.T) {
 	p.stderr.expect("does not answer")
 	awaitState(t, pid, "")
 	p.continueGuardian()
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
-	}
+	p.expectStatus(74)
 }
 
 // TestStoppedFrontAndGuardianKillCommand: front and guardian are stopped beyond the TTL. When they continue, they kill
@@ -264,9 +238,7 @@ func TestStoppedFrontAndGuardianKillCommand(t *testing.T) {
 	p.continueGuardian()
 	awaitState(t, pid, "")
 	p.signal(syscall.SIGCONT)
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
-	}
+	p.expectStatus(74)
 }
 
 // TestGuardianOfFileStoreStopped: a stopped guardian keeps the file store's lock, so the front
@@ -278,9 +250,7 @@ func TestGuardianOfFileStoreStopped(t *testing.T) {
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
 	p.continueGuardian()
 	p.signal(syscall.SIGTERM)
-	if got := p.status(); got != 5 {
-		t.Errorf("status %d, want 5", got)
-	}
+	p.expectStatus(5)
 }
 
 // TestGuardianForwardsSignals: a signal to the process that holdfast show names reaches the
@@ -288,12 +258,8 @@ func TestGuardianOfFileStoreStopped(t *testing.T) {
 func TestGuardianForwardsSignals(t *testing.T) {
 	s := newProcessSandbox(t)
 	p := s.holder(nil, "ends")
-	if err := syscall.Kill(p.guardian(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if got := p.status(); got != 5 {
-		t.Errorf("status %d, want 5", got)
-	}
+	must(t, syscall.Kill(p.guardian(), syscall.SIGTERM))
+	p.expectStatus(5)
 }
 
 // TestGuardianRefusesDirectStart: a user starts the guardian. It refuses, because only holdfast
@@ -301,11 +267,8 @@ func TestGuardianForwardsSignals(t *testing.T) {
 func TestGuardianRefusesDirectStart(t *testing.T) {
 	w := withStore(t)
 	for _, args := range [][]string{{"run-guardian"}, {"run-guardian", "0", "x"}, {"run-guardian", "7", "x"}, {"run-guardian", "x", "x"}} {
-		r := w.run(args...)
-		r.expectStatus(t, 64)
-		if !strings.Contains(r.stderr, "only holdfast run starts this") {
-			t.Errorf("stderr: %q", r.stderr)
-		}
+		r := w.run(args...).expectStatus(t, 64)
+		contains(t, r.stderr, "only holdfast run starts this")
 	}
 	if r := w.run("--help"); strings.Contains(r.stdout, "run-guardian") {
 		t.Errorf("help:\n%s", r.stdout)
@@ -318,8 +281,7 @@ func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 	w := withStore(t)
 	const script = `cd /proc/$$/fd && echo *; env`
 	bare := w.finish(exec.Command("sh", "-c", script), nil, "")
-	r := w.run("run", "x", "--", "sh", "-c", script)
-	r.expectStatus(t, 0)
+	r := w.run("run", "x", "--", "sh", "-c", script).expectStatus(t, 0)
 	want, _, _ := strings.Cut(bare.stdout, "\n")
 	if got, _, _ := strings.Cut(r.stdout, "\n"); got != want {
 		t.Errorf("descriptors %s, without a lock %s", got, want)
@@ -336,9 +298,7 @@ func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 // only its descriptor and the lock's name.
 func TestNoPasswordInProcessList(t *testing.T) {
 	w := newSandbox(t)
-	if err := os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600))
 	p := w.startScripted(append([]string{"run", "--store-file", w.path("url"), "x"}, asTestCommand()...)...)
 	p.ready()
 	for _, pid := range []int{p.cmd.Process.Pid, p.guardian()} {
@@ -360,9 +320,7 @@ func TestProcessesOutsideGroupEndBeforeRelease(t *testing.T) {
 			p := s.holder(nil, words...)
 			next := s.next()
 			p.send("go")
-			if got := p.status(); got != 3 {
-				t.Errorf("status %d, want 3", got)
-			}
+			p.expectStatus(3)
 			if alive := marked(s.mark); len(alive) > 0 {
 				t.Errorf("alive: %v", alive)
 			}
@@ -381,15 +339,11 @@ func TestSelfRespawningProcessesEnd(t *testing.T) {
 		setsid ./respawn &
 		exit 3`
 	for name, mode := range map[string]os.FileMode{"respawn": 0o700, "goes-on": 0o600} {
-		if err := os.WriteFile(s.path(name), []byte(respawn), mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(s.path(name), []byte(respawn), mode))
 	}
 	t.Cleanup(func() { _ = os.Remove(s.path("goes-on")) })
 	p := s.start("run", "--grace", "50ms", "x", "--", "env", markEnv+"="+s.mark, "./respawn")
-	if got := p.status(); got != 3 {
-		t.Errorf("status %d, want 3", got)
-	}
+	p.expectStatus(3)
 	if alive := marked(s.mark); len(alive) > 0 {
 		t.Errorf("alive: %v", alive)
 	}
@@ -405,9 +359,7 @@ func TestLossEndsProcessesOutsideGroup(t *testing.T) {
 		s.testProcess("daemon", "ignores")...)...)
 	p.ready()
 	fire()
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74", got)
-	}
+	p.expectStatus(74)
 	if alive := marked(s.mark); len(alive) > 0 {
 		t.Errorf("alive: %v", alive)
 	}
@@ -429,16 +381,12 @@ func TestWithoutProcLockIsKept(t *testing.T) {
 		return p
 	}
 	p := holder("leaves", "ignores")
-	if got := p.status(); got != 3 {
-		t.Errorf("status %d, want 3", got)
-	}
+	p.expectStatus(3)
 	if alive := marked(s.mark); len(alive) > 0 {
 		t.Errorf("alive: %v", alive)
 	}
 	p = holder("daemon", "ignores")
 	p.stderr.expect(`without /proc the rest is invisible, and "x" is kept until it ends`)
 	s.endTestProcesses()
-	if got := p.status(); got != 3 {
-		t.Errorf("status %d, want 3", got)
-	}
+	p.expectStatus(3)
 }

@@ -249,9 +249,7 @@ func newSandbox(t *testing.T) *sandbox {
 		}
 	})
 	w := &sandbox{t: t, dir: dir, home: filepath.Join(dir, "home")}
-	if err := os.Mkdir(w.home, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(w.home, 0o700))
 	w.env = []string{"HOME=" + w.home, "PATH=" + os.Getenv("PATH"), "TERM=xterm",
 		"GORACE=atexit_sleep_ms=0"} // otherwise each process under the race detector ends a second late
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" {
@@ -275,9 +273,7 @@ func (w *sandbox) path(name string) string { return filepath.Join(w.dir, name) }
 func (w *sandbox) locker() *holdfast.Locker {
 	w.t.Helper()
 	l, err := holdfast.Open(w.t.Context(), w.storeURL())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() { _ = l.Close(context.Background()) })
 	return l
 }
@@ -340,6 +336,14 @@ func (w *sandbox) start(args ...string) *process {
 	return w.startCmd(exec.Command(binary, args...), nil)
 }
 
+// hold starts a run with flags and the name of a lock, and waits until its command runs.
+func (w *sandbox) hold(args ...string) *process {
+	w.t.Helper()
+	p := w.start(slices.Concat([]string{"run"}, args, asTestCommand())...)
+	p.ready()
+	return p
+}
+
 func (w *sandbox) startScripted(args ...string) *process {
 	w.t.Helper()
 	return w.startCmd(exec.Command(testBinary, args...), []string{roleEnv + "=" + roleScripted})
@@ -362,20 +366,14 @@ func (w *sandbox) startCmd(c *exec.Cmd, env []string) *process {
 	// With pipes that the test makes itself, Wait returns when the process ends, although another
 	// process may still have the output open.
 	outR, outW, err := os.Pipe()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	errR, errW, err := os.Pipe()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	c.Stdout = outW
 	if c.Stderr == nil {
 		c.Stderr = errW
 	}
-	if err := c.Start(); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, c.Start())
 	outW.Close()
 	errW.Close()
 	p.stdout, p.stderr = readLines(w.t, "stdout", outR), readLines(w.t, "stderr", errR)
@@ -403,11 +401,17 @@ func (p *process) status() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// expectStatus waits until the process has ended, and fails the test if the exit status is not want.
+func (p *process) expectStatus(want int) {
+	p.t.Helper()
+	if got := p.status(); got != want {
+		p.t.Errorf("%q: status %d, want %d; output:\n%s%s", p.cmd.Args, got, want, p.stdout.soFar(), p.stderr.soFar())
+	}
+}
+
 func (p *process) signal(s syscall.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, p.cmd.Process.Signal(s))
 }
 
 func (p *process) send(line string) {
@@ -422,9 +426,7 @@ func (p *process) ready() int {
 	p.t.Helper()
 	line := p.stdout.expect("ready ")
 	pid, err := strconv.Atoi(strings.Fields(line[strings.Index(line, "ready "):])[1])
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, err)
 	return pid
 }
 
@@ -438,9 +440,7 @@ func guardianOf(t *testing.T, front int) int {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < waitLimit(); {
 		out, err := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "args=").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for line := range strings.Lines(string(out)) {
 			if f := strings.Fields(line); len(f) > 3 && f[1] == strconv.Itoa(front) && f[3] == proc.GuardianArg {
 				return int(number(t, f[0]))
@@ -456,17 +456,13 @@ func guardianOf(t *testing.T, front int) int {
 func (p *process) stopGuardian() {
 	p.t.Helper()
 	pid := p.guardian()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, syscall.Kill(pid, syscall.SIGSTOP))
 	awaitState(p.t, pid, "T")
 }
 
 func (p *process) continueGuardian() {
 	p.t.Helper()
-	if err := syscall.Kill(p.guardian(), syscall.SIGCONT); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, syscall.Kill(p.guardian(), syscall.SIGCONT))
 }
 
 // awaitState waits until ps reports the state of a process; "" stands for an ended process.
@@ -550,6 +546,16 @@ func (l *lines) await(text string, line bool) string {
 	}
 }
 
+// soFar returns the output until now. A process on a terminal has no separate lines of standard error.
+func (l *lines) soFar() string {
+	if l == nil {
+		return ""
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // all waits for the end of the output, and returns the whole output.
 func (l *lines) all() string {
 	l.t.Helper()
@@ -579,11 +585,30 @@ func (l *lines) expired() func() bool {
 	return func() bool { return late }
 }
 
-// expectStatus fails the test and shows the output if the exit status is not want.
-func (r result) expectStatus(t *testing.T, want int) {
+// expectStatus fails the test and shows the output if the exit status is not want. It returns r.
+func (r result) expectStatus(t *testing.T, want int) result {
 	t.Helper()
 	if r.status != want {
 		t.Errorf("status %d, want %d\nstdout:\n%s\nstderr:\n%s", r.status, want, r.stdout, r.stderr)
+	}
+	return r
+}
+
+// must ends the test if err is not nil.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// contains fails the test if a word is not in the text.
+func contains(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			t.Errorf("no %q in:\n%s", word, text)
+		}
 	}
 }
 
@@ -593,10 +618,16 @@ func shell(script string) *exec.Cmd { return exec.Command("sh", "-c", script, bi
 func number(t *testing.T, s string) uint64 {
 	t.Helper()
 	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
+}
+
+// mustLock takes a lock in the test's own process.
+func mustLock(t *testing.T, l *holdfast.Locker, name string, opts ...holdfast.LockOption) *holdfast.Lock {
+	t.Helper()
+	lock, err := l.Lock(t.Context(), name, opts...)
+	must(t, err)
+	return lock
 }
 
 // awaitQueue waits until the lock x has n waiters.
@@ -605,9 +636,7 @@ func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit())
 	defer cancel()
 	for st, err := range l.Watch(ctx, "x") {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(st.Waiters) == n {
 			return
 		}

@@ -18,21 +18,16 @@ func TestMinHoldOutlivesCommand(t *testing.T) {
 	w := withStore(t)
 	p := w.start("run", "-v", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3")
 	p.stderr.expect("is kept for another")
-	r := w.run("run", "--try", "x", "--", "true")
-	r.expectStatus(t, 75)
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
 	p.signal(syscall.SIGTERM)
-	if got := p.status(); got != 3 {
-		t.Errorf("status %d, want the command's own", got)
-	}
+	p.expectStatus(3)
 	p.stderr.expect("before its minimum hold")
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 
 	// When the minimum hold has passed, run releases the lock without a signal.
 	waiter := w.start("run", "-v", "--min-hold", "50ms", "x", "--", "true")
 	waiter.stderr.expect("released")
-	if got := waiter.status(); got != 0 {
-		t.Errorf("status %d, want 0", got)
-	}
+	waiter.expectStatus(0)
 }
 
 // TestMaxHoldEndsCommand: after --max-hold, run ends the command with SIGTERM, and with SIGKILL if the
@@ -67,6 +62,19 @@ func TestMaxHoldEndsCommand(t *testing.T) {
 	}
 }
 
+// TestOnWantedSignalsTheCommand: when another client waits for the lock, the command gets the signal of --on-wanted
+// once, and the waiter gets the lock when the command has ended.
+func TestOnWantedSignalsTheCommand(t *testing.T) {
+	w := withStore(t)
+	p := w.start("run", "--on-wanted", "usr1", "x", "--",
+		"sh", "-c", `trap "echo got USR1; exit 7" USR1; echo ready; while :; do read line; done`)
+	p.stdout.expect("ready")
+	w.run("run", "x", "--", "true").expectStatus(t, 0)
+	p.stdout.expect("got USR1")
+	p.stderr.expect(`another client waits for "x": the command gets SIGUSR1`)
+	p.expectStatus(7)
+}
+
 // TestChildrenInGroupEndBeforeRelease: the command's remaining children in its group get
 // SIGTERM, and end before the lock is released.
 func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
@@ -79,13 +87,9 @@ func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 			// The command ends when its child is ready to outlive it.
 			p := w.start(append([]string{"run", "--ttl", "3h", "--grace", c.grace, "x", "--", "sh", "-c",
 				`exec 3<&0; "$@" <&3 >out & until grep -q ready out; do :; done 2>/dev/null; exit 3`, "sh"}, asTestCommand(c.word)[1:]...)...)
-			if got := p.status(); got != 3 {
-				t.Errorf("status %d, want 3", got)
-			}
+			p.expectStatus(3)
 			out, err := os.ReadFile(w.path("out"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			words := strings.Fields(string(out))
 			if !strings.Contains(string(out), "signal "+syscall.SIGTERM.String()) {
 				t.Errorf("the child got no SIGTERM: %q", out)
@@ -133,17 +137,13 @@ func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	}
 	p.send("")
 	p.stdout.expect("first is holdfast")
-	if got := p.status(); got != 3 {
-		t.Errorf("status %d, want 3", got)
-	}
+	p.expectStatus(3)
 	p.stdout.all() // returns when the last process has closed the output
 }
 
 func childPID(t *testing.T, pid int) int {
 	t.Helper()
 	out, err := exec.Command("ps", "-o", "pid=", "--ppid", strconv.Itoa(pid)).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return int(number(t, strings.TrimSpace(string(out))))
 }

@@ -12,14 +12,10 @@ import (
 // The tests in e2e use real databases.
 func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 	w := newSandbox(t)
-	r := w.run("init", w.storeURL())
-	r.expectStatus(t, 0)
-	if !strings.Contains(r.stderr, "needs no tables") {
-		t.Errorf("stderr: %q", r.stderr)
-	}
+	r := w.run("init", w.storeURL()).expectStatus(t, 0)
+	contains(t, r.stderr, "needs no tables")
 	url := w.file("url", w.storeURL()+"\n")
-	r = w.run("init", "--store-file", url)
-	r.expectStatus(t, 0)
+	r = w.run("init", "--store-file", url).expectStatus(t, 0)
 	if !strings.Contains(r.stderr, "needs no tables") || strings.Contains(r.stderr, "warning") {
 		t.Errorf("stderr: %q", r.stderr)
 	}
@@ -35,8 +31,7 @@ func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 		{[]string{"init", "mysql://u:SeCrEt@127.0.0.1:1/x"}, 69, "unavailable"},
 		{[]string{"init", "postgres://u:SeCrEt@127.0.0.1:1/x"}, 69, "unavailable"},
 	} {
-		r := w.run(c.args...)
-		r.expectStatus(t, c.status)
+		r := w.run(c.args...).expectStatus(t, c.status)
 		if !strings.Contains(r.stderr, c.message) || strings.Contains(r.stderr, "SeCrEt") {
 			t.Errorf("%q: %q", c.args, r.stderr)
 		}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -45,9 +46,7 @@ type listed struct {
 func (w *sandbox) waitFor(name, reason string) {
 	w.t.Helper()
 	l, err := holdfast.Open(w.t.Context(), w.storeURL())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -60,9 +59,7 @@ func (w *sandbox) waitFor(name, reason string) {
 	watching, stop := context.WithTimeout(w.t.Context(), waitLimit())
 	defer stop()
 	for st, err := range l.Watch(watching, name) {
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 		if slices.ContainsFunc(st.Waiters, func(o holdfast.Waiter) bool { return o.Reason == reason }) {
 			return
 		}
@@ -80,10 +77,7 @@ func TestListShowsManyNames(t *testing.T) {
 	for i := range names {
 		// The test acquires the locks in another order than that of their names.
 		name := fmt.Sprintf("job/%03d", i*337%names)
-		lock, err := l.Lock(t.Context(), name, holdfast.Reason("holds "+name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := mustLock(t, l, name, holdfast.Reason("holds "+name))
 		locks[name] = lock
 		want = append(want, name)
 	}
@@ -191,9 +185,7 @@ func TestListShowsManyNames(t *testing.T) {
 		}
 	}
 	t.Logf("watch, until all was printed: %v", time.Since(began))
-	if err := locks[want[0]].Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, locks[want[0]].Unlock())
 	if e := next(); e.Name != want[0] || e.Event != "released" {
 		t.Errorf("%+v", e)
 	}
@@ -201,9 +193,7 @@ func TestListShowsManyNames(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	p.signal(syscall.SIGTERM)
-	if got := p.status(); got != 143 {
-		t.Errorf("status %d, want 143: %s", got, p.stderr.all())
-	}
+	p.expectStatus(143)
 }
 
 // TestShowDescribesLock: show prints the holders and the waiters of a held lock. It reports
@@ -219,8 +209,7 @@ func TestShowDescribesLock(t *testing.T) {
 		t.Errorf("free: %+v", got)
 	}
 
-	holder := w.start(append([]string{"run", "--limit", "3", "--reason", "the nightly job", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--limit", "3", "--reason", "the nightly job", "x")
 	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
 	awaitQueue(t, w.locker(), 1)
 	decode(t, w.run("show", "--json", "x"), &got)
@@ -230,14 +219,9 @@ func TestShowDescribesLock(t *testing.T) {
 	if o := got.Waiters[0]; o.PID != waiter.guardian() || o.Mode != "exclusive" || *o.Limit != 1 || o.Reason != "in line" {
 		t.Errorf("waiter: %+v", o)
 	}
-	r := w.run("show", "x")
-	r.expectStatus(t, 0)
-	for _, s := range []string{"x is held\n", fmt.Sprintf("pid %d on ", holder.guardian()), "(the nightly job)", got.Holders[0].Token,
-		"limit 3", "slot   0", "1 waiting\n", "(in line), exclusive, since "} {
-		if !strings.Contains(r.stdout, s) {
-			t.Errorf("no %q:\n%s", s, r.stdout)
-		}
-	}
+	r := w.run("show", "x").expectStatus(t, 0)
+	contains(t, r.stdout, "x is held\n", fmt.Sprintf("pid %d on ", holder.guardian()), "(the nightly job)",
+		got.Holders[0].Token, "limit 3", "slot   0", "1 waiting\n", "(in line), exclusive, since ")
 	if strings.Contains(r.stdout, "stopped") {
 		t.Errorf("no holder is stopped:\n%s", r.stdout)
 	}
@@ -247,9 +231,7 @@ func TestShowDescribesLock(t *testing.T) {
 	}
 	holder.continueGuardian()
 	holder.send("exit 0")
-	if got := waiter.status(); got != 0 {
-		t.Errorf("the waiter's status: %d", got)
-	}
+	waiter.expectStatus(0)
 	if r := w.run("ls"); r.stdout != "" || r.status != 0 {
 		t.Errorf("afterwards: %+v", r)
 	}
@@ -261,9 +243,7 @@ func TestStrangeNamesAreQuoted(t *testing.T) {
 	const name, reason = "a\x1b]0;owned\x07\u009b2J", "r\x1b[2J\ttab\nline\u202e"
 	w := withStore(t)
 	l := w.locker()
-	if _, err := l.Lock(t.Context(), name, holdfast.Reason(reason)); err != nil {
-		t.Fatal(err)
-	}
+	mustLock(t, l, name, holdfast.Reason(reason))
 	w.waitFor(name, reason)
 	for _, args := range [][]string{{"ls"}, {"ls", "--waiters"}, {"ls", "--json"}, {"show", name}, {"show", "--json", name},
 		{"break", "--token", "1", name}, {"break", name}, {"__complete", "show", "a"}} {
@@ -291,8 +271,7 @@ func TestStrangeNamesAreQuoted(t *testing.T) {
 // namespace.
 func TestNamespaceSeparatesApplications(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--namespace", "app", "x"}, asTestCommand()...)...)
-	holder.ready()
+	w.hold("--namespace", "app", "x")
 	if r := w.run("ls"); r.stdout != "" {
 		t.Errorf("seen from outside: %q", r.stdout)
 	}
@@ -307,12 +286,81 @@ func TestNamespaceSeparatesApplications(t *testing.T) {
 // TestListNamesDefaultStore: if the user gives no store, ls prints the default one, like run.
 func TestListNamesDefaultStore(t *testing.T) {
 	w := newSandbox(t)
-	r := w.run("ls")
-	r.expectStatus(t, 0)
+	r := w.run("ls").expectStatus(t, 0)
 	if !strings.Contains(r.stderr, "locks in "+w.home) || r.stdout != "" {
 		t.Errorf("%+v", r)
 	}
 	if r := w.run("ls", "--store", "memory://"); !strings.Contains(r.stderr, "visible to one process only") {
 		t.Errorf("stderr: %q", r.stderr)
+	}
+}
+
+// TestJobIsShownAndBrokenByItsName: show, watch and break take the name of the row that ls prints for a job of Every.
+// They show and break the lock of the present tick. The watch of all locks names the job, too.
+func TestJobIsShownAndBrokenByItsName(t *testing.T) {
+	w := withStore(t)
+	for tick, err := range w.locker().Every(t.Context(), "job", holdfast.Period(time.Second)) {
+		must(t, err)
+		row := strings.Split(w.run("ls").expectStatus(t, 0).stdout, "\t")
+		if row[0] != "job" {
+			t.Fatalf("ls: %q", row)
+		}
+		var is listed
+		decode(t, w.run("show", "--json", row[0]), &is)
+		if !strings.HasPrefix(is.Name, "job:run-") || len(is.Holders) != 1 || is.Holders[0].Token != row[3] {
+			t.Fatalf("show: %+v; ls: %q", is, row)
+		}
+		job, all := w.start("watch", row[0]), w.start("watch")
+		for _, p := range []*process{job, all} {
+			p.stdout.expect("\tjob\theld\texclusive\t" + row[3] + "\t")
+		}
+		ended := w.start("break", "--token", row[3], row[0])
+		<-tick.Context().Done()
+		defer ended.expectStatus(0)
+		defer job.stdout.expect("\tjob\treleased\t")
+		break
+	}
+}
+
+// TestShowFindsDeadlock makes two clients wait for one another.
+func TestShowFindsDeadlock(t *testing.T) {
+	w := withStore(t)
+	clients := map[string]*holdfast.Locker{}
+	for instance, name := range map[string]string{"one": "a", "two": "b"} {
+		l, err := holdfast.Open(t.Context(), w.storeURL(), holdfast.Process("h", instance))
+		must(t, err)
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		clients[instance] = l
+		mustLock(t, l, name)
+	}
+	if got := w.run("show", "a"); strings.Contains(got.stdout, "deadlock") {
+		t.Errorf("before:\n%s", got.stdout)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiters sync.WaitGroup
+	defer waiters.Wait()
+	defer cancel()
+	for instance, name := range map[string]string{"one": "b", "two": "a"} {
+		waiters.Go(func() { _, _ = clients[instance].Lock(ctx, name) })
+		watching, stop := context.WithTimeout(t.Context(), waitLimit())
+		for st, err := range clients[instance].Watch(watching, name) {
+			must(t, err)
+			if len(st.Waiters) > 0 {
+				break
+			}
+		}
+		stop()
+	}
+	got := w.run("show", "b")
+	pid := os.Getpid()
+	want := fmt.Sprintf("\npossible deadlock\n  pid %[1]d on h, one waits for b, held by pid %[1]d on h, two\n"+
+		"  pid %[1]d on h, two waits for a, held by pid %[1]d on h, one\n", pid)
+	if got.status != 0 || !strings.HasSuffix(got.stdout, want) {
+		t.Errorf("status %d:\n%s%s", got.status, got.stdout, got.stderr)
+	}
+	var shown struct{ Deadlocks [][]struct{ Name string } }
+	decode(t, w.run("show", "--json", "a"), &shown)
+	if len(shown.Deadlocks) != 1 || len(shown.Deadlocks[0]) != 2 || shown.Deadlocks[0][0].Name != "b" {
+		t.Errorf("%+v", shown)
 	}
 }

@@ -3,7 +3,6 @@
 package main_test
 
 import (
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,9 +62,9 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		"check, fault":          {[]string{"check", "--local", "memory", "--faults", "flood"}, []string{"--faults", `"flood"`, "choose from"}},
 		"check, dir":            {[]string{"check", "--dir", ""}, []string{"--dir", `""`, "directory"}},
 		"check, dir taken":      {[]string{"check", "--local", "memory", "--dir", "/dev/null"}, []string{"--dir", `"/dev/null"`, "directory"}},
-		"completion, none":      {[]string{"completion"}, []string{"0 arguments", "bash, zsh or fish"}},
-		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{"2 arguments", "bash, zsh or fish"}},
-		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "bash, zsh or fish"}},
+		"completion, none":      {[]string{"completion"}, []string{"no shell given", "completion --help"}},
+		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{`"bash"`, "completion zsh"}},
+		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "completion"}},
 	}
 	for sub, args := range inspections {
 		for flag, c := range map[string]bad{
@@ -84,22 +83,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		}
 	}
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			w := newSandbox(t)
-			r := w.run(c.args...)
-			r.expectStatus(t, 64)
-			for _, s := range append(c.message, "--help") {
-				if !strings.Contains(r.stderr, s) {
-					t.Errorf("stderr does not contain %q:\n%s", s, r.stderr)
-				}
-			}
-			if r.stdout != "" {
-				t.Errorf("stdout: %q", r.stdout)
-			}
-			if made, _ := os.ReadDir(w.home); len(made) > 0 {
-				t.Errorf("the command created %v", made)
-			}
-		})
+		t.Run(name, func(t *testing.T) { refuses(t, c.args, append(c.message, "--help")...) })
 	}
 }
 
@@ -129,16 +113,8 @@ func TestEveryFlagRefusesBadInput(t *testing.T) {
 			args = append(args, otherArgs[path[0]]...)
 		}
 		t.Run(strings.Join(append(slices.Clone(path), f.Name), " "), func(t *testing.T) {
-			w := newSandbox(t)
-			r := w.run(args...)
-			r.expectStatus(t, 64)
 			shown, _, _ := strings.Cut(strings.Trim(strconv.Quote(value), `"`), ":") // the message shows only the scheme of a URL
-			if !strings.Contains(r.stderr, "--"+f.Name) || !strings.Contains(r.stderr, shown[:min(len(shown), 40)]) {
-				t.Errorf("stderr does not name --%s and %q:\n%s", f.Name, value, r.stderr)
-			}
-			if made, _ := os.ReadDir(w.home); len(made) > 0 {
-				t.Errorf("the command created %v", made)
-			}
+			refuses(t, args, "--"+f.Name, shown[:min(len(shown), 40)])
 		})
 	})
 	if seen < 20 {
@@ -181,8 +157,7 @@ func TestInspectionsPrintNoPassword(t *testing.T) {
 					flags = append(flags, append([]string{"--json"}, c.flags...))
 				}
 				for _, f := range flags {
-					r := newSandbox(t).runScripted(c.env, append(slices.Clone(args), f...)...)
-					r.expectStatus(t, c.want)
+					r := newSandbox(t).runScripted(c.env, append(slices.Clone(args), f...)...).expectStatus(t, c.want)
 					if all := r.stdout + r.stderr; strings.Contains(all, "s3cr3t") {
 						t.Errorf("printed:\n%s", all)
 					} else if r.stderr == "" {
@@ -197,8 +172,7 @@ func TestInspectionsPrintNoPassword(t *testing.T) {
 	w := newSandbox(t)
 	env := []string{"HOLDFAST_STORE=" + withPassword + "refused"}
 	for _, args := range [][]string{{"ls", "--json"}, {"show", "--json", "x"}, {"show", "x"}} {
-		r := w.runScripted(env, args...)
-		r.expectStatus(t, 0)
+		r := w.runScripted(env, args...).expectStatus(t, 0)
 		if strings.Contains(r.stdout+r.stderr, "s3cr3t") {
 			t.Errorf("%q printed:\n%s%s", args, r.stdout, r.stderr)
 		}

@@ -30,9 +30,7 @@ func TestSignalEndsRequests(t *testing.T) {
 				reached := make(chan struct{})
 				if c.silent {
 					l, err := net.Listen("tcp", "127.0.0.1:0")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					defer l.Close()
 					go func() {
 						defer close(reached)
@@ -69,15 +67,11 @@ func TestCheckOfUnreachableStoreEndsAtOnce(t *testing.T) {
 	w := newSandbox(t)
 	plain := w.file("plain", "")
 	for url, want := range map[string]int{"redis://127.0.0.1:1": 69, "file://" + plain: 78} {
-		r := w.run("check", "--store", url, "--duration", "1h")
-		r.expectStatus(t, want)
+		r := w.run("check", "--store", url, "--duration", "1h").expectStatus(t, want)
 		if strings.Contains(r.stderr, "--help") || r.stdout != "" {
 			t.Errorf("%s: %s%s", url, r.stdout, r.stderr)
 		}
 	}
-	r := w.run("check", "--local", "file", "--dir", plain, "--duration", "1s")
-	r.expectStatus(t, 64)
-	if !strings.Contains(r.stderr, "--dir") || !strings.Contains(r.stderr, plain) {
-		t.Errorf("stderr: %q", r.stderr)
-	}
+	r := w.run("check", "--local", "file", "--dir", plain, "--duration", "1s").expectStatus(t, 64)
+	contains(t, r.stderr, "--dir", plain)
 }

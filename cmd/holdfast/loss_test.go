@@ -18,15 +18,11 @@ import (
 func fifo(t *testing.T, w *sandbox) (path string, fire func()) {
 	t.Helper()
 	path = w.path("fifo")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(path, 0o600))
 	return path, func() {
 		t.Helper()
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer f.Close()
 		if _, err := f.WriteString("now\n"); err != nil {
 			t.Fatal(err)
@@ -66,14 +62,8 @@ func TestLossEndsCommand(t *testing.T) {
 			pid := p.ready()
 			fire()
 			p.stdout.expect("signal " + syscall.SIGTERM.String())
-			if got := p.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
-			}
-			for _, s := range c.want {
-				if !strings.Contains(p.stderr.all(), s) {
-					t.Errorf("stderr does not contain %q:\n%s", s, p.stderr.all())
-				}
-			}
+			p.expectStatus(74)
+			contains(t, p.stderr.all(), c.want...)
 			if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
 				t.Errorf("the command is still alive: %v", err)
 			}
@@ -106,9 +96,7 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 			p.ready()
 			fire()
 			p.stderr.expect("SIGKILL in " + c.grace)
-			if got := p.status(); got != 74 {
-				t.Errorf("status %d, want 74: %s", got, p.stderr.all())
-			}
+			p.expectStatus(74)
 		})
 	}
 }
@@ -117,8 +105,7 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 // The message names the flag, the store's limit and a valid value.
 func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 	w := newSandbox(t)
-	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...)
-	r.expectStatus(t, 64)
+	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...).expectStatus(t, 64)
 	if want := "--grace 5s is longer than a third of 12s, the longest TTL of the memory store: give --grace 4s or less"; !strings.Contains(r.stderr, want) {
 		t.Errorf("stderr does not contain %q:\n%s", want, r.stderr)
 	}
@@ -136,9 +123,7 @@ func TestLossFoundByReleaseSetsStatus(t *testing.T) {
 	p.ready()
 	fire()
 	p.send("exit 0")
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
-	}
+	p.expectStatus(74)
 	if got := p.stderr.all(); !strings.Contains(got, "was lost while the command ran") {
 		t.Errorf("stderr: %q", got)
 	}
@@ -155,35 +140,25 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 			w := newSandbox(t)
 			on, fire := fifo(t, w)
 			r, full, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer r.Close()
 			fd := int(full.Fd())
-			if err := syscall.SetNonblock(fd, true); err != nil {
-				t.Fatal(err)
-			}
+			must(t, syscall.SetNonblock(fd, true))
 			for err == nil { // fill the pipe
 				_, err = syscall.Write(fd, make([]byte, 512))
 			}
-			if err := syscall.SetNonblock(fd, false); err != nil {
-				t.Fatal(err)
-			}
+			must(t, syscall.SetNonblock(fd, false))
 			// Only the command has this FIFO open for writing, so the FIFO's end of file shows that the
 			// command has ended.
 			alive := w.path("alive")
-			if err := syscall.Mkfifo(alive, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, syscall.Mkfifo(alive, 0o600))
 			cmd := exec.Command(testBinary, append([]string{"run", "-v", "--store", "scripted://lose?on=" + on,
 				"--ttl", "30s", "--grace", c.grace, "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, asTestCommand(c.word)[1:]...)...)
 			cmd.Stderr = full
 			p := w.startCmd(cmd, []string{roleEnv + "=" + roleScripted})
 			full.Close()
 			f, err := os.Open(alive)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer f.Close()
 			p.ready()
 			fire()
@@ -192,9 +167,7 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() { _, _ = io.Copy(io.Discard, r) }() // empty the pipe, so that holdfast can end
-			if got := p.status(); got != 74 {
-				t.Errorf("status %d, want 74", got)
-			}
+			p.expectStatus(74)
 		})
 	}
 }

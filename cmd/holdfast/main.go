@@ -9,12 +9,20 @@ import (
 	_ "github.com/holdfast-go/holdfast/filestore"
 	_ "github.com/holdfast-go/holdfast/memstore"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/natsstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
 	_ "github.com/holdfast-go/holdfast/redisstore/redlock"
+	_ "github.com/holdfast-go/holdfast/s3store"
+	_ "github.com/holdfast-go/holdfast/sqlitestore"
 	_ "github.com/holdfast-go/holdfast/zkstore"
+
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )
 
-func main() { os.Exit(cli.Main(os.Args[1:])) }
+func main() {
+	logging.Disable() // go-redis would log each lost connection
+	os.Exit(cli.Main(os.Args[1:]))
+}

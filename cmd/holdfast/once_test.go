@@ -36,15 +36,12 @@ func TestOnceRunsUntilItSucceeds(t *testing.T) {
 			t.Errorf("step %d: status %d and %d runs, want %d and %d: %s", i, r.status, count(), step.want, step.runs, r.stderr)
 		}
 	}
-	r := w.run("run", "--verbose", "--once", "k", "x", "--", "false")
+	r := w.run("run", "--once", "k", "x", "--", "false")
 	if r.status != 0 || !strings.Contains(r.stderr, "is done since") || !strings.Contains(r.stderr, "by pid") {
 		t.Errorf("status %d, %q", r.status, r.stderr)
 	}
 	// The key is marked, so a run with --try succeeds although another client holds the lock.
-	k, err := w.locker().Lock(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := mustLock(t, w.locker(), "x")
 	defer k.Unlock()
 	if r := w.run("run", "--once", "k", "--try", "x", "--", "false"); r.status != 0 {
 		t.Errorf("the lock is held: status %d, %s", r.status, r.stderr)

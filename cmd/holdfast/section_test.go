@@ -3,6 +3,7 @@
 package main_test
 
 import (
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -14,14 +15,16 @@ import (
 // returns the process number of the guardian, which holds the lock.
 func (w *sandbox) section(rest string) (p *process, guardian int) {
 	w.t.Helper()
-	p = w.startCmd(exec.Command("sh", "-c", `lock=$("$0" hold --grace 1s --pid $$ x) || exit
+	p = w.startCmd(exec.Command("sh", "-c", `export HOLDFAST_SLOT=9 # of an earlier section
+lock=$("$0" hold --grace 1s --pid $$ x) || exit
 eval "$lock"
-echo "holds $HOLDFAST_NAME $HOLDFAST_TOKEN $HOLDFAST_GUARDIAN"
+echo "holds $HOLDFAST_NAME $HOLDFAST_TOKEN $HOLDFAST_GUARDIAN $HOLDFAST_SLOT"
 `+rest, binary), nil)
 	f := strings.Fields(p.stdout.expect("holds x "))
 	guardian, err := strconv.Atoi(f[3])
-	if err != nil {
-		w.t.Fatal(err)
+	must(w.t, err)
+	if len(f) != 4 {
+		w.t.Errorf("%q: the section has the slot of another one", f)
 	}
 	st, err := w.locker().Inspect(w.t.Context(), "x")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].PID != guardian || strconv.FormatUint(st.Holders[0].Token, 10) != f[2] {
@@ -44,9 +47,7 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 		"the script ends": func(t *testing.T, w *sandbox) {
 			p, _ := w.section("read line; exit 5")
 			p.send("end")
-			if got := p.status(); got != 5 {
-				t.Errorf("status %d, want 5", got)
-			}
+			p.expectStatus(5)
 			w.awaitFree()
 		},
 		"the shell is killed": func(t *testing.T, w *sandbox) {
@@ -56,14 +57,10 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 		},
 		"the guardian gets SIGTERM": func(t *testing.T, w *sandbox) {
 			p, guardian := w.section(`read line; "$0" run x -- true; unset HOLDFAST_HELD HOLDFAST_NAME; "$0" run x -- true`)
-			if err := syscall.Kill(guardian, syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			must(t, syscall.Kill(guardian, syscall.SIGTERM))
 			w.awaitFree()
 			p.send("go on")
-			if got := p.status(); got != 0 {
-				t.Errorf("status %d, want 0: %s", got, p.stderr.all())
-			}
+			p.expectStatus(0)
 			p.stderr.expect("outer")
 		},
 		"the lock is broken": func(t *testing.T, w *sandbox) {
@@ -71,9 +68,7 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 			p.stdout.expect("ready")
 			w.run("break", "--token", w.tokenOf(), "x").expectStatus(t, 0)
 			p.stdout.expect("signalled")
-			if got := p.status(); got != 6 {
-				t.Errorf("status %d, want 6", got)
-			}
+			p.expectStatus(6)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -85,4 +80,83 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 	for _, args := range [][]string{{"hold", "x"}, {"hold", "--pid", "2147483647", "x"}, {"hold", "--pid", "0", "x"}} {
 		w.run(args...).expectStatus(t, 64)
 	}
+}
+
+// TestHoldPrintsLiteralWords: no character of a name, and nothing in a variable that the caller can set,
+// runs in the shell that evaluates the output.
+func TestHoldPrintsLiteralWords(t *testing.T) {
+	w := withStore(t)
+	name := "$(touch gone) `touch gone` '\"; touch gone; ${x} "
+	for c := rune(1); c < 0x100; c++ {
+		name += string(c)
+	}
+	for _, held := range []string{"$(touch gone)", "x; touch gone", "\n touch gone\n", "0123456789abcdef,$(touch gone)", name} {
+		r := w.runIn([]string{"HOLDFAST_HELD=" + held}, "", "run", "outer", "--", "sh", "-c", `
+			HOLDFAST_HELD="$2"
+			lock=$("$0" hold --pid $$ "$1") || exit
+			eval "$lock"
+			printf '%s|%s' "$HOLDFAST_NAME" "$HOLDFAST_HELD"
+			kill "$HOLDFAST_GUARDIAN"`, binary, name, held)
+		r.expectStatus(t, 0)
+		gotName, gotHeld, _ := strings.Cut(strings.TrimPrefix(r.stdout, name), "|")
+		if gotName != "" || !strings.HasPrefix(r.stdout, name) {
+			t.Errorf("HOLDFAST_NAME: %q", r.stdout)
+		}
+		if strings.Trim(gotHeld, "0123456789abcdef,") != "" || strings.Contains(held, "abcdef,") != strings.HasPrefix(gotHeld, "0123456789abcdef,") {
+			t.Errorf("HOLDFAST_HELD=%q becomes %q", held, gotHeld)
+		}
+		w.run("run", "--wait", waitLimit().String(), name, "--", "true").expectStatus(t, 0)
+	}
+	if _, err := os.Stat(w.path("gone")); err == nil {
+		t.Error("the shell has run a part of the output")
+	}
+}
+
+// TestFailedHoldEndsScript: a script that passes the output of hold to eval, without a check of its status,
+// does not continue without the lock. An interactive shell gets the status and stays open.
+func TestFailedHoldEndsScript(t *testing.T) {
+	w := withStore(t)
+	mustLock(t, w.locker(), "x")
+	for flags, want := range map[string]int{"--try --pid $$": 75, "--pid 2147483647": 64, "--pid": 64, "--store redis:// --pid $$": 64} {
+		r := w.finish(shell(`eval "$("$0" hold `+flags+` x)"; echo unlocked`), nil, "").expectStatus(t, want)
+		if r.stdout != "" {
+			t.Errorf("%s: %q", flags, r.stdout)
+		}
+	}
+	r := w.finish(exec.Command("sh", "-i", "-c", `eval "$("$0" hold --try --pid $$ x)"; echo status $?`, binary), nil, "")
+	if r.expectStatus(t, 0); r.stdout != "status 75\n" {
+		t.Errorf("interactive: %q", r.stdout)
+	}
+}
+
+// TestHoldIsNotPassedToReusedNumber: the process of --pid ends while hold waits, and another process gets its
+// number. The lock is not held for the other process.
+func TestHoldIsNotPassedToReusedNumber(t *testing.T) {
+	w := withStore(t)
+	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
+		t.Skipf("unshare: %v: this needs the right to make namespaces", err)
+	}
+	l := w.locker()
+	lock := mustLock(t, l, "x")
+	// The second sleep gets the number of the first: nothing else starts in this namespace meanwhile.
+	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc sh -c '
+		sleep 1000 & first=$!
+		"$0" hold --wait 1h --pid $first x >/dev/null & front=$!
+		read line
+		kill -9 $first; wait $first 2>/dev/null
+		until [ "$second" = $first ]; do
+			[ -z "$second" ] || kill -9 $second
+			echo $((first - 1)) >/proc/sys/kernel/ns_last_pid
+			sleep 1000 & second=$!
+		done
+		echo reused
+		wait $front
+		echo status $?
+		read line' "$0"`), nil)
+	awaitQueue(t, l, 1)
+	p.send("go on")
+	p.stdout.expect("reused")
+	must(t, lock.Unlock())
+	p.stdout.expect("status ")
+	w.awaitFree()
 }

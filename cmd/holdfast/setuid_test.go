@@ -45,21 +45,15 @@ func newSetuidSandbox(t *testing.T) *processSandbox {
 	}
 	s := newProcessSandbox(t)
 	source, program := s.path("own.c"), s.path("own")
-	if err := os.WriteFile(source, []byte(setuidSource), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(source, []byte(setuidSource), 0o600))
 	if out, err := exec.Command(cc, "-o", program, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for path, mode := range map[string]os.FileMode{program: 0o755 | os.ModeSetuid, s.dir: 0o755,
 		filepath.Dir(s.dir): 0o755, filepath.Dir(binary): 0o755} {
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(path, mode))
 	}
-	if err := os.Chown(s.dir, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chown(s.dir, nobody, nobody))
 	return s
 }
 
@@ -82,9 +76,7 @@ func (s *processSandbox) startSetuid(words ...string) (p *process, pid int) {
 	p = s.asNobody(words, "./own")
 	pid = p.ready()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	if !strings.Contains(string(b), "Uid:\t0\t0\t") {
 		s.t.Skip("a set-uid program does not become root here")
 	}
@@ -114,9 +106,7 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 			p.stderr.expect(c.message)
 			if name != "SIGTERM" { // in the other cases SIGKILL follows after --grace, and fails as well
 				next := s.asNobody([]string{"$holdfast", "run", "--wait", "300ms", "x", "--"}, "true")
-				if got := next.status(); got != 75 {
-					t.Errorf("the next holder has status %d, want 75", got)
-				}
+				next.expectStatus(75)
 			}
 			if err := syscall.Kill(pid, 0); err != nil {
 				t.Fatalf("the set-uid command does not run: %v", err)
@@ -124,9 +114,7 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 			next := s.asNobody([]string{"$holdfast", "run", "x", "--"}, "sh", "-c", `test -d /proc/$0 && grep -q "^State:.[^Z]" /proc/$0/status && echo alive || echo gone`, fmt.Sprint(pid))
 			s.endTestProcesses()
 			next.stdout.expect("gone")
-			if got := p.status(); got != c.want {
-				t.Errorf("status %d, want %d", got, c.want)
-			}
+			p.expectStatus(c.want)
 			if got := p.stderr.all(); strings.Count(got, "runs as another user") > 1 {
 				t.Errorf("printed more than once:\n%s", got)
 			}
@@ -139,12 +127,8 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 func TestSetuidGuardianKilled(t *testing.T) {
 	s := newSetuidSandbox(t)
 	p, pid := s.startSetuid("$holdfast", "run", "x", "--")
-	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74", got)
-	}
+	must(t, syscall.Kill(p.guardian(), syscall.SIGKILL))
+	p.expectStatus(74)
 	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and continues", pid))
 }
 

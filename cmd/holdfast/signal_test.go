@@ -13,8 +13,7 @@ import (
 // each of them.
 func TestSignalsReachTheCommand(t *testing.T) {
 	w := withStore(t)
-	p := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
-	p.ready()
+	p := w.hold("x")
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT} {
 		p.signal(s)
@@ -23,9 +22,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	// The lock is still held, and the command's status is still its own.
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
 	p.send("exit 6")
-	if got := p.status(); got != 6 {
-		t.Errorf("status %d, want 6", got)
-	}
+	p.expectStatus(6)
 }
 
 // TestSignalReachesTheGroup: a child of the command also receives the signal that run receives.
@@ -36,9 +33,7 @@ func TestSignalReachesTheGroup(t *testing.T) {
 	p.ready()
 	p.signal(syscall.SIGTERM)
 	p.stdout.expect("signal " + syscall.SIGTERM.String())
-	if got := p.status(); got != 3 {
-		t.Errorf("status %d, want 3", got)
-	}
+	p.expectStatus(3)
 }
 
 // TestIgnoredSignalStaysIgnored: run is started with HUP ignored, as under nohup. Run and its command
@@ -49,9 +44,7 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	p.stdout.expect("alive")
 	p.signal(syscall.SIGHUP)
 	p.send("")
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d, want 0", got)
-	}
+	p.expectStatus(0)
 }
 
 // TestIgnoredSignalsAreInherited: run is started with HUP and INT ignored. The command starts with
@@ -61,11 +54,8 @@ func TestIgnoredSignalsAreInherited(t *testing.T) {
 	const script = `kill -HUP $$; kill -INT $$; echo alive`
 	p := w.startCmd(shell(`trap "" HUP INT; "$0" run x -- sh -c '`+script+`'`), nil)
 	p.stdout.expect("alive")
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d, want 0", got)
-	}
-	r := w.run("run", "x", "--", "sh", "-c", "kill -USR2 $$; echo alive")
-	r.expectStatus(t, 128+int(syscall.SIGUSR2))
+	p.expectStatus(0)
+	w.run("run", "x", "--", "sh", "-c", "kill -USR2 $$; echo alive").expectStatus(t, 128+int(syscall.SIGUSR2))
 }
 
 // TestSignalTestsPassUnderNohup runs the tests that send HUP and INT in a process that was
@@ -87,8 +77,7 @@ func TestWaitEndsBySignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		t.Run(s.String(), func(t *testing.T) {
 			w := withStore(t)
-			holder := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
-			holder.ready()
+			holder := w.hold("x")
 			waiter := w.start("run", "-v", "x", "--", "touch", "ran")
 			waiter.stderr.expect("queued for")
 			l := w.locker()

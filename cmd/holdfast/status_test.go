@@ -14,9 +14,7 @@ func TestExitStatus(t *testing.T) {
 	w := withStore(t)
 	write := func(name, text string, mode os.FileMode) string {
 		path := w.path(name)
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), mode))
 		return path
 	}
 	plain := write("plain", "#!/bin/sh\n", 0o600)
@@ -59,9 +57,7 @@ func TestExitStatus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := w.runIn([]string{path}, "", c.args...)
 			r.expectStatus(t, c.want)
-			if !strings.Contains(r.stderr, c.message) {
-				t.Errorf("stderr does not contain %q:\n%s", c.message, r.stderr)
-			}
+			contains(t, r.stderr, c.message)
 			if c.message == "" && r.stderr != "" {
 				t.Errorf("stderr is not empty:\n%s", r.stderr)
 			}
@@ -90,14 +86,13 @@ func TestExitStatusOfStoreErrors(t *testing.T) {
 // and does not run its command.
 func TestBusyEndsShortWaits(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "the holder", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--reason", "the holder", "x")
 	for name, c := range map[string]struct {
 		flags   []string
 		want    int
 		message string
 	}{
-		"try":                {[]string{"--try"}, 75, "(the holder)"},
+		"try":                {[]string{"--try"}, 75, "(the holder) for "},
 		"try, own status":    {[]string{"--try", "--busy-status", "9"}, 9, "(the holder)"},
 		"try, no failure":    {[]string{"--try", "--busy-status", "0"}, 0, ""},
 		"verbose no failure": {[]string{"--try", "--busy-status", "0", "-v"}, 0, "(the holder)"},
@@ -121,17 +116,14 @@ func TestBusyEndsShortWaits(t *testing.T) {
 		})
 	}
 	holder.send("exit 4")
-	if got := holder.status(); got != 4 {
-		t.Errorf("the holder's status is %d, want 4", got)
-	}
+	holder.expectStatus(4)
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
 // TestDefaultStoreIsNamed: if the user gives no store, run prints the default one.
 func TestDefaultStoreIsNamed(t *testing.T) {
 	w := newSandbox(t)
-	r := w.run("run", "x", "--", "true")
-	r.expectStatus(t, 0)
+	r := w.run("run", "x", "--", "true").expectStatus(t, 0)
 	dir := filepath.Join(w.home, ".local/state/holdfast")
 	if want := "holdfast: locks in " + dir + ", this machine and user only; set HOLDFAST_STORE\n"; r.stderr != want {
 		t.Errorf("stderr %q, want %q", r.stderr, want)
@@ -141,9 +133,6 @@ func TestDefaultStoreIsNamed(t *testing.T) {
 	}
 
 	w.env = []string{"PATH=" + os.Getenv("PATH")}
-	r = w.run("run", "x", "--", "true")
-	r.expectStatus(t, 64)
-	if !strings.Contains(r.stderr, "HOLDFAST_STORE") || !strings.Contains(r.stderr, "HOME") {
-		t.Errorf("stderr: %q", r.stderr)
-	}
+	r = w.run("run", "x", "--", "true").expectStatus(t, 64)
+	contains(t, r.stderr, "HOLDFAST_STORE", "HOME")
 }

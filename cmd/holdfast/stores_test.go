@@ -18,20 +18,19 @@ import (
 func TestStoresListsGuarantees(t *testing.T) {
 	w := newSandbox(t)
 	tmp := w.path("tmp")
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(tmp, 0o700))
 	env := []string{"TMPDIR=" + tmp}
-	r := w.runIn(env, "", "stores")
-	r.expectStatus(t, 0)
+	r := w.runIn(env, "", "stores").expectStatus(t, 0)
 	if r.stderr != "" {
 		t.Errorf("stderr: %q", r.stderr)
 	}
+	contains(t, r.stdout, "sqlite://\n  recipe            sqlite\n")
+	if !strings.Contains(r.stdout, "redis://\n  guarantees depend on the URL and the server: holdfast stores redis://...\n") {
+		t.Errorf("no word on the guarantees of a store with a server:\n%s", r.stdout)
+	}
 	l := w.locker()
 	g, err := l.Guarantees(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, row := range g.Rows() {
 		if !strings.Contains(r.stdout, row.Key) || !strings.Contains(r.stdout, row.Value) {
 			t.Errorf("no row %q %q:\n%s", row.Key, row.Value, r.stdout)
@@ -86,9 +85,8 @@ func TestStoresListsGuarantees(t *testing.T) {
 // TestStoresProbesURL: with a URL, stores opens that store and prints its guarantees.
 func TestStoresProbesURL(t *testing.T) {
 	w := newSandbox(t)
-	r := w.run("stores", w.storeURL())
-	r.expectStatus(t, 0)
-	if !strings.HasPrefix(r.stdout, w.storeURL()+"\n") || !strings.Contains(r.stdout, "this machine") || strings.Contains(r.stdout, "memory") {
+	r := w.run("stores", w.storeURL()).expectStatus(t, 0)
+	if !strings.HasPrefix(r.stdout, w.storeURL()+"\n  recipe            file\n") || !strings.Contains(r.stdout, "this machine") || strings.Contains(r.stdout, "memory") {
 		t.Errorf("stdout:\n%s", r.stdout)
 	}
 	var list struct {
@@ -104,8 +102,7 @@ func TestStoresProbesURL(t *testing.T) {
 	w.runScripted(nil, "stores", "scripted://no-such-host").expectStatus(t, 69)
 
 	// The same URL in a file gives the same output.
-	again := w.run("stores", "--store-file", w.file("url", w.storeURL()+"\n"))
-	again.expectStatus(t, 0)
+	again := w.run("stores", "--store-file", w.file("url", w.storeURL()+"\n")).expectStatus(t, 0)
 	if again.stdout != r.stdout || again.stderr != "" {
 		t.Errorf("from a file:\n%s%s", again.stdout, again.stderr)
 	}
@@ -119,8 +116,7 @@ func TestVersionNamesBuild(t *testing.T) {
 	if v.Version == "" || v.Go != runtime.Version() || v.OS != runtime.GOOS || v.Arch != runtime.GOARCH {
 		t.Errorf("%+v", v)
 	}
-	r := w.run("version")
-	r.expectStatus(t, 0)
+	r := w.run("version").expectStatus(t, 0)
 	if !strings.HasPrefix(r.stdout, "holdfast "+v.Version+"\n") || !strings.Contains(r.stdout, runtime.Version()) {
 		t.Errorf("stdout: %q", r.stdout)
 	}
@@ -128,14 +124,9 @@ func TestVersionNamesBuild(t *testing.T) {
 
 // TestHelpHasStablePhrases requires that the help of run has the words that scripts rely on.
 func TestHelpHasStablePhrases(t *testing.T) {
-	r := newSandbox(t).run("help", "run")
-	r.expectStatus(t, 0)
-	for _, s := range []string{"64 ", "69 ", "74 ", "75 ", "78 ", "126 ", "127 ", "128+n", "HOLDFAST_STORE", "HOLDFAST_NAME",
-		"HOLDFAST_TOKEN", "HOLDFAST_SLOT", "--min-hold", "Examples:"} {
-		if !strings.Contains(r.stdout, s) {
-			t.Errorf("help run does not say %q", s)
-		}
-	}
+	r := newSandbox(t).run("help", "run").expectStatus(t, 0)
+	contains(t, r.stdout, "64 ", "69 ", "74 ", "75 ", "78 ", "126 ", "127 ", "128+n",
+		"HOLDFAST_STORE", "HOLDFAST_NAME", "HOLDFAST_TOKEN", "HOLDFAST_SLOT", "--min-hold", "Examples:")
 }
 
 func decode(t *testing.T, r result, into any) {

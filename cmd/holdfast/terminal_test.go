@@ -23,9 +23,7 @@ func (w *sandbox) onTerminal(c *exec.Cmd) *process {
 	c.Env = append(slices.Clone(w.env), "PS1=prompt$ ", "holdfast="+binary, roleEnv+"="+roleCommand, "testbinary="+testBinary)
 	c.Dir = w.dir
 	tty, err := pty.StartWithSize(c, &pty.Winsize{Rows: 24, Cols: 200})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	p.stdin, p.stdout = tty, readLines(w.t, "terminal", tty)
 	p.wait = sync.OnceValue(c.Wait)
 	w.t.Cleanup(func() {
@@ -34,6 +32,13 @@ func (w *sandbox) onTerminal(c *exec.Cmd) *process {
 		tty.Close()
 	})
 	return p
+}
+
+// atPrompt sends a line to the shell, when it has printed its prompt.
+func (p *process) atPrompt(line string) {
+	p.t.Helper()
+	p.stdout.expectPart("prompt$ ")
+	p.send(line)
 }
 
 // key presses a key that the terminal turns into a signal.
@@ -64,9 +69,7 @@ func TestInteractiveCommandReadsTerminal(t *testing.T) {
 	p.stdout.expect("inner 7")
 	p.send("back")
 	p.stdout.expect("outer back")
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d", got)
-	}
+	p.expectStatus(0)
 }
 
 // TestInteractiveCommandNeedsNoShell: holdfast is the session's first process. An interactive command
@@ -77,9 +80,7 @@ func TestInteractiveCommandNeedsNoShell(t *testing.T) {
 	p.send("stty -echo; echo sum $((20 + 4))")
 	p.stdout.expect("sum 24")
 	p.send("exit 8")
-	if got := p.status(); got != 8 {
-		t.Errorf("status %d, want 8", got)
-	}
+	p.expectStatus(8)
 }
 
 // TestCommandStartsInForeground: the command is in the terminal's foreground from its first
@@ -95,9 +96,7 @@ func TestCommandStartsInForeground(t *testing.T) {
 		grep SigIgn /proc/$$/status`))
 	p.stdout.expect("starts in the foreground")
 	own, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, _ := strings.Cut(string(own), "SigIgn:")
 	before := hex(t, strings.Fields(rest)[0]) // the ignored signals with which this test was started
 	if got := strings.Fields(p.stdout.expect("SigIgn:")); hex(t, got[1])&^before != 0 {
@@ -108,9 +107,7 @@ func TestCommandStartsInForeground(t *testing.T) {
 func hex(t *testing.T, s string) uint64 {
 	t.Helper()
 	n, err := strconv.ParseUint(s, 16, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
@@ -145,13 +142,11 @@ func TestInterruptKeyReachesCommandOnce(t *testing.T) {
 func TestStopKeyStopsJob(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
-	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; "$holdfast" run x -- "$testbinary"; echo "status $?"`)
+	p.atPrompt(`stty -echo; "$holdfast" run x -- "$testbinary"; echo "status $?"`)
 	p.ready()
 	for range 2 {
 		p.key(ctrlZ)
-		p.stdout.expectPart("prompt$ ")
-		p.send("jobs")
+		p.atPrompt("jobs")
 		p.stdout.expect("Stopped")
 		p.send("fg")
 		p.stdout.expect("signal continued")
@@ -170,8 +165,7 @@ func TestStopKeyStopsJob(t *testing.T) {
 	p.send("fg")
 	p.stdout.expect("signal continued")
 	p.send("exit 5")
-	p.stdout.expectPart("prompt$ ")
-	p.send(`echo "last $?"`)
+	p.atPrompt(`echo "last $?"`)
 	p.stdout.expect("last 5")
 	p.send("exit")
 	p.status()
@@ -188,9 +182,7 @@ func TestStopKeyNeedsJobControl(t *testing.T) {
 	p.send("say on")
 	p.stdout.expect("said on")
 	p.send("exit 4")
-	if got := p.status(); got != 4 {
-		t.Errorf("status %d, want 4", got)
-	}
+	p.expectStatus(4)
 }
 
 // TestStopKeyStopsPipedCommand: the command is not in the terminal's foreground. Ctrl-Z still stops
@@ -200,17 +192,12 @@ func TestStopKeyStopsPipedCommand(t *testing.T) {
 		t.Skip("this system has no /proc")
 	}
 	w := withStore(t)
-	if err := syscall.Mkfifo(w.path("in"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(w.path("in"), 0o600))
 	in, err := os.OpenFile(w.path("in"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer in.Close()
 	p := w.onTerminal(exec.Command("sh", "-i"))
-	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; "$holdfast" run x -- "$testbinary" <in`)
+	p.atPrompt(`stty -echo; "$holdfast" run x -- "$testbinary" <in`)
 	pid := p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
@@ -221,8 +208,7 @@ func TestStopKeyStopsPipedCommand(t *testing.T) {
 	p.send("fg")
 	p.stdout.expect("signal continued")
 	fmt.Fprintln(in, "exit 3")
-	p.stdout.expectPart("prompt$ ")
-	p.send(`echo "last $?"; exit`)
+	p.atPrompt(`echo "last $?"; exit`)
 	p.stdout.expect("last 3")
 	p.status()
 }
@@ -232,8 +218,7 @@ func TestStopKeyStopsPipedCommand(t *testing.T) {
 func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
-	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$testbinary" run --store scripted://works --ttl 4s --grace 50ms x -- ` +
+	p.atPrompt(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$testbinary" run --store scripted://works --ttl 4s --grace 50ms x -- ` +
 		`env ` + roleEnv + `=` + roleCommand + ` "$testbinary"`)
 	p.ready()
 	p.key(ctrlZ)
@@ -243,8 +228,7 @@ func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 	p.send("fg")
 	p.stdout.expect("signal continued")
 	p.send("exit 3")
-	p.stdout.expectPart("prompt$ ")
-	p.send(`echo "last $?"; exit`)
+	p.atPrompt(`echo "last $?"; exit`)
 	p.stdout.expect("last 3")
 	p.status()
 }
@@ -253,15 +237,12 @@ func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 // continued.
 func TestJobStoppedInQueueStartsNoCommand(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "another", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--reason", "another", "x")
 	p := w.onTerminal(exec.Command("sh", "-i"))
-	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; "$holdfast" run x -- sh -c 'touch ran; echo "mine $((6 * 7))"; exit 7'`)
+	p.atPrompt(`stty -echo; "$holdfast" run x -- sh -c 'touch ran; echo "mine $((6 * 7))"; exit 7'`)
 	p.stdout.expectPart("(another)")
 	p.key(ctrlZ)
-	p.stdout.expectPart("prompt$ ")
-	p.send("jobs")
+	p.atPrompt("jobs")
 	p.stdout.expect("Stopped")
 	// The stopped job has no queue entry.
 	awaitQueue(t, w.locker(), 0)
@@ -270,8 +251,7 @@ func TestJobStoppedInQueueStartsNoCommand(t *testing.T) {
 	w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 	p.send("fg")
 	p.stdout.expect("mine 42")
-	p.stdout.expectPart("prompt$ ")
-	p.send(`echo "last $?"; exit`)
+	p.atPrompt(`echo "last $?"; exit`)
 	p.stdout.expect("last 7")
 	p.status()
 }
@@ -280,11 +260,9 @@ func TestJobStoppedInQueueStartsNoCommand(t *testing.T) {
 // queue entry.
 func TestKilledStoppedJobLeavesNoQueueEntry(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "another", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--reason", "another", "x")
 	p := w.onTerminal(exec.Command("sh", "-i"))
-	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; "$holdfast" run x -- touch ran`)
+	p.atPrompt(`stty -echo; "$holdfast" run x -- touch ran`)
 	p.stdout.expectPart("(another)")
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
@@ -312,17 +290,14 @@ func TestKillReturnsTerminalToShell(t *testing.T) {
 					c = exec.Command("sh", "-c", `while :; do printf "prompt$ "; until read line; do :; done; eval "$line"; done`)
 				}
 				p := w.onTerminal(c)
-				p.stdout.expectPart("prompt$ ")
-				p.send(`stty -echo; "$holdfast" run --grace 100ms x -- sh -c 'stty raw; exec "$testbinary"'`)
+				p.atPrompt(`stty -echo; "$holdfast" run --grace 100ms x -- sh -c 'stty raw; exec "$testbinary"'`)
 				pid := p.ready()
 				guardian := parentPID(t, pid)
 				victim := guardian
 				if killed == "front" {
 					victim = parentPID(t, guardian)
 				}
-				if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
+				must(t, syscall.Kill(victim, syscall.SIGKILL))
 				p.stdout.expectPart("prompt$ ")
 				awaitState(t, pid, "")
 				awaitState(t, guardian, "")
@@ -344,9 +319,7 @@ func TestKillReturnsTerminalToShell(t *testing.T) {
 func parentPID(t *testing.T, pid int) int {
 	t.Helper()
 	out, err := exec.Command("ps", "-o", "ppid=", "-p", strconv.Itoa(pid)).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return int(number(t, strings.TrimSpace(string(out))))
 }
 
@@ -365,20 +338,16 @@ func TestRunRestoresTerminalModes(t *testing.T) {
 // TestWaitingRunShowsHolderOnTerminal: on a terminal, a waiting run shows the holder.
 func TestWaitingRunShowsHolderOnTerminal(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--reason", "the nightly job", "x")
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", "sh", "-c", `echo "mine $HOLDFAST_TOKEN"`))
 	p.stdout.expectPart(`waiting for "x" for 0s, held by pid `)
 	p.stdout.expectPart("(the nightly job)")
 	holder.send("exit 0")
 	p.stdout.expect("mine ")
-	if got := p.status(); got != 0 {
-		t.Errorf("status %d", got)
-	}
+	p.expectStatus(0)
 
 	// Without a terminal, run prints nothing unless --verbose is given.
-	holder = w.start(append([]string{"run", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder = w.hold("x")
 	quiet := w.start("run", "x", "--", "true")
 	awaitQueue(t, w.locker(), 1)
 	holder.send("exit 0")

@@ -4,6 +4,7 @@ package main_test
 
 import (
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -38,8 +39,7 @@ func TestURLErrorIsBadUsage(t *testing.T) {
 		t.Run(raw, func(t *testing.T) {
 			t.Parallel()
 			w := newSandbox(t)
-			r := w.run("ls", "--store", strings.Replace(raw, "DIR", w.path("dir"), 1))
-			r.expectStatus(t, 64)
+			r := w.run("ls", "--store", strings.Replace(raw, "DIR", w.path("dir"), 1)).expectStatus(t, 64)
 			if !strings.Contains(r.stderr, message) || strings.Contains(r.stderr, "hid") || strings.Contains(r.stderr, "u:12") {
 				t.Errorf("%s", r.stderr)
 			}
@@ -83,6 +83,31 @@ func TestPasswordCausesWarning(t *testing.T) {
 	}
 }
 
+// TestExposedPasswordCausesWarning: each command that opens a store warns once of a password that goes to another
+// machine without TLS to a verified server. With require_tls=true it refuses the URL.
+func TestExposedPasswordCausesWarning(t *testing.T) {
+	w := newSandbox(t)
+	const open = "postgres://u:hidden@0.0.0.0:1/db?connect_timeout=1"
+	for _, args := range [][]string{{"ls"}, {"show", "x"}, {"init"}, {"run", "--try", "x", "--", "true"}, {"hold", "--pid", strconv.Itoa(os.Getpid()), "--try", "x"}} {
+		for raw, want := range map[string]int{
+			open:                          1,
+			open + "&sslmode=require":     1,
+			open + "&sslmode=verify-full": 0,
+			strings.Replace(open, "0.0.0.0", "127.0.0.1", 1): 0,
+		} {
+			r := w.runIn([]string{"HOLDFAST_STORE=" + raw}, "", args...)
+			if strings.Count(r.stderr, "warning: the password for 0.0.0.0 is not protected") != want || strings.Contains(r.stderr, "hidden") {
+				t.Errorf("%s %s: %s", args, raw, r.stderr)
+			}
+		}
+		r := w.runIn([]string{"HOLDFAST_STORE=" + open + "&sslmode=require&require_tls=true"}, "", args...)
+		r.expectStatus(t, 64)
+		if !strings.Contains(r.stderr, "require_tls=true, and the connections to 0.0.0.0 are not by TLS to a verified server: give sslmode=verify-full") {
+			t.Errorf("%s: %s", args, r.stderr)
+		}
+	}
+}
+
 // TestInspectionMakesNoDirectory: an inspection of a directory that does not exist finds no lock, and does
 // not create the directory.
 func TestInspectionMakesNoDirectory(t *testing.T) {
@@ -93,8 +118,7 @@ func TestInspectionMakesNoDirectory(t *testing.T) {
 	} {
 		for _, args := range all {
 			for _, env := range [][]string{nil, {"HOLDFAST_STORE=" + w.storeURL() + "?mode=0770"}} {
-				r := w.runIn(env, "", args...)
-				r.expectStatus(t, want)
+				r := w.runIn(env, "", args...).expectStatus(t, want)
 				if strings.Contains(r.stderr, "warning") {
 					t.Errorf("%q: %s", args, r.stderr)
 				}
@@ -127,11 +151,10 @@ func TestInitReadsTheEnvironment(t *testing.T) {
 // existed, even if --wait is too short for a request.
 func TestBreakReportsNoFalseSuccess(t *testing.T) {
 	w := withStore(t)
-	w.start(append([]string{"run", "x"}, asTestCommand()...)...).ready()
+	w.hold("x")
 	for _, name := range []string{"x", "nobody's"} {
 		for _, wait := range []string{"1ns", "30s"} {
-			r := w.run("break", "--wait", wait, "--token", "5", name)
-			r.expectStatus(t, 75)
+			r := w.run("break", "--wait", wait, "--token", "5", name).expectStatus(t, 75)
 			if !strings.Contains(r.stderr, "not broken") || strings.Contains(r.stderr, "is taken away") {
 				t.Errorf("--wait %s: %s", wait, r.stderr)
 			}

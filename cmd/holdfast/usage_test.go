@@ -53,9 +53,11 @@ func TestBadInputIsRefused(t *testing.T) {
 		"min-hold, negative":   {run("--min-hold", "-1s"), []string{"--min-hold", `"-1s"`, "0s to 24h"}},
 		"min-hold, too long":   {run("--min-hold", "25h"), []string{"--min-hold", `"25h"`, "0s to 24h"}},
 		"max-hold, zero":       {run("--max-hold", "0s"), []string{"--max-hold", `"0s"`, "above 0"}},
+		"on-wanted, unknown":   {run("--on-wanted", "STOP"), []string{"--on-wanted", `"STOP"`, "USR1"}},
 		"min above max":        {run("--min-hold", "2m", "--max-hold", "1m"), []string{"--min-hold 2m", "--max-hold 1m"}},
 		"reason, too long":     {run("--reason", long), []string{"--reason", "513", "512"}},
 		"reason, bad UTF-8":    {run("--reason", "\xff"), []string{"--reason", `\xff`, "UTF-8"}},
+		"no store, required":   {run("--require-store"), []string{"no store is given", "--require-store", "HOLDFAST_STORE"}},
 		"namespace, too long":  {run("--namespace", long), []string{"--namespace", "513", "128"}},
 		"busy-status, high":    {run("--busy-status", "126"), []string{"--busy-status", `"126"`, "0 to 125"}},
 		"busy-status, low":     {run("--busy-status", "-1"), []string{"--busy-status", `"-1"`, "0 to 125"}},
@@ -75,6 +77,9 @@ func TestBadInputIsRefused(t *testing.T) {
 		"init, empty":          {[]string{"init", ""}, []string{"URL", "empty", "memory, "}},
 		"init, both":           {[]string{"init", "memory://", "--store-file", "f"}, []string{"URL", "--store-file", "exclude"}},
 		"init, file":           {[]string{"init", "--store-file", "no-such-file"}, []string{"--store-file", "no-such-file"}},
+		"doctor, none":         {[]string{"doctor"}, []string{"0 arguments", "one URL"}},
+		"doctor, empty":        {[]string{"doctor", ""}, []string{"URL", "empty", "memory, "}},
+		"doctor, both":         {[]string{"doctor", "memory://", "--store-file", "f"}, []string{"URL", "--store-file", "exclude"}},
 		"lab, mistake":         {[]string{"lab", "no-such"}, []string{`"no-such"`, "delete-anyones"}},
 		"lab, all and one":     {[]string{"lab", "--all", "none"}, []string{"--all", "exclude"}},
 		"lab, seed":            {[]string{"lab", "--seed", "x"}, []string{"--seed", `"x"`, "whole number"}},
@@ -85,28 +90,29 @@ func TestBadInputIsRefused(t *testing.T) {
 		"stores, flag":         {[]string{"stores", "--jsom"}, []string{"--jsom"}},
 		"version, argument":    {[]string{"version", "x"}, []string{"x"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			w := newSandbox(t)
-			r := w.run(c.args...)
-			r.expectStatus(t, 64)
-			for _, s := range c.message {
-				if !strings.Contains(r.stderr, s) {
-					t.Errorf("stderr does not contain %q:\n%s", s, r.stderr)
-				}
-			}
-			if byStore := strings.Contains(r.stderr, "filestore:"); !byStore && !strings.Contains(r.stderr, "--help") {
-				t.Errorf("stderr does not point to --help:\n%s", r.stderr)
-			}
-			if r.stdout != "" {
-				t.Errorf("stdout: %q", r.stdout)
-			}
-			if made, _ := os.ReadDir(w.home); len(made) > 0 {
-				t.Errorf("files were created in the home directory: %v", made)
-			}
-			if _, err := os.Stat(w.path("ran")); err == nil {
-				t.Error("the command ran")
-			}
-		})
+		t.Run(name, func(t *testing.T) { refuses(t, c.args, c.message...) })
+	}
+}
+
+// refuses requires that the command refuses its arguments as bad usage, with the words in the message,
+// and does nothing.
+func refuses(t *testing.T, args []string, words ...string) {
+	t.Helper()
+	w := newSandbox(t)
+	r := w.run(args...).expectStatus(t, 64)
+	contains(t, r.stderr, words...)
+	if byStore := strings.Contains(r.stderr, "filestore:"); !byStore && !strings.Contains(r.stderr, "--help") {
+		t.Errorf("stderr does not point to --help:\n%s", r.stderr)
+	}
+	// For hold the output is the code that ends the script.
+	if r.stdout != "" && args[0] != "hold" {
+		t.Errorf("stdout: %q", r.stdout)
+	}
+	if made, _ := os.ReadDir(w.home); len(made) > 0 {
+		t.Errorf("files were created in the home directory: %v", made)
+	}
+	if _, err := os.Stat(w.path("ran")); err == nil {
+		t.Error("the command ran")
 	}
 }
 
@@ -130,19 +136,13 @@ func TestEnvironmentStoreIsChecked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newSandbox(t)
-			r := w.runIn(c.env, "", "run", "x", "--", "true")
-			r.expectStatus(t, c.want)
-			if !strings.Contains(r.stderr, c.message) {
-				t.Errorf("stderr does not contain %q:\n%s", c.message, r.stderr)
-			}
+			r := w.runIn(c.env, "", "run", "x", "--", "true").expectStatus(t, c.want)
+			contains(t, r.stderr, c.message)
 		})
 	}
 	w := newSandbox(t)
-	if err := os.WriteFile(w.path("url"), []byte(w.storeURL()+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r := w.run("run", "--store-file", w.path("url"), "x", "--", "true")
-	r.expectStatus(t, 0)
+	must(t, os.WriteFile(w.path("url"), []byte(w.storeURL()+"\n"), 0o600))
+	r := w.run("run", "--store-file", w.path("url"), "x", "--", "true").expectStatus(t, 0)
 	if r.stderr != "" {
 		t.Errorf("stderr: %q", r.stderr)
 	}

@@ -36,9 +36,7 @@ func TestWaitEndsBeforeCleanup(t *testing.T) {
 		guardian := 0
 		for guardian == 0 && living(waiter.cmd.Process.Pid) {
 			st, err := l.locker.Inspect(t.Context(), "x")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if len(st.Waiters) > 0 {
 				guardian = st.Waiters[0].PID
 			}

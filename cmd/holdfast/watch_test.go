@@ -35,15 +35,11 @@ func TestWatchFollowsLock(t *testing.T) {
 	expect("free")
 	ctx, cancel := context.WithCancel(t.Context())
 	lock, err := l.Lock(ctx, "x", holdfast.Reason("first"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	expect("granted", "first")
 	second := w.start(append([]string{"run", "--reason", "second", "x"}, asTestCommand("exit-on-term")...)...)
 	expect("waiting", "second")
-	if err := lock.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lock.Unlock())
 	expect("released", "first")
 	expect("granted", "second")
 	second.ready()
@@ -60,9 +56,7 @@ func TestWatchFollowsLock(t *testing.T) {
 	p.stdout.expect("\treleased\t")
 	cancel()
 	p.signal(syscall.SIGINT)
-	if got := p.status(); got != 130 {
-		t.Errorf("status %d, want 130", got)
-	}
+	p.expectStatus(130)
 	if got := p.stderr.all(); got != "" {
 		t.Errorf("stderr: %q", got)
 	}
@@ -72,13 +66,10 @@ func TestWatchFollowsLock(t *testing.T) {
 // docs/command.md.
 func TestWatchAllPrintsJSON(t *testing.T) {
 	w := withStore(t)
-	holder := w.start(append([]string{"run", "--reason", "r", "x"}, asTestCommand()...)...)
-	holder.ready()
+	holder := w.hold("--reason", "r", "x")
 	p := w.start("watch", "--json")
 	var e map[string]any
-	if err := json.Unmarshal([]byte(p.stdout.expect("{")), &e); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(p.stdout.expect("{")), &e))
 	h, _ := e["holder"].(map[string]any)
 	if e["name"] != "x" || e["event"] != "held" || h["reason"] != "r" || h["token"] != w.tokenOf() {
 		t.Errorf("%v", e)
@@ -89,18 +80,14 @@ func TestWatchAllPrintsJSON(t *testing.T) {
 	holder.send("exit 0")
 	p.stdout.expect(`"event":"released"`)
 	p.signal(syscall.SIGTERM)
-	if got := p.status(); got != 143 {
-		t.Errorf("status %d, want 143", got)
-	}
+	p.expectStatus(143)
 }
 
 // TestClosedReaderEndsOutput: the reader of a subcommand's output closes it. The subcommand ends,
 // also while no lock changes. Its status is the one that a shell reports for SIGPIPE.
 func TestClosedReaderEndsOutput(t *testing.T) {
 	w := withStore(t)
-	if _, err := w.locker().Lock(t.Context(), "x"); err != nil {
-		t.Fatal(err)
-	}
+	mustLock(t, w.locker(), "x")
 	for _, args := range [][]string{{"watch"}, {"watch", "x"}, {"watch", "--json"}} {
 		p := w.startCmd(exec.Command("sh", append([]string{"-c",
 			`{ { "$0" "$@"; echo "status $?" >&3; } | head -n 1; } 3>&1`, binary}, args...)...), nil)
@@ -114,9 +101,7 @@ func TestClosedReaderEndsOutput(t *testing.T) {
 	// The reader has closed the output before the subcommand writes anything.
 	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "x"}, {"show", "--json", "x"}, {"watch"}} {
 		r, out, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r.Close()
 		c := exec.Command(binary, args...)
 		c.Env, c.Stdout = w.env, out
@@ -177,18 +162,13 @@ func TestWatchShowsTableOnTerminal(t *testing.T) {
 	l := w.locker()
 	p := w.screen("watch x")
 	p.stdout.expectPart("0 held, 0 waiting")
-	lock, err := l.Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("a reason ", 12)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := mustLock(t, l, "x", holdfast.Reason(strings.Repeat("a reason ", 12)))
 	p.stdout.expectPart("a reason a reason")
 	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
 	p.stdout.expectPart("waiter 1")
 	// The first frame after a resize can still show the table for the former width.
 	for _, columns := range []uint16{68, 67} {
-		if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: columns}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: columns}))
 		p.stdout.expectPart("\x1b[2J")
 	}
 	// The terminal is so narrow that the table has no column for the reason, even if the host's name
@@ -222,9 +202,7 @@ func TestWatchEndsByKeyOrSignal(t *testing.T) {
 	p.stdout.expectPart("0 held")
 	p.signal(syscall.SIGTERM)
 	p.stdout.expectPart(leavesScreen)
-	if got := p.status(); got != 143 {
-		t.Errorf("status %d, want 143", got)
-	}
+	p.expectStatus(143)
 
 	// Standard input is not the terminal, but watch still reads the keys from the terminal.
 	p = w.screen("watch </dev/null")
@@ -233,8 +211,7 @@ func TestWatchEndsByKeyOrSignal(t *testing.T) {
 	p.stdout.expect("status 0")
 
 	// A dumb terminal gets lines.
-	holder := w.start(append([]string{"run", "x"}, asTestCommand()...)...)
-	holder.ready()
+	w.hold("x")
 	c := exec.Command("env", "TERM=dumb", binary, "watch")
 	p = w.onTerminal(c)
 	p.stdout.expect("\theld\t")
@@ -250,16 +227,10 @@ func TestListFitsTerminal(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "ls"))
 	p.stdout.expect("nothing is held or waited for")
-	if _, err := w.locker().Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("why ", 30))); err != nil {
-		t.Fatal(err)
-	}
+	mustLock(t, w.locker(), "x", holdfast.Reason(strings.Repeat("why ", 30)))
 	p = w.onTerminal(exec.Command("sh", "-c", `stty cols 80; "$holdfast" ls`))
 	got := p.stdout.all()
-	for _, s := range []string{"NAME", "HOLDER", "QUEUE", "why", "…"} {
-		if !strings.Contains(got, s) {
-			t.Errorf("no %q:\n%s", s, got)
-		}
-	}
+	contains(t, got, "NAME", "HOLDER", "QUEUE", "why", "…")
 	for line := range strings.Lines(got) {
 		if n := len([]rune(strings.TrimRight(line, "\r\n"))); n > 80 {
 			t.Errorf("a line has %d characters: %q", n, line)

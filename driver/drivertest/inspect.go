@@ -2,8 +2,10 @@ package drivertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +32,24 @@ func (e *env) inspector(s driver.Store) driver.Inspector {
 	return i
 }
 
+// shown waits until an inspection shows a grant, if the store may omit a young one.
+func (e *env) shown(s driver.Store, name string, token uint64) {
+	e.Helper()
+	i, ok := s.(driver.Inspector)
+	if !ok || e.g.VisibleAfter == 0 {
+		return
+	}
+	var st driver.State
+	var err error
+	e.eventually("an inspection shows the grant", func() bool {
+		st, err = i.Inspect(e.Context(), name)
+		return err != nil || slices.ContainsFunc(st.Holders, func(h driver.Holder) bool { return h.Token == token })
+	}, func() string { return fmt.Sprintf("%+v, want token %d", st, token) })
+	if err != nil {
+		e.Fatalf("Inspect: %v", err)
+	}
+}
+
 func inspect(e *env) {
 	s, other, name := e.open(), e.open(), e.name()
 	i := e.inspector(other)
@@ -40,11 +60,18 @@ func inspect(e *env) {
 	r := e.request(name, driver.Exclusive, long)
 	g := e.must(s, r)
 	w := e.queue(other, e.request(name, driver.Exclusive, long))
+	e.shown(other, name, g.Token)
 	st, err = i.Inspect(e.Context(), name)
 	if err != nil || len(st.Holders) != 1 {
 		e.Fatalf("a held name: %+v, %v", st, err)
 	}
 	h := st.Holders[0]
+	_, err = other.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+	if busy, ok := errors.AsType[*driver.BusyError](err); ok && len(busy.Holders) > 0 {
+		if got := busy.Holders[0]; got.ID != h.ID || got.Token != h.Token {
+			e.Errorf("a request reports the holder %+v, want %+v", got, h)
+		}
+	}
 	want := r.From.Owner()
 	if h.ID != want.ID || h.Host != want.Host || h.PID != want.PID || h.Instance != want.Instance || h.Reason != want.Reason {
 		e.Errorf("owner %+v, want %+v", h.Owner, want)
@@ -70,14 +97,16 @@ func inspect(e *env) {
 }
 
 // inspectNewOwner requires that the grant shows the owner at the time of the grant: another
-// goroutine may have become the head of the core's queue during the wait.
+// goroutine may have become the head of the core's queue during the wait. Here that happens as the store
+// calls Queued, because it may send a request at any later time, with the owner of that time.
 func inspectNewOwner(e *env) {
 	s, other, name := e.open(), e.open(), e.name()
 	i := e.inspector(other)
 	g := e.must(other, e.request(name, driver.Exclusive, long))
-	w := e.queue(s, e.request(name, driver.Exclusive, long))
-	owner := "because of another"
-	from(w.r).next.Store(&owner)
+	r := e.request(name, driver.Exclusive, long)
+	const owner = "because of another"
+	from(r).then = owner
+	w := e.queue(s, r)
 	e.release(other, g)
 	g = w.granted()
 	var st driver.State
@@ -103,6 +132,9 @@ func list(e *env) {
 		grants = append(grants, e.must(s, e.request(name, driver.Exclusive, long)))
 	}
 	outside := e.must(s, e.request(base[:len(base)-1]+"\x7f", driver.Exclusive, long))
+	for _, g := range grants {
+		e.shown(s, g.Name, g.Token)
+	}
 	slices.Sort(want)
 	var got []string
 	for st, err := range i.List(e.Context(), base+"/") {
@@ -110,7 +142,7 @@ func list(e *env) {
 			e.Fatal(err)
 		}
 		got = append(got, st.Name)
-		if len(st.Holders) != 1 {
+		if len(st.Holders) != 1 || st.Err != nil {
 			e.Errorf("%+v", st)
 		}
 	}
@@ -126,6 +158,67 @@ func list(e *env) {
 	for st, err := range i.List(e.Context(), base) {
 		e.Errorf("after release List shows %+v, %v", st, err)
 	}
+}
+
+// brokenRecord requires that a record that no client has written refuses its own name, and no
+// other one.
+func brokenRecord(e *env) {
+	if e.h.Corrupt == nil {
+		e.Skip("the harness cannot break a record")
+	}
+	s, other, base := e.open(), e.open(), e.name()
+	// The error of a store may name the record as it is at the store: these names need no escape.
+	before, broken, after := base+"-a", base+"-b", base+"-c"
+	grants := map[string]driver.Grant{}
+	for _, name := range []string{before, broken, after} {
+		grants[name] = e.must(s, e.request(name, driver.Exclusive, long))
+		e.shown(s, name, grants[name].Token)
+	}
+	remove := e.h.Corrupt(e.T, "", broken)
+	names := func(err error, what string) {
+		e.Helper()
+		e.code(other, err, driver.CodeRefused, what)
+		if !strings.Contains(err.Error(), broken) {
+			e.Errorf("%s: %v: it does not name %q", what, err, broken)
+		}
+	}
+	for _, limit := range e.kinds() {
+		if limit != driver.Exclusive && !e.g.Mixed {
+			continue // the broken record may count as one of the limit
+		}
+		for _, wait := range []bool{false, true} {
+			r := e.request(broken, limit, long)
+			r.Wait = wait && e.pushes()
+			_, err := other.Acquire(e.Context(), r)
+			names(err, fmt.Sprintf("Acquire of a broken record, limit %d, wait %t", limit, wait))
+		}
+	}
+	if i, ok := other.(driver.Inspector); ok {
+		_, err := i.Inspect(e.Context(), broken)
+		names(err, "Inspect of a broken record")
+		var got []string
+		for st, err := range i.List(e.Context(), base+"-") {
+			if err != nil {
+				e.Fatalf("a broken record ends List: %v", err)
+			}
+			got = append(got, st.Name)
+			if st.Name == broken {
+				names(st.Err, "List of a broken record")
+			} else if st.Err != nil || len(st.Holders) != 1 {
+				e.Errorf("beside a broken record: %+v", st)
+			}
+		}
+		if want := []string{before, broken, after}; !slices.Equal(got, want) {
+			e.Errorf("List: %v, want %v", got, want)
+		}
+	}
+	e.release(s, grants[before])
+	e.release(s, grants[after])
+	remove()
+	if err := s.Release(e.Context(), grants[broken], 0); err != nil {
+		e.code(s, err, driver.CodeNotHeld, "Release of a grant whose record was broken")
+	}
+	e.free(s, broken)
 }
 
 func watch(e *env) {
@@ -155,10 +248,23 @@ func watch(e *env) {
 	next("the start")
 	g := e.must(s, e.request(name, driver.Exclusive, long))
 	next("a grant")
+	if e.g.Visible == driver.VisibleAll {
+		wait := e.queue(e.open(), e.request(name, driver.Exclusive, long))
+		next("a waiter")
+		wait.leave()
+		next("the end of a wait")
+	}
 	e.release(s, g)
 	next("a release")
 	cancel()
 	await(e, done, "the watch did not end with its context")
+	closed := e.open()
+	go func() { done <- closed.(driver.Watcher).Watch(e.Context(), name, func() { wakeup.Send(changed) }) }()
+	next("the start")
+	if err := closed.Close(e.Context()); err != nil {
+		e.Errorf("Close: %v", err)
+	}
+	e.code(closed, await(e, done, "the watch did not end with its store"), driver.CodeClosed, "Watch of a closed store")
 }
 
 func breakGrant(e *env) {

@@ -101,6 +101,35 @@ func renewNeverRevives(e *env) {
 	e.free(b, name)
 }
 
+// renewAfterDeadline requires that a grant whose deadline has passed is not renewed, although no other
+// request has claimed the name.
+func renewAfterDeadline(e *env) {
+	e.leases()
+	all := map[string]func(*env){}
+	for _, limit := range e.limits() {
+		all[fmt.Sprintf("limit %d", limit)] = func(e *env) {
+			a, b, name := e.open(), e.open(), e.name()
+			g := e.must(a, e.request(name, limit, e.h.TTL))
+			if i, ok := b.(driver.Inspector); ok {
+				e.shown(b, name, g.Token)
+				var st driver.State
+				var err error
+				e.eventually("the grant has expired", func() bool {
+					st, err = i.Inspect(e.Context(), name)
+					return err == nil && len(st.Holders) == 0
+				}, func() string { return fmt.Sprintf("%+v, %v", st, err) })
+			} else {
+				time.Sleep(2 * g.TTL) // the store's deadline passes, and no event announces it
+			}
+			e.code(a, a.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing a grant whose deadline has passed")
+			next := e.takeExpired(b, name)
+			e.above(next, g)
+			e.release(b, next)
+		}
+	}
+	e.together(all)
+}
+
 // expiresWithoutRenewal requires that a grant that is not renewed expires although its
 // client renews another one with the same TTL.
 func expiresWithoutRenewal(e *env) {

@@ -151,11 +151,14 @@ func writersDoNotStarve(e *env) {
 	}
 	name := e.name()
 	reader, writer, late := e.open(), e.open(), e.open()
-	g := e.must(reader, e.request(name, driver.Unlimited, long))
+	g, last := e.must(reader, e.request(name, driver.Unlimited, long)), e.must(reader, e.request(name, driver.Unlimited, long))
 	w := e.queue(writer, e.request(name, driver.Exclusive, long))
 	e.busy(late, e.request(name, driver.Unlimited, long)) // otherwise readers would continue forever
 	l := e.queue(late, e.request(name, driver.Unlimited, long))
 	e.release(reader, g)
+	e.drain(late)
+	l.pendingStill() // although another reader holds the name
+	e.release(reader, last)
 	wg := w.granted()
 	l.pendingStill()
 	e.release(writer, wg)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,6 +84,41 @@ func lockersExclude(e *env) {
 		e.Errorf("the counter is %d, want %d", sum, want)
 	}
 	e.free(e.open(), name)
+}
+
+// unlockedNameIsFree lets callers lock a name without a pause. When each has unlocked, the name must be free at once:
+// neither a Locker nor its store keeps it, or an entry for it, for a caller that may come back.
+func unlockedNameIsFree(e *env) {
+	const lockers, rounds, pairs = 3, 5, 12
+	patient := holdfast.RequestTimeout(e.timeout()) // as in contend
+	name, other := e.name(), e.locker(patient)
+	var all []*holdfast.Locker
+	for range lockers {
+		all = append(all, e.locker(patient))
+	}
+	for range rounds {
+		var callers sync.WaitGroup
+		for _, l := range all {
+			callers.Go(func() {
+				for range pairs {
+					if err := l.Do(e.Context(), name, func(context.Context) error { return nil }); err != nil {
+						e.Errorf("Do: %v", err)
+					}
+				}
+			})
+		}
+		callers.Wait()
+		k, err := other.TryLock(e.Context(), name)
+		if err != nil {
+			e.Fatalf("TryLock of a name that every caller has unlocked: %v", err)
+		}
+		if err := k.Unlock(); err != nil {
+			e.Errorf("Unlock: %v", err)
+		}
+	}
+	for _, l := range append(all, other) {
+		e.closeLocker(l)
+	}
 }
 
 func lockersShare(e *env) {
@@ -195,6 +231,66 @@ func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	return true
 }
 
+// lockersLoseAnswers makes goroutines of two Lockers contend for a name while answers are lost, with and without
+// handoffs. No two of them hold the lock together, tokens rise, and nothing is left.
+func lockersLoseAnswers(e *env) {
+	lossy := e.lossy()
+	if lossy == nil {
+		e.Skip("the harness cannot lose answers")
+	}
+	const goroutines, pairs, every = 4, 96, 16
+	name := e.name()
+	var inside atomic.Int32
+	var last atomic.Uint64
+	var all sync.WaitGroup
+	for _, options := range [][]holdfast.Option{nil, {holdfast.LocalHandoff(0)}} {
+		d := lossy(e)
+		l, err := holdfast.New(d.s, options...)
+		if err != nil {
+			e.Fatal(err)
+		}
+		mayFail := func(err error) bool {
+			return err == nil || errors.Is(err, holdfast.ErrUnavailable) ||
+				e.g.Crash == driver.CrashFreesAtOnce && errors.Is(err, holdfast.ErrLost)
+		}
+		var done atomic.Int32
+		var own sync.WaitGroup
+		for range goroutines {
+			own.Go(func() {
+				for done.Load() < pairs && !e.Failed() {
+					k, err := l.Lock(e.Context(), name, holdfast.TTL(long))
+					if !mayFail(err) {
+						e.Errorf("Lock: %v", err)
+					}
+					if err != nil {
+						continue
+					}
+					if inside.Add(1) != 1 {
+						e.Error("two holders have the lock together")
+					}
+					if before := last.Swap(k.Token()); before >= k.Token() {
+						e.Errorf("token %d after %d", k.Token(), before)
+					}
+					inside.Add(-1)
+					if n := done.Add(1); n%every == 0 {
+						d.begin(int(n/every) % 2) // some stores read before they write
+					}
+					if err := k.Unlock(); !mayFail(err) {
+						e.Errorf("Unlock: %v", err)
+					}
+				}
+			})
+		}
+		all.Go(func() {
+			own.Wait()
+			d.end()
+			e.closeLocker(l)
+		})
+	}
+	all.Wait()
+	e.free(e.open(), name)
+}
+
 // lockSoon locks. The timeout of a request is a third of the TTL, which may be too short for
 // a new Locker to connect. In that case lockSoon repeats it.
 func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *holdfast.Lock) {
@@ -238,12 +334,13 @@ func lockersBreak(e *env) {
 	if e.g.Break == driver.BreakNone || e.g.Visible == driver.VisibleNothing {
 		e.Skip("the store cannot break a lock")
 	}
-	l, operator, name := e.locker(), e.locker(), e.name()
-	e.free(e.open(), name) // a store may give the first grant token 1, which has no older one
+	l, operator, s, name := e.locker(), e.locker(), e.open(), e.name()
+	e.free(s, name) // a store may give the first grant token 1, which has no older one
 	k, err := l.Lock(e.Context(), name)
 	if err != nil {
 		e.Fatal(err)
 	}
+	e.shown(s, name, k.Token())
 	st, err := operator.Inspect(e.Context(), name)
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != k.Token() {
 		e.Fatalf("Inspect: %+v, %v", st, err)
@@ -309,4 +406,84 @@ func lockersDown(e *env) {
 		e.Error(err)
 	}
 	e.closeLocker(l)
+}
+
+// sweeper is a store that removes what it no longer needs when an operator says so.
+type sweeper interface {
+	Sweep(ctx context.Context, idle time.Duration) error
+}
+
+// operatorsBesideLockers lets Lockers contend for names without a pause, while operators inspect, list and sweep
+// without a pause, and break grants that have ended. No lock may be lost, and the tokens must rise.
+func operatorsBesideLockers(e *env) {
+	names := []string{e.name(), e.name(), e.name()}
+	var inside [3]atomic.Int32
+	var last [3]atomic.Uint64
+	ctx, stop := context.WithCancel(e.Context())
+	defer stop()
+	var operators sync.WaitGroup
+	operate := func(work func(s driver.Store, i int) error, also ...driver.Code) {
+		expected := append(also, driver.CodeNotHeld, driver.CodeUnavailable)
+		s := e.open()
+		operators.Go(func() {
+			for i := 0; ctx.Err() == nil; i = (i + 1) % len(names) {
+				err := work(s, i)
+				if err != nil && ctx.Err() == nil && !slices.Contains(expected, s.Classify(err)) {
+					e.Errorf("%q: an operator beside live clients: %v", names[i], err)
+					return
+				}
+			}
+		})
+	}
+	s := e.observer()
+	if _, ok := s.(driver.Inspector); ok {
+		operate(func(s driver.Store, i int) error {
+			st, err := s.(driver.Inspector).Inspect(ctx, names[i])
+			if err == nil && len(st.Holders) > 1 {
+				e.Errorf("%q: an inspection shows %d exclusive holders: %+v", names[i], len(st.Holders), st.Holders)
+			}
+			return err
+		})
+		operate(func(s driver.Store, _ int) (failed error) {
+			for _, err := range s.(driver.Inspector).List(ctx, names[0][:len("suite-")]) {
+				failed = errors.Join(failed, err)
+			}
+			return failed
+		})
+	}
+	if _, ok := s.(driver.Breaker); ok {
+		operate(func(s driver.Store, i int) error {
+			const older = 2 * driver.HandoffMax // than all tokens of the present grant
+			if token := last[i].Load(); token > older {
+				return s.(driver.Breaker).Break(ctx, names[i], token-older)
+			}
+			return nil
+		}, driver.CodeUnknown) // on a busy machine a server may not answer in time
+	}
+	if _, ok := s.(sweeper); ok {
+		// Without an idle time, a sweep could remove what a request has read and is about to replace.
+		operate(func(s driver.Store, _ int) error { return s.(sweeper).Sweep(ctx, time.Minute) })
+	}
+	e.contend(3, 4, 40, func(l *holdfast.Locker) {
+		i := rand.IntN(len(names))
+		err := l.Do(e.Context(), names[i], func(ctx context.Context) error {
+			if inside[i].Add(1) != 1 {
+				e.Errorf("%q: two holders have the lock together", names[i])
+			}
+			defer inside[i].Add(-1)
+			if token := holdfast.Token(ctx, names[i]); token <= last[i].Swap(token) {
+				e.Errorf("%q: token %d does not rise: %s", names[i], token, tokenRule)
+			}
+			time.Sleep(rand.N(time.Millisecond)) // the operators find the lock held
+			return nil
+		}, holdfast.TTL(long))
+		if err != nil {
+			e.Errorf("Do: %v", err)
+		}
+	})
+	stop()
+	operators.Wait()
+	for _, name := range names {
+		e.free(e.observer(), name)
+	}
 }

@@ -31,7 +31,7 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 		}
 	})
 	l := e.locker(holdfast.Defaults(holdfast.TTL(ttl)))
-	end := e.delayed(delay)
+	end := e.delayed(e.h.Delay, delay)
 	defer end()
 	base := e.name()
 	// goroutines is the number of goroutines that take and release the locks. Each takes one lock

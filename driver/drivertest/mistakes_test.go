@@ -37,6 +37,22 @@ type mistake struct {
 	hangs   bool // no waiter gets an answer
 	// cancelled is called when a wait has ended because its context ended.
 	cancelled func(c *client, name string)
+	// late is what a request does that arrives after its end; nil if the store refuses it.
+	late func(c *client, l lateCall)
+	// lost returns the error of a call whose answer was lost; nil if it is errHeld.
+	lost func(call string) error
+	// revives lets a renewal revive a grant that no other request has claimed.
+	revives bool
+	// seen makes tokens from the store's clock and from the last token that the client has seen.
+	seen bool
+	// sweeps is what a sweep does.
+	sweeps func(c *client)
+	// arrives sets the validity from the arrival of a request.
+	arrives bool
+	// released is called after a Release.
+	released func(c *client, g driver.Grant)
+	// swapped changes the grant of a Swap.
+	swapped func(*driver.Grant)
 	// swap changes what a Swap does.
 	swap func(c *client, old driver.Grant, r *driver.Request, released func(error)) (release bool)
 }
@@ -49,6 +65,110 @@ var mistakes = map[string]mistake{
 		answer: func(r driver.Request, g *driver.Grant) {
 			if r.Wait {
 				g.SentAt = driver.Now()
+			}
+		}},
+	"a grant is valid from the arrival of its request": {test: "ValidityNotFromTheArrival", arrives: true},
+	"a renewal is valid from its arrival": {test: "ValidityNotFromTheArrival",
+		renew: func(a *driver.Renewal) { a.SentAt = driver.Now() }},
+	"a renewal revives a grant that nobody has claimed": {test: "RenewAfterDeadline", revives: true,
+		message: `renewing a grant whose deadline has passed: no error, want not held`},
+	"a client remembers only its own tokens while the clock is behind": {test: "TokensOfAServerClock",
+		message: `the clock is 0s ahead: client NUM got token NUM after NUM: TOKENS`,
+		seen:    true},
+	"a sweep removes a name that is held": {test: "OperatorsBesideLockers", sweeps: func(c *client) {
+		if name, held := plantedName.Load().(string); held {
+			c.Store.(*memstore.Store).Script().Forget(name)
+		}
+	}},
+	"a released name is kept for a caller that may come back": {test: "UnlockedNameIsFree",
+		message: `TryLock of a name that every caller has unlocked: `,
+		released: func(c *client, g driver.Grant) {
+			if kept, err := c.Store.Acquire(context.Background(), revived(g)); err == nil {
+				time.AfterFunc(2*time.Millisecond, func() { _ = c.Store.Release(context.Background(), kept, 0) })
+			}
+		}},
+	"a grant by a swap is valid from its answer": {test: "ValidityNotFromTheAnswer",
+		message: `limit 1, a grant by a swap: SentAt is`,
+		swapped: func(g *driver.Grant) { g.SentAt = driver.Now() }},
+	"a provisional grant is valid from its message": {test: "ValidityNotFromTheAnswer",
+		message: `limit 1, a grant by the client's own release: SentAt is`,
+		answer: func(r driver.Request, g *driver.Grant) {
+			if r.Provisional {
+				g.SentAt = driver.Now()
+			}
+		}},
+	"a grant in a batch is valid from its answer": {test: "ValidityNotFromTheAnswer",
+		message: `limit 1, a grant of many at once: SentAt is`,
+		answer: func(_ driver.Request, g *driver.Grant) {
+			if plantedInFlight.Load() > 1 {
+				g.SentAt = driver.Now()
+			}
+		}},
+	"a late request is granted after its undo": {test: "LateRequests", message: `not so within 5.5s after a disturbed request: `,
+		late: func(c *client, l lateCall) {
+			if l.request != nil {
+				_, _ = c.Store.Acquire(context.Background(), *l.request)
+			}
+		}},
+	"a late request joins the queue after its undo": {test: "LateRequests", message: `not so within 5.5s after a disturbed request: `,
+		late: func(c *client, l lateCall) {
+			if l.request != nil && l.request.Wait && !l.swap {
+				_, _ = c.Store.Acquire(context.Background(), *l.request)
+			}
+		}},
+	"a request whose answer was lost counts as not made": {test: "Faults",
+		message: `not so within 5.5s after a disturbed request: `,
+		lost: func(call string) error {
+			if call == "acquire" {
+				return driver.Errorf(driver.CodeUnavailable, "no answer")
+			}
+			return errHeld
+		}},
+	"a renewal whose answer was lost counts as too late": {test: "Faults", message: `a renewal: no answer`,
+		lost: func(call string) error {
+			if call == "renew" {
+				return driver.Errorf(driver.CodeNotHeld, "no answer")
+			}
+			return errHeld
+		}},
+	"a release whose answer was lost counts as refused": {test: "Faults", message: `a release: busy`,
+		lost: func(call string) error {
+			if call == "release" {
+				return driver.Errorf(driver.CodeBusy, "busy")
+			}
+			return errHeld
+		}},
+	"a late swap makes its request": {test: "LateRequests", message: `not so within 5.5s after a disturbed request: `,
+		late: func(c *client, l lateCall) {
+			if l.swap {
+				_, _ = c.Store.Acquire(context.Background(), *l.request)
+			}
+		}},
+	"a late release ends the next grant": {test: "LateRequests", late: func(c *client, l lateCall) {
+		if l.release {
+			c.Store.(*memstore.Store).Script().Forget(l.grant.Name)
+		}
+	}},
+	"a late swap ends the next grant": {test: "LateRequests", late: func(c *client, l lateCall) {
+		if l.swap {
+			c.Store.(*memstore.Store).Script().Forget(l.grant.Name)
+		}
+	}},
+	"a late undo ends the next grant": {test: "LateRequests", late: func(c *client, l lateCall) {
+		if l.undo {
+			c.Store.(*memstore.Store).Script().Forget(l.grant.Name)
+		}
+	}},
+	"a late renewal revives a grant": {test: "LateRequests", message: `not so within 5.5s after a disturbed request: `,
+		late: func(c *client, l lateCall) {
+			if l.renewal {
+				_, _ = c.Store.Acquire(context.Background(), revived(l.grant))
+			}
+		}},
+	"a late renewal ends the next grant": {test: "LateRequests",
+		late: func(c *client, l lateCall) {
+			if l.renewal {
+				c.Store.(*memstore.Store).Script().Forget(l.grant.Name)
 			}
 		}},
 	"a renewal is valid from its answer": {test: "ValidityNotFromTheAnswer",
@@ -177,7 +297,7 @@ var mistakes = map[string]mistake{
 			}
 		},
 		message: `waiting for "NAME", limit 1, request ID: ended while the name is held: token NUM, `},
-	"a session keeps its first TTL": {test: "LongerTTLStands",
+	"a session keeps its first TTL": {test: "LongerTTLOutlastsStop",
 		request: func(c *client, r *driver.Request) {
 			c.once.Do(func() { c.first = r.TTL })
 			r.TTL = min(r.TTL, c.first)
@@ -189,6 +309,9 @@ const long = time.Minute
 
 var (
 	plantedPermits   atomic.Int32 // permits that were granted
+	plantedName      atomic.Value // the name of the last grant
+	plantedInFlight  atomic.Int32 // requests under way
+	plantedClock     atomic.Int64 // how far the store's clock is ahead
 	plantedCancelled sync.Map     // names of cancelled waits
 )
 
@@ -219,11 +342,99 @@ func messages(form string) *regexp.Regexp {
 type client struct {
 	driver.Store
 	mistake
-	delay *atomic.Int64
-	once  sync.Once
-	first time.Duration
-	swaps atomic.Int32
-	real  sync.Map // the store's grant of each request, without the mistake
+	delay, delayRequests *atomic.Int64
+	lateCalls
+	once      sync.Once
+	first     time.Duration
+	lastToken atomic.Uint64
+	swaps     atomic.Int32
+	real      sync.Map // the store's grant of each request, without the mistake
+}
+
+// lateCall is a call whose request was held back.
+type lateCall struct {
+	request                      *driver.Request // of an Acquire or a Swap
+	grant                        driver.Grant    // of the other calls
+	release, swap, renewal, undo bool
+}
+
+// lateCalls holds the next call of a client back. The client gets no answer.
+type lateCalls struct {
+	held  atomic.Bool
+	calls chan lateCall
+	lose  atomic.Bool // the next answer is lost
+}
+
+var errHeld = driver.Errorf(driver.CodeUnknown, "no answer")
+
+func (c *client) hold(l lateCall) bool {
+	if !c.held.CompareAndSwap(true, false) {
+		return false
+	}
+	c.calls <- l
+	return true
+}
+
+// Hold holds the next call back.
+func (c *client) Hold() {
+	c.calls = make(chan lateCall, 1)
+	c.held.Store(true)
+}
+
+// LoseAnswer loses the answer to the next call.
+func (c *client) LoseAnswer(after int) { c.lose.Store(after >= 0) }
+
+// answered returns the error of a call that the store has made.
+func (c *client) answered(call string, err error) error {
+	switch {
+	case err != nil || !c.lose.CompareAndSwap(true, false):
+		return err
+	case c.lost != nil:
+		return c.lost(call)
+	}
+	return errHeld
+}
+
+// Held returns 1 if a call was held back, else 0.
+func (c *client) Held() int { return len(c.calls) }
+
+// Deliver executes the call. A store without a mistake refuses it: the client has undone or repeated it.
+func (c *client) Deliver(time.Duration) {
+	c.held.Store(false)
+	select {
+	case l := <-c.calls:
+		if c.late == nil {
+			return
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.late(c, l)
+		}()
+		select {
+		case <-done:
+		case <-time.After(50 * time.Millisecond): // it waits
+		}
+	default:
+	}
+}
+
+// revived is a request for a grant that has ended.
+func revived(g driver.Grant) driver.Request {
+	return driver.Request{ID: g.ID, Name: g.Name, Limit: g.Limit, TTL: long, From: noRequester{}}
+}
+
+type noRequester struct{}
+
+func (noRequester) Owner() driver.Owner      { return driver.Owner{} }
+func (noRequester) Queued([]driver.Holder)   {}
+func (noRequester) Lost(driver.Cause, error) {}
+
+// send delays a request, and returns when the client has sent it.
+func (c *client) send() driver.Instant {
+	sent := driver.Now()
+	time.Sleep(time.Duration(c.delayRequests.Load()))
+	return sent
 }
 
 func (c *client) Guarantees(ctx context.Context) (driver.Guarantees, error) {
@@ -239,10 +450,17 @@ func (c *client) Release(ctx context.Context, g driver.Grant, keep time.Duration
 	if _, cancelled := plantedCancelled.Load(g.Name); c.keeps && cancelled {
 		return nil
 	}
-	if real, ok := c.real.Load(g.ID); ok && c.answer != nil {
+	if c.hold(lateCall{grant: g, release: true}) {
+		return errHeld
+	}
+	if real, ok := c.real.Load(g.ID); ok && (c.answer != nil || c.seen) {
 		g = real.(driver.Grant)
 	}
-	return c.Store.Release(ctx, g, keep)
+	err := c.Store.Release(ctx, g, keep)
+	if c.released != nil {
+		c.released(c, g)
+	}
+	return c.answered("release", err)
 }
 
 func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -257,7 +475,20 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if c.request != nil {
 		c.request(c, &sent)
 	}
+	if c.hold(lateCall{request: &r}) {
+		return driver.Grant{}, errHeld
+	}
+	plantedInFlight.Add(1)
+	defer plantedInFlight.Add(-1)
+	send := c.send()
 	g, err := c.Store.Acquire(ctx, sent)
+	switch {
+	case c.delayRequests.Load() == 0, c.arrives:
+	case r.Wait:
+		c.send() // of the confirmation, which sets no new deadline
+	default:
+		g.SentAt = send
+	}
 	if r.Wait && ctx.Err() != nil {
 		plantedCancelled.Store(r.Name, nil)
 		if c.cancelled != nil {
@@ -267,12 +498,18 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	time.Sleep(time.Duration(c.delay.Load())) // the answer is delayed on its way
 	if err == nil {
 		c.real.Store(g.ID, g)
+		plantedName.Store(r.Name)
 		g.TTL = r.TTL
 		if c.answer != nil {
 			c.answer(r, &g)
 		}
+		if c.seen {
+			clock := time.Now().UnixMicro() + time.Duration(plantedClock.Load()).Microseconds()
+			g.Token = max(uint64(clock), c.lastToken.Load()+1)
+			c.lastToken.Store(g.Token)
+		}
 	}
-	return g, err
+	return g, c.answered("acquire", err)
 }
 
 // Swap makes two calls, which stand for one step. The first Swap of a client without a mistake sends
@@ -280,6 +517,10 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 func (c *client) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 	if c.swaps.Add(1) == 1 && c.swap == nil {
 		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "nothing was sent")
+	}
+	if c.hold(lateCall{request: &r, grant: old, swap: true}) {
+		released(errHeld)
+		return driver.Grant{}, errHeld
 	}
 	requested := r
 	if ctx.Err() == nil || c.swap != nil {
@@ -289,18 +530,51 @@ func (c *client) Swap(ctx context.Context, old driver.Grant, r driver.Request, r
 	}
 	g, err := c.Acquire(ctx, requested)
 	g.Name, g.Limit = r.Name, r.Limit
+	if c.swapped != nil {
+		c.swapped(&g)
+	}
 	return g, err
 }
 
 func (c *client) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	if c.hold(lateCall{grant: grants[0], renewal: true}) {
+		return []driver.Renewal{{Err: errHeld}}
+	}
+	send := c.send()
 	answers := c.Store.Renew(ctx, grants)
 	time.Sleep(time.Duration(c.delay.Load()))
 	for i := range answers {
+		answers[i].Err = c.answered("renew", answers[i].Err)
+		if c.delayRequests.Load() > 0 {
+			answers[i].SentAt = send
+		}
+		if c.revives && c.Classify(answers[i].Err) == driver.CodeNotHeld {
+			if g, err := c.Store.Acquire(ctx, revived(grants[i])); err == nil {
+				answers[i] = driver.Renewal{SentAt: g.SentAt, TTL: g.TTL}
+			}
+		}
 		if c.renew != nil {
 			c.renew(&answers[i])
 		}
 	}
 	return answers
+}
+
+// Undo is held back like any other call.
+func (c *client) Undo(ctx context.Context, r driver.Request) error {
+	if c.hold(lateCall{grant: driver.Grant{Name: r.Name}, undo: true}) {
+		return errHeld
+	}
+	return c.answered("undo", c.Store.Undo(ctx, r))
+}
+
+// Sweep sweeps like the operators of a store do.
+func (c *client) Sweep(context.Context, time.Duration) error {
+	if c.sweeps != nil {
+		c.sweeps(c)
+	}
+	time.Sleep(time.Millisecond)
+	return nil
 }
 
 const mistakeEnv = "HOLDFAST_DRIVERTEST_MISTAKE"
@@ -311,16 +585,27 @@ func TestPlantedStore(t *testing.T) {
 	if !planted {
 		t.Skip("it is run by TestMistakesAreConvicted")
 	}
+	if m.late != nil || m.lost != nil {
+		m.ttl = 20 * time.Millisecond // which shortens the timeouts
+	}
 	s := memstore.New()
-	delay := new(atomic.Int64)
+	delay, delayRequests := new(atomic.Int64), new(atomic.Int64)
+	open := func(namespace string) *client {
+		return &client{Store: s.Namespace(namespace), mistake: m, delay: delay, delayRequests: delayRequests}
+	}
 	drivertest.Run(t, drivertest.Harness{
-		Open: func(_ testing.TB, namespace string) driver.Store {
-			return &client{Store: s.Namespace(namespace), mistake: m, delay: delay}
+		Open: func(_ testing.TB, namespace string) driver.Store { return open(namespace) },
+		OpenLate: func(testing.TB) (driver.Store, drivertest.Late) {
+			c := open("")
+			c.swaps.Store(1) // its first Swap sends its request
+			return c, c
 		},
-		TTL:   m.ttl,
-		Stop:  func(testing.TB) { s.Script().Stop() },
-		Start: func(testing.TB) { s.Script().Start() },
-		Delay: func(_ testing.TB, d time.Duration) { delay.Store(int64(d)) },
+		TTL:           m.ttl,
+		Stop:          func(testing.TB) { s.Script().Stop() },
+		Start:         func(testing.TB) { s.Script().Start() },
+		Delay:         func(_ testing.TB, d time.Duration) { delay.Store(int64(d)) },
+		SetClock:      func(_ testing.TB, ahead time.Duration) { plantedClock.Store(int64(ahead)) },
+		DelayRequests: func(_ testing.TB, d time.Duration) { delayRequests.Store(int64(d)) },
 	})
 }
 

@@ -21,6 +21,7 @@ func namespaces(e *env) {
 		e.release(none, g)
 	}
 	if i, ok := one.(driver.Inspector); ok {
+		e.shown(one, name, b.Token)
 		for st, err := range i.List(e.Context(), name) {
 			if err != nil {
 				e.Fatal(err)
@@ -103,6 +104,7 @@ func strangeNames(e *env) {
 	for i, name := range names {
 		e.busy(b, e.request(name, driver.Exclusive, long))
 		if insp, ok := b.(driver.Inspector); ok {
+			e.shown(b, name, grants[i].Token)
 			st, err := insp.Inspect(e.Context(), name)
 			if err != nil || st.Name != name || len(st.Holders) != 1 || st.Holders[0].Token != grants[i].Token {
 				e.Fatalf("Inspect(%q) = %+v, %v; want token %d", name, st, err, grants[i].Token)

@@ -154,6 +154,7 @@ func (e *env) inspectReserved(s driver.Store, g driver.Grant) {
 	if !ok {
 		return
 	}
+	e.shown(s, g.Name, g.Token)
 	st, err := i.Inspect(e.Context(), g.Name)
 	if err != nil || len(st.Holders) != 1 {
 		e.Fatalf("Inspect: %+v, %v", st, err)
@@ -192,4 +193,19 @@ func reservedRangesRise(e *env) {
 		})
 	}
 	all.Wait()
+
+	// A request that comes within a millisecond of a grant after a wait, and requests more tokens than its server's
+	// clock has microseconds since that grant.
+	const many = 1000
+	a, b, name := e.open(), e.open(), e.name()
+	for range each {
+		held := e.must(a, e.request(name, driver.Exclusive, long))
+		w := e.queue(b, e.reserving(name, many))
+		e.release(a, held)
+		g := w.granted()
+		e.release(b, g)
+		next := e.must(a, e.reserving(name, many)) // this client has not seen those tokens
+		e.above(next, g)
+		e.release(a, next)
+	}
 }

@@ -15,10 +15,20 @@ func (e *env) swapper(s driver.Store) driver.Swapper {
 	if !ok {
 		e.Skip("the store does not release and request in one step")
 	}
-	if g := &e.g; g.Wake != driver.WakePush || g.Order != driver.OrderFIFO && !g.Reserves {
+	if !e.waitsInOrder() {
 		e.Skip("the core swaps only where a request can wait, in order or with reserved tokens")
 	}
 	return sw
+}
+
+func (e *env) waitsInOrder() bool {
+	return e.g.Wake == driver.WakePush && (e.g.Order == driver.OrderFIFO || e.g.Reserves)
+}
+
+// swaps reports whether the core swaps grants of the store.
+func (e *env) swaps() bool {
+	_, ok := e.observer().(driver.Swapper)
+	return ok && e.waitsInOrder()
 }
 
 // inQueue skips the test if the store does not serve waiters in order: without a queue at the
@@ -35,7 +45,7 @@ func (e *env) inQueue() {
 func (e *env) swap(s driver.Store, old driver.Grant, r driver.Request) (w *waiting, released error) {
 	e.Helper()
 	for end := time.Now().Add(e.timeout()); ; time.Sleep(5 * time.Millisecond) {
-		w, released, reported := e.swapOnce(s, old, r)
+		w, released, reported := e.swapOnce(e.Context(), s, old, r)
 		if reported {
 			return w, released
 		}
@@ -50,9 +60,10 @@ func (e *env) swap(s driver.Store, old driver.Grant, r driver.Request) (w *waiti
 }
 
 // swapOnce is one call of Swap. If it is not reported, nothing of the release was applied.
-func (e *env) swapOnce(s driver.Store, old driver.Grant, r driver.Request) (w *waiting, released error, reported bool) {
+func (e *env) swapOnce(ctx context.Context, s driver.Store, old driver.Grant, r driver.Request) (
+	w *waiting, released error, reported bool) {
 	e.Helper()
-	ctx, cancel := context.WithCancel(e.Context())
+	ctx, cancel := context.WithCancel(ctx)
 	w = &waiting{e: e, s: s, r: r, cancel: cancel, done: make(chan struct{})}
 	w.r.Wait = true
 	answers := make(chan error, 8)
@@ -182,54 +193,96 @@ func swapOfYoungGrant(e *env) {
 	e.free(a, name)
 }
 
-// swapToAnotherRequest requires that the request of a Swap may be of another kind than the grant: it has a
-// longer TTL, or its limit is another one.
+// swapToAnotherRequest requires that the request of a Swap may have another limit than the grant, and a longer TTL.
+// It waits for the other grants of the name that exclude it, and ends none.
 func swapToAnotherRequest(e *env) {
-	a, b, name := e.open(), e.open(), e.name()
+	a, b := e.open(), e.open()
 	e.swapper(a)
-	g := e.must(a, e.request(name, driver.Exclusive, long/2))
-	longer := e.swapped(a, g, e.request(name, driver.Exclusive, long)).granted()
-	e.above(longer, g)
-	if longer.TTL < long {
-		e.Errorf("a swap to a TTL of %v was granted for %v", long, longer.TTL)
+	for _, from := range e.kinds() {
+		for _, to := range e.kinds() {
+			if !e.g.Mixed && (from != driver.Exclusive || to != driver.Exclusive) {
+				continue
+			}
+			name := e.name()
+			old := e.must(a, e.request(name, from, long/2))
+			old = e.swapped(a, old, e.request(name, from, long/2)).granted() // the name is in the state of a contended one
+			var beside []driver.Grant
+			if from != driver.Exclusive {
+				beside = append(beside, e.must(b, e.request(name, from, long)))
+			}
+			w := e.swapped(a, old, e.request(name, to, long))
+			for _, g := range beside {
+				if to == driver.Exclusive {
+					e.drain(a)
+					w.pendingStill()
+				}
+				e.stands(b, g)
+				e.release(b, g)
+			}
+			g := w.granted()
+			e.above(g, old)
+			if to == driver.Exclusive {
+				e.busy(b, e.request(name, from, long))
+			} else {
+				e.busy(b, e.request(name, driver.Exclusive, long))
+				e.release(b, e.must(b, e.request(name, to, long)))
+			}
+			e.release(a, g)
+			e.free(b, name)
+		}
 	}
-	g = longer
-	if e.g.Shared {
-		shared := e.swapped(a, g, e.request(name, driver.Unlimited, long)).granted()
-		e.above(shared, g)
-		e.busy(b, e.request(name, driver.Exclusive, long))
-		e.release(b, e.must(b, e.request(name, driver.Unlimited, long)))
-		g = e.swapped(a, shared, e.request(name, driver.Exclusive, long)).granted()
-		e.busy(b, e.request(name, driver.Unlimited, long))
-	}
-	if e.g.Semaphore && e.g.Mixed {
-		permit := e.swapped(a, g, e.request(name, 2, long)).granted()
-		e.release(b, e.must(b, e.request(name, 2, long)))
-		g = e.swapped(a, permit, e.request(name, driver.Exclusive, long)).granted()
-	}
-	e.release(a, g)
-	e.free(b, name)
 }
 
-// swapOfEndedGrant requires that the request of a Swap is granted although the old grant has
-// ended. A Swap must not release a later grant instead of the ended one.
+// swapOfEndedGrant requires that the request of a Swap is granted although the old grant was released or broken. A
+// Swap must not release a later grant instead of the ended one.
 func swapOfEndedGrant(e *env) {
-	a, b, name := e.open(), e.open(), e.name()
+	a, b := e.open(), e.open()
 	e.swapper(a)
-	old := e.must(a, e.request(name, driver.Exclusive, long))
-	e.release(a, old)
-	w, err := e.swap(a, old, e.request(name, driver.Exclusive, long))
-	e.code(a, err, driver.CodeNotHeld, "a Swap of a grant that was released")
-	e.release(a, w.granted())
+	for _, broken := range []bool{false, true} {
+		if broken && e.g.Break != driver.BreakNow {
+			continue
+		}
+		name := e.name()
+		old := e.must(a, e.request(name, driver.Exclusive, long))
+		if broken {
+			e.shown(b, name, old.Token)
+			if err := b.(driver.Breaker).Break(e.Context(), name, old.Token); err != nil {
+				e.Fatalf("Break: %v", err)
+			}
+		} else {
+			e.release(a, old)
+		}
+		w, err := e.swap(a, old, e.request(name, driver.Exclusive, long))
+		e.code(a, err, driver.CodeNotHeld, "a Swap of a grant that has ended")
+		g := w.granted()
+		e.above(g, old)
 
-	g := e.must(b, e.request(name, driver.Exclusive, long))
-	w, err = e.swap(a, old, e.request(name, driver.Exclusive, long))
-	e.code(a, err, driver.CodeNotHeld, "a Swap of a grant that was released")
-	e.drain(a)
-	w.pendingStill()
-	e.release(b, g)
-	e.release(a, w.granted())
-	e.free(a, name)
+		// The next holder waits first, so that the name is in the state of a contended one.
+		next := e.wait(b, e.request(name, driver.Exclusive, long))
+		e.release(a, g)
+		g = next.granted()
+		w, err = e.swap(a, old, e.request(name, driver.Exclusive, long))
+		e.code(a, err, driver.CodeNotHeld, "a Swap of a grant that has ended")
+		e.drain(a)
+		w.pendingStill()
+		e.stands(b, g)
+		e.release(b, g)
+		last := w.granted()
+		e.above(last, g)
+		e.release(a, last)
+		e.free(a, name)
+	}
+}
+
+// stands requires that a grant can be renewed.
+func (e *env) stands(s driver.Store, g driver.Grant) {
+	e.Helper()
+	if g.TTL == driver.Forever {
+		return
+	}
+	if a := s.Renew(e.Context(), []driver.Grant{g})[0]; a.Err != nil {
+		e.Errorf("Renew of a grant that nothing has ended: %v", a.Err)
+	}
 }
 
 // swapCancelledBefore calls Swap with a context that has ended. The Swap must either make the
@@ -260,43 +313,4 @@ func swapCancelledBefore(e *env) {
 		e.code(s, err, driver.CodeNotHeld, "releasing a grant that Swap has released")
 	}
 	e.free(s, name)
-}
-
-// swapAnswerLost requires that a Swap whose answer is lost reports an unknown outcome of both
-// halves. An undo must leave nothing of the request, and the release can be repeated.
-func swapAnswerLost(e *env) {
-	s, name := e.open(), e.name()
-	e.swapper(s)
-	if e.h.LoseAnswer == nil {
-		e.Skip("the harness cannot lose an answer")
-	}
-	g := e.must(s, e.request(name, driver.Exclusive, long))
-	e.h.LoseAnswer(e.T, 0)
-	w, err, reported := e.swapOnce(s, g, e.request(name, driver.Exclusive, long))
-	e.h.Start(e.T)
-	if !reported {
-		err = driver.Errorf(driver.CodeUnknown, "Swap did not release")
-	}
-	if err != nil { // nil if the harness lost another answer
-		if s.Classify(err) != driver.CodeUnknown {
-			e.Fatalf("the release of a lost answer: %v, want an unknown outcome", err)
-		}
-		// The old grant may still stand, so that the request waits behind it.
-		e.eventually("the release is repeated", func() bool {
-			err = s.Release(e.Context(), g, 0)
-			return err == nil || s.Classify(err) == driver.CodeNotHeld
-		}, func() string { return err.Error() })
-	}
-	select {
-	case <-w.done:
-	case <-time.After(e.timeout()):
-		e.Fatal("the request of the Swap has no outcome")
-	}
-	switch {
-	case w.err == nil:
-		e.release(s, w.g)
-	case s.Classify(w.err) == driver.CodeUnknown:
-		e.undone(s, w.r)
-	}
-	e.free(e.observer(), name)
 }

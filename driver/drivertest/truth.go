@@ -1,7 +1,6 @@
 package drivertest
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,88 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// answerLost lets the store execute a request and loses the answer. If the client reports a
-// known outcome, nothing may be left behind. If it reports an unknown one, nothing may be left
-// after the undo. A request may have several answers, so each of the first four is lost in turn.
-func answerLost(e *env) {
-	if e.h.LoseAnswer == nil && e.h.Delay == nil {
-		e.Skip("the harness can neither lose nor delay an answer")
-	}
-	for _, limit := range e.limits() {
-		for after := range 4 {
-			e.loseAnswer(limit, false, after)
-			if e.g.Wake == driver.WakePush {
-				e.loseAnswer(limit, true, after)
-			}
-			if e.h.LoseAnswer == nil {
-				break // acquireUnanswered then ignores after
-			}
-		}
-	}
-}
-
-// acquireUnanswered makes a request and loses one of its answers. after is the number of answers
-// that arrive before the lost one. If the harness cannot lose an answer, every answer arrives after
-// the end of the request's context.
-func (e *env) acquireUnanswered(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
-	e.Helper()
-	if e.h.LoseAnswer != nil {
-		e.h.LoseAnswer(e.T, after)
-		return s.Acquire(e.Context(), r)
-	}
-	ctx, cancel := context.WithTimeout(e.Context(), 100*time.Millisecond)
-	defer cancel()
-	e.h.Delay(e.T, 400*time.Millisecond)
-	defer e.h.Delay(e.T, 0)
-	return s.Acquire(ctx, r)
-}
-
-// loseAnswer loses an answer to a request for a free name, and ends the request as the core does.
-// Then two clients must get the name.
-func (e *env) loseAnswer(limit int, wait bool, after int) {
-	e.Helper()
-	s, other, name := e.open(), e.open(), e.name()
-	e.free(s, name) // connects the client
-	r := e.request(name, limit, long)
-	r.Wait = wait
-	g, err := e.acquireUnanswered(s, r, after)
-	what := "released"
-	if err == nil {
-		// The store has found the outcome without the lost answer, or has sent fewer
-		// answers. In that case the answer to the release may be lost.
-		if failed := s.Release(e.Context(), g, 0); failed != nil {
-			e.undone(s, r)
-			what = "undone after a release (" + failed.Error() + ")"
-		}
-	} else if code := s.Classify(err); code == driver.CodeUnknown {
-		e.undone(s, r)
-		what = "undone"
-	} else {
-		what = "called " + code.String()
-	}
-	for _, next := range []driver.Store{other, s} {
-		// One of these requests may lose its answer, if the first one had too few answers.
-		r := e.request(name, driver.Exclusive, long)
-		again, failed := next.Acquire(e.Context(), r)
-		for range 8 {
-			if failed == nil || next.Classify(failed) != driver.CodeUnknown && next.Classify(failed) != driver.CodeUnavailable {
-				break
-			}
-			e.undone(next, r)
-			r = e.request(name, driver.Exclusive, long)
-			again, failed = next.Acquire(e.Context(), r)
-		}
-		if failed != nil {
-			e.Fatalf("limit %d, wait %t: a request (%v) was %s, and the next one still gets %v", limit, wait, err, what, failed)
-		}
-		if next.Release(e.Context(), again, 0) != nil {
-			e.undone(next, r)
-		}
-	}
-}
-
-// tokensOfAWrongClock requires that tokens rise from grant to grant, also if the clock of one
-// client is wrong.
+// tokensOfAWrongClock requires that tokens rise from grant to grant, and that a lease stands, also if the
+// clock of one client is wrong.
 func tokensOfAWrongClock(e *env) {
 	if !e.h.Bubble {
 		e.Skip("a client of this store cannot run in a bubble of testing/synctest")
@@ -107,13 +26,57 @@ func tokensOfAWrongClock(e *env) {
 		last = g
 		e.release(s, g)
 	}
+	held := e.must(before, e.request(e.name(), driver.Exclusive, long))
 	// In a bubble the clock starts in the year 2000.
 	synctest.Test(e.T, func(t *testing.T) {
 		inside := &env{suite: e.suite, T: t}
 		defer inside.closeAll()
-		take(inside, inside.open(), "a client whose clock is in the year 2000")
+		s := inside.open()
+		take(inside, s, "a client whose clock is in the year 2000")
+		inside.busy(s, inside.request(held.Name, driver.Exclusive, long))
 	})
 	take(e, after, "the next client")
+	e.busy(after, e.request(held.Name, driver.Exclusive, long))
+	e.release(before, held)
+}
+
+// tokensOfAServerClock sets the store's clock ahead, back and behind. So the last token is ahead of the clock
+// for a while. Two clients that stay open alternate, and a third one is new: tokens rise, and each lease
+// has its whole TTL.
+func tokensOfAServerClock(e *env) {
+	if e.h.SetClock == nil {
+		e.Skip("the harness cannot set the store's clock")
+	}
+	a, b, name := e.open(), e.open(), e.name()
+	e.Cleanup(func() { e.h.SetClock(e.T, 0) })
+	last := e.must(a, e.request(name, driver.Exclusive, long))
+	e.release(a, last)
+	for _, ahead := range []time.Duration{time.Hour, 0, -time.Hour} {
+		e.h.SetClock(e.T, ahead)
+		for i, s := range []driver.Store{a, b, a, b, e.open(), a} {
+			g := e.must(s, e.request(name, driver.Exclusive, long))
+			if g.Token <= last.Last() {
+				e.Errorf("the clock is %s ahead: client %d got token %d after %d: %s", ahead, i, g.Token, last.Last(), tokenRule)
+			}
+			e.busy(e.observer(), e.request(name, driver.Exclusive, long))
+			w := e.queue(b, e.request(name, driver.Exclusive, long))
+			e.release(s, g)
+			last = w.granted()
+			e.above(last, g)
+			e.release(b, last)
+		}
+		if e.g.MaxTTL > 0 {
+			short := e.name()
+			g := e.must(a, e.request(short, driver.Exclusive, e.h.TTL))
+			e.standsUntilItsEnd(b, g)
+			// The core releases an expired grant, too. Of several servers one may still have it, and
+			// would keep it for an hour after its clock is set back.
+			if err := a.Release(e.Context(), g, 0); err != nil && a.Classify(err) != driver.CodeNotHeld {
+				e.Errorf("the release of an expired grant: %v", err)
+			}
+		}
+	}
+	e.free(a, name)
 }
 
 // pushWakesWaiter requires that a waiter is granted by its notification, and not by a poll.

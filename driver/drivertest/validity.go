@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
@@ -12,8 +13,8 @@ import (
 )
 
 // validityFromTheSend requires that SentAt lies between the call and its return. After a wait,
-// it must lie after the release that ended the wait. If a session confirms grants it may be
-// earlier, by less than half of the TTL.
+// it must lie after the report of the queue entry: a request of the waiter may be on its way when the
+// release begins. If a session confirms grants it may be earlier, by less than half of the TTL.
 func validityFromTheSend(e *env) {
 	e.leases()
 	inside := func(what string, at driver.Instant, from time.Time) {
@@ -32,10 +33,9 @@ func validityFromTheSend(e *env) {
 	g := e.must(a, e.request(name, driver.Exclusive, long))
 	inside("a first grant", g.SentAt, before)
 	w := e.queue(b, e.request(name, driver.Exclusive, long))
-	free := time.Now()
 	e.release(a, g)
 	got := w.granted()
-	inside("a grant after a wait", got.SentAt, free)
+	inside("a grant after a wait", got.SentAt, *from(w.r).first.Load())
 	before = time.Now()
 	r := b.Renew(e.Context(), []driver.Grant{got})
 	if len(r) != 1 || r[0].Err != nil {
@@ -45,18 +45,21 @@ func validityFromTheSend(e *env) {
 	e.release(b, got)
 }
 
-// answerDelay is the delay of every answer in the tests of validity.
-const answerDelay = 200 * time.Millisecond
+// answerDelay is the delay of every answer, or of every request, in the tests of validity.
+const answerDelay = 100 * time.Millisecond
 
-// delayed delays every answer until the returned function is called.
-func (e *env) delayed(d time.Duration) (end func()) {
+// delays delays every answer, or every request, until it is called with 0.
+type delays func(t testing.TB, d time.Duration)
+
+// delayed delays every answer, or every request, until the returned function is called.
+func (e *env) delayed(delay delays, d time.Duration) (end func()) {
 	e.Helper()
-	e.h.Delay(e.T, d)
+	delay(e.T, d)
 	ended := false
 	end = func() {
 		if !ended {
 			ended = true
-			e.h.Delay(e.T, 0)
+			delay(e.T, 0)
 		}
 	}
 	e.Cleanup(end)
@@ -71,24 +74,45 @@ func validityNotFromTheAnswer(e *env) {
 	if e.h.Delay == nil {
 		e.Skip("the harness cannot delay answers")
 	}
+	e.validityUnder(e.h.Delay, e.kinds())
+}
+
+// validityNotFromTheArrival delays every request on its way to the store. The validity of a grant or
+// of a renewal runs from before the send, and not from the arrival.
+func validityNotFromTheArrival(e *env) {
+	e.leases()
+	if e.h.DelayRequests == nil {
+		e.Skip("the harness cannot delay requests")
+	}
+	e.validityUnder(e.h.DelayRequests, []int{driver.Exclusive})
+}
+
+// validityUnder tests each path that yields or prolongs a grant.
+func (e *env) validityUnder(delay delays, limits []int) {
+	e.Helper()
 	a, b, name := e.open(), e.open(), e.name()
 	e.free(a, name) // connects the client
 	e.free(b, name)
-	for _, limit := range e.limits() {
+	e.swapDelayed(delay, a, name)
+	if !e.h.Session { // a session may have been proven for longer than the TTL of its grants
+		e.ownReleaseDelayed(delay, a, name)
+	}
+	e.batchDelayed(delay, a)
+	for _, limit := range limits {
 		name = e.name() // a store may keep a semaphore's number of permits
-		e.release(a, e.acquireDelayed(a, e.request(name, limit, long)))
+		e.release(a, e.acquireDelayed(delay, a, e.request(name, limit, long)))
 		// The delay is a large part of this TTL: a session does not repeat a keepalive that was
 		// answered a small part of its TTL ago.
-		if !e.longer(func(ttl time.Duration) bool { return e.renewedDelayed(a, e.request(name, limit, 8*ttl)) }) {
+		if !e.longer(func(ttl time.Duration) bool { return e.renewedDelayed(delay, a, e.request(name, limit, 8*ttl)) }) {
 			e.Errorf("limit %d: no grant was renewed within its TTL", limit)
 		}
 		if e.g.Wake == driver.WakePush {
 			r := e.request(name, limit, long)
 			r.Wait = true
-			e.release(a, e.acquireDelayed(a, r))
+			e.release(a, e.acquireDelayed(delay, a, r))
 		}
 		if e.canFill(limit) {
-			e.waitersDelayed(a, b, name, limit)
+			e.waitersDelayed(delay, a, b, name, limit)
 		}
 	}
 	e.free(a, name)
@@ -98,14 +122,88 @@ func validityNotFromTheAnswer(e *env) {
 func (e *env) sentBeforeDelay(limit int, what string, sent driver.Instant, returned time.Time) {
 	e.Helper()
 	if age := returned.Sub(sent.Time()); age < answerDelay {
-		e.Errorf("limit %d, %s: SentAt is %s before the return although every answer took %s: validity runs from before the request was sent", limit, what, age, answerDelay)
+		e.Errorf("limit %d, %s: SentAt is %s before the return although every answer, or every request, was delayed by %s: validity runs from before the request was sent", limit, what, age, answerDelay)
 	}
 }
 
-// acquireDelayed acquires a free name while every answer is delayed.
-func (e *env) acquireDelayed(s driver.Store, r driver.Request) driver.Grant {
+// swapDelayed swaps a grant while messages are delayed.
+func (e *env) swapDelayed(delay delays, s driver.Store, name string) {
 	e.Helper()
-	end := e.delayed(answerDelay)
+	if !e.swaps() {
+		return
+	}
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	for range 2 {
+		end := e.delayed(delay, answerDelay)
+		w := e.swapped(s, g, e.request(name, driver.Exclusive, long))
+		g = w.granted()
+		end()
+		e.sentBeforeDelay(driver.Exclusive, "a grant by a swap", g.SentAt, w.at)
+	}
+	e.release(s, g)
+}
+
+// ownReleaseDelayed releases a grant for a waiter of the same client. The store may grant in the release.
+func (e *env) ownReleaseDelayed(delay delays, s driver.Store, name string) {
+	e.Helper()
+	held := e.must(s, e.request(name, driver.Exclusive, long))
+	r := e.request(name, driver.Exclusive, long)
+	r.Provisional = true
+	w := e.queue(s, r)
+	end := e.delayed(delay, answerDelay)
+	e.release(s, held)
+	g := w.granted()
+	end()
+	e.sentBeforeDelay(driver.Exclusive, "a grant by the client's own release", g.SentAt, w.at)
+	e.release(s, g)
+}
+
+// batchDelayed makes many requests at once, and renews their grants in one call.
+func (e *env) batchDelayed(delay delays, s driver.Store) {
+	e.Helper()
+	grants := make([]driver.Grant, 20)
+	returned := make([]time.Time, len(grants))
+	end := e.delayed(delay, answerDelay)
+	var all sync.WaitGroup
+	for i := range grants {
+		r := e.request(e.name(), driver.Exclusive, long)
+		all.Go(func() {
+			var err error
+			if grants[i], err = s.Acquire(e.Context(), r); err != nil {
+				e.Errorf("Acquire(%q): %v", r.Name, err)
+			}
+			returned[i] = time.Now()
+		})
+	}
+	all.Wait()
+	end()
+	if e.Failed() {
+		return
+	}
+	for i, g := range grants {
+		e.sentBeforeDelay(driver.Exclusive, "a grant of many at once", g.SentAt, returned[i])
+	}
+	if grants[0].TTL != driver.Forever {
+		end = e.delayed(delay, answerDelay)
+		answers := s.Renew(e.Context(), grants)
+		at := time.Now()
+		end()
+		for i, a := range answers {
+			if a.Err != nil {
+				e.Errorf("Renew(%q): %v", grants[i].Name, a.Err)
+				continue
+			}
+			// A session does not repeat a heartbeat that was answered a short time ago.
+			e.sentBeforeDelay(driver.Exclusive, "a renewal of many grants", a.SentAt, at)
+		}
+	}
+	e.releaseAll(s, grants)
+}
+
+// acquireDelayed acquires a free name while messages are delayed.
+func (e *env) acquireDelayed(delay delays, s driver.Store, r driver.Request) driver.Grant {
+	e.Helper()
+	end := e.delayed(delay, answerDelay)
 	defer end()
 	g, err := s.Acquire(e.Context(), r)
 	returned := time.Now()
@@ -123,11 +221,11 @@ func (e *env) acquireDelayed(s driver.Store, r driver.Request) driver.Grant {
 
 // renewedDelayed renews a new grant twice while every answer is delayed, and releases it. It
 // returns false if the grant expired before its renewal.
-func (e *env) renewedDelayed(s driver.Store, r driver.Request) bool {
+func (e *env) renewedDelayed(delay delays, s driver.Store, r driver.Request) bool {
 	e.Helper()
-	g := e.acquireDelayed(s, r)
+	g := e.acquireDelayed(delay, s, r)
 	for i := range 2 {
-		end := e.delayed(answerDelay)
+		end := e.delayed(delay, answerDelay)
 		renewals := s.Renew(e.Context(), []driver.Grant{g})
 		returned := time.Now()
 		end()
@@ -146,11 +244,11 @@ func (e *env) renewedDelayed(s driver.Store, r driver.Request) bool {
 
 // waitersDelayed lets two requests wait for a name, and releases the name while every answer is
 // delayed. If the limit admits both, the store may derive the second grant from the first.
-func (e *env) waitersDelayed(a, b driver.Store, name string, limit int) {
+func (e *env) waitersDelayed(delay delays, a, b driver.Store, name string, limit int) {
 	e.Helper()
 	held := e.full(a, name, limit)
 	first, second := e.queue(b, e.request(name, limit, long)), e.queue(e.open(), e.request(name, limit, long))
-	end := e.delayed(answerDelay)
+	end := e.delayed(delay, answerDelay)
 	e.releaseAll(a, held)
 	for range 2 {
 		w := first
@@ -233,7 +331,7 @@ func lockersDelayed(e *env) {
 			e.Errorf("Unlock: %v", err)
 		}
 	}
-	end := e.delayed(answerDelay)
+	end := e.delayed(e.h.Delay, answerDelay)
 	k := take(lock(holder))
 	short("a lock", k)
 	waits := lock(holder)
@@ -354,7 +452,7 @@ func standsAfterDelays(e *env) {
 	for _, it := range items {
 		it.begin()
 	}
-	end := e.delayed(answerDelay)
+	end := e.delayed(e.h.Delay, answerDelay)
 	var all sync.WaitGroup
 	for _, it := range items {
 		all.Go(func() { it.g, it.ok = it.grant() })
@@ -454,11 +552,15 @@ func longerTTLStands(e *env) {
 		}
 	}
 	e.together(all)
-	if e.h.Stop == nil {
-		return
-	}
+}
 
-	// The client is unreachable for longer than the shorter TTL.
+// longerTTLOutlastsStop requires that a grant with a longer TTL stands when its client was unreachable for longer than
+// the shorter TTL of another grant.
+func longerTTLOutlastsStop(e *env) {
+	e.leases()
+	if e.h.Stop == nil {
+		e.Skip("the harness cannot stop the store")
+	}
 	a, b, name := e.open(), e.open(), e.name()
 	e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
 	g := e.must(a, e.request(name, driver.Exclusive, 16*e.h.TTL))

@@ -221,6 +221,33 @@ func wakesAfterReconnect(e *env) {
 	})(e)
 }
 
+// forgedMessagesOnlyWake requires that messages of another program grant no lock, and end none.
+func forgedMessagesOnlyWake(e *env) {
+	if e.h.Forge == nil {
+		e.Skip("the harness cannot send messages of another program")
+	}
+	a, b, name := e.open(), e.open(), e.name()
+	held, waits := e.request(name, driver.Exclusive, long), e.request(name, driver.Exclusive, long)
+	waits.Provisional = true
+	g := e.must(a, held)
+	w := e.queue(b, waits)
+	e.h.Forge(e.T, name, []string{held.ID, waits.ID, "", "unknown"}, g.Token)
+	e.drain(a)
+	e.drain(b)
+	w.pendingStill()
+	e.stands(a, g)
+	select {
+	case cause := <-from(held).lost:
+		e.Errorf("after forged messages the grant is reported as lost: %s", cause)
+	default:
+	}
+	e.release(a, g)
+	next := w.granted()
+	e.above(next, g)
+	e.release(b, next)
+	e.free(a, name)
+}
+
 // waitOutlivesEntry requires that a waiter keeps its queue entry, and its position, for longer
 // than an entry stands without renewal.
 func waitOutlivesEntry(e *env) {

@@ -36,7 +36,7 @@ func chart(store string, done []work, all [][]result, before, after string) stri
 			y += rowHeight
 			text(10, "name", r.contender.name)
 			color := "#8c959f"
-			if !r.contender.peer && !r.contender.bare {
+			if !r.contender.peer && !r.contender.bare && !r.contender.limit {
 				color = "#0969da"
 			}
 			fmt.Fprintf(&b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", labelWidth, y-13, max(1, rate/most*barsWidth), rowHeight-6, color)

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// rueidisPool lets redsync use rueidis, which is also the fastest client library for holdfast.
+// rueidisPool lets redsync use rueidis, which sends the requests of many goroutines together.
 type rueidisPool struct{ client rueidis.Client }
 
 func (p rueidisPool) Get(ctx context.Context) (redsyncredis.Conn, error) {

@@ -37,9 +37,8 @@ type verdict struct {
 }
 
 // judge requires that no two clients hold a name at the same time, in any process. The
-// tokens of a name must rise strictly in the order of its holds. If a local handoff keeps
-// the token, they must not fall.
-func judge(results []turnResult, w work, keepsTokens bool, turn time.Duration) (v verdict) {
+// tokens of a name must rise strictly in the order of its holds.
+func judge(results []turnResult, w work, turn time.Duration) (v verdict) {
 	byName := make([][]hold, w.names)
 	var served []int
 	total := 0
@@ -70,7 +69,7 @@ func judge(results []turnResult, w work, keepsTokens bool, turn time.Duration) (
 			if now.From < before.To {
 				v.broken = append(v.broken, fmt.Sprintf("two holders: one until %d, the next from %d", before.To, now.From))
 			}
-			if now.Token < before.Token || now.Token == before.Token && now.Token != 0 && !keepsTokens {
+			if now.Token <= before.Token && now.Token != 0 {
 				v.broken = append(v.broken, fmt.Sprintf("token %d after %d", now.Token, before.Token))
 			}
 		}

@@ -19,6 +19,8 @@ import (
 	zookeeper "github.com/go-zookeeper/zk"
 	"github.com/gofrs/flock"
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
@@ -27,10 +29,11 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/mysqlstore"
+	"github.com/holdfast-go/holdfast/natsstore"
 	"github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
 	_ "github.com/holdfast-go/holdfast/zkstore"
@@ -54,10 +57,9 @@ type contender struct {
 	name string
 	peer bool // a library other than holdfast
 	bare bool // only makes round trips, and excludes no other client
-	// keepsTokens reports that a local handoff keeps the token, because the store itself
-	// numbers the grants.
-	keepsTokens bool
-	open        func(address string) (client, error)
+	// limit: the least requests with which processes of one goroutine can hand a name round, with rising tokens.
+	limit bool
+	open  func(address string) (client, error)
 }
 
 // store is a server with its contenders.
@@ -88,16 +90,21 @@ var stores = []store{
 		{name: "redsync over rueidis", peer: true, open: openRedsyncRueidis},
 		{name: "rueidislock", peer: true, open: openRueidislock},
 		{name: "SET PX and DEL", bare: true, open: openBareRedis},
+		{name: "the limit: a ring", limit: true, open: openRedisRing},
 	}},
 	{"etcd", startEtcd, []contender{
 		ours("holdfast", "etcd://%s"),
-		keepingTokens(ours("holdfast, LocalHandoff(64)", "etcd://%s", holdfast.LocalHandoff(64))),
+		ours("holdfast, LocalHandoff(0)", "etcd://%s", holdfast.LocalHandoff(0)),
 		{name: "clientv3/concurrency", peer: true, open: openConcurrency},
 	}},
 	{"zookeeper", startZooKeeper, []contender{
 		ours("holdfast", "zk://%s/bench"),
-		keepingTokens(ours("holdfast, LocalHandoff(64)", "zk://%s/bench", holdfast.LocalHandoff(64))),
+		ours("holdfast, LocalHandoff(0)", "zk://%s/bench", holdfast.LocalHandoff(0)),
 		{name: "go-zookeeper Lock", peer: true, open: openZooKeeper},
+	}},
+	{"nats", startNATS, []contender{
+		ours("holdfast", "nats://%s?bucket=locks"),
+		{name: "create and delete by hand", peer: true, open: openKeyValue},
 	}},
 	{"mariadb", startMariaDB, []contender{
 		ours("holdfast, recipe named", "mysql://root@%s/test?recipe=named"),
@@ -135,11 +142,6 @@ func ours(name, format string, o ...holdfast.Option) contender {
 			return k.Token(), k.Unlock, nil
 		}}, nil
 	}}
-}
-
-func keepingTokens(c contender) contender {
-	c.keepsTokens = true
-	return c
 }
 
 // pool keeps values that only one goroutine at a time can use.
@@ -235,7 +237,7 @@ func openRedsync(address string) (client, error) {
 	return redsyncClient(redsync.New(redsyncgoredis.NewPool(c)), func() { _ = c.Close() }), nil
 }
 
-// newRueidis returns a client with the flush delay that holdfast gives its own.
+// newRueidis returns a client with a short flush delay, by which it sends more requests together.
 func newRueidis(address string) (rueidis.Client, error) {
 	return rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{address}, DisableCache: true, MaxFlushDelay: 20 * time.Microsecond})
 }
@@ -323,6 +325,58 @@ func openZooKeeper(address string) (client, error) {
 		l := zookeeper.NewLock(c, "/peer/"+name, zookeeper.WorldACL(zookeeper.PermAll))
 		return 0, l.Unlock, l.Lock()
 	}}, nil
+}
+
+func startNATS(ctx context.Context, dir string) (string, func(), error) {
+	n, err := servers.StartNATS(ctx, servers.NATSConfig{Dir: dir})
+	if err != nil {
+		return "", nil, err
+	}
+	s, err := natsstore.Open(ctx, "nats://"+n[0].Client+"?bucket=locks", "")
+	if err = initialize(ctx, s, err); err != nil {
+		n[0].End()
+		return "", nil, err
+	}
+	return n[0].Client, n[0].End, nil
+}
+
+// openKeyValue opens a client that creates and deletes a key with a TTL. A waiter tries again when the key has changed.
+func openKeyValue(address string) (client, error) {
+	nc, err := nats.Connect(address)
+	if err != nil {
+		return client{}, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return client{}, err
+	}
+	ctx := context.Background()
+	kv, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "by-hand", LimitMarkerTTL: ttl})
+	return client{close: nc.Close, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+		unlock := func(revision uint64) func() error {
+			return func() error { return kv.Delete(context.Background(), name, jetstream.LastRevision(revision)) }
+		}
+		revision, err := kv.Create(ctx, name, nil, jetstream.KeyTTL(ttl))
+		if !errors.Is(err, jetstream.ErrKeyExists) {
+			return revision, unlock(revision), err
+		}
+		w, err := kv.Watch(ctx, name)
+		if err != nil {
+			return 0, nil, err
+		}
+		defer func() { _ = w.Stop() }()
+		for {
+			revision, err := kv.Create(ctx, name, nil, jetstream.KeyTTL(ttl))
+			if !errors.Is(err, jetstream.ErrKeyExists) {
+				return revision, unlock(revision), err
+			}
+			select {
+			case <-w.Updates():
+			case <-ctx.Done():
+				return 0, nil, ctx.Err()
+			}
+		}
+	}}, err
 }
 
 // rows is the number of rows, one for each name, that plain FOR UPDATE locks.

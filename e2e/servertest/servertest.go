@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // Missing skips t because of err: a program that t needs is missing. With
@@ -26,6 +26,14 @@ func Started(t testing.TB, err error) {
 	if errors.Is(err, servers.ErrNotInstalled) {
 		Missing(t, err)
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Check ends t at an error.
+func Check(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ package torture
 import (
 	"flag"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,12 +15,17 @@ import (
 
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/checktest"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/command"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/explore"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/natsstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
 	_ "github.com/holdfast-go/holdfast/redisstore/redlock"
+	_ "github.com/holdfast-go/holdfast/s3store"
+	_ "github.com/holdfast-go/holdfast/sqlitestore"
 	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -28,9 +34,10 @@ var (
 	seed     = flag.Uint64("seed", 1, "the seed of the checks")
 )
 
-// TestMain makes this binary the worker of its own checks. A check mostly waits, so two
+// TestMain makes this binary the worker and the gateway of its own checks. A check mostly waits, so two
 // checks fit a machine of two cores.
 func TestMain(m *testing.M) {
+	check.Holdfast = command.Main
 	check.MaybeWorker()
 	flag.Parse()
 	if err := flag.Set("test.parallel", "2"); err != nil {
@@ -42,6 +49,10 @@ func TestMain(m *testing.M) {
 // alike are the stores that share most of their steps with another store of check.Locals. Each of
 // them is checked for a third of the time.
 var alike = []string{"redis-redisson-fenced", "redis-redisson-permits", "redis-redisson-rw", "redis-redisson-semaphore", "redis-redisson-spin"}
+
+// replayed are the stores whose histories are replayed through the state machine of a lease: each has another way to
+// release, to request and to hand off.
+var replayed = []string{"etcd", "redis", "zookeeper"}
 
 func TestStores(t *testing.T) {
 	for _, local := range check.Locals() {
@@ -70,6 +81,9 @@ func TestStores(t *testing.T) {
 			r := checktest.Run(t, config)
 			if s := r.Stats; s.Grants < 40 || s.Writes == 0 || len(s.Faults) < least {
 				t.Errorf("%+v, of the faults %v: the test tests little", s, kinds)
+			}
+			if slices.Contains(replayed, local) {
+				explore.Replay(t, filepath.Join(r.Dir, check.HistoryFile))
 			}
 		})
 	}

@@ -55,6 +55,7 @@ func Run[W any](t *testing.T, h Harness[W]) {
 	t.Run("BadInput", h.badInput)
 	t.Run("EndedContext", h.endedContext)
 	t.Run("Concurrent", h.concurrent)
+	t.Run("Overtaken", h.overtaken)
 }
 
 // Stale reports an error unless err refuses token because of newest.
@@ -240,6 +241,74 @@ func (h Harness[W]) concurrent(t *testing.T) {
 	}
 	if n, err := h.Guard.Newest(t.Context(), r); n != largest.Load() || err != nil {
 		t.Errorf("newest %d, %v; want %d", n, err, largest.Load())
+	}
+}
+
+// overtaken: holders of one token after the other write again and again, also after the next holder has
+// begun. A write whose token was overtaken before it began is refused. One that a larger token overtakes between
+// its read and its write leaves the content of the larger token.
+func (h Harness[W]) overtaken(t *testing.T) {
+	r := h.Resource(t, 7)
+	const tokens, writers, each = 16, 3, 3
+	var confirmed atomic.Uint64 // the largest token of a write that was confirmed
+	raise := func(token uint64) {
+		for old := confirmed.Load(); old < token && !confirmed.CompareAndSwap(old, token); old = confirmed.Load() {
+		}
+	}
+	var reading sync.Mutex
+	// hold writes with a token until it is refused, and closes next after a few writes. The first writer of a token
+	// reads after each write. The other ones write without a pause, so that a write is always under way.
+	hold := func(g fence.Guard[W], token uint64, reads bool, next func()) {
+		defer next() // also after a failure
+		for n := 0; ; n++ {
+			before := confirmed.Load()
+			err := h.write(t, g, r, token, content(token))
+			switch {
+			case err == nil && before > token:
+				t.Errorf("a write with token %d was accepted, and token %d had been accepted before it began", token, before)
+				return
+			case err == nil:
+				raise(token)
+			case errors.Is(err, fence.ErrStale):
+				return
+			case !h.Retry(err):
+				t.Errorf("token %d: %v", token, err)
+				return
+			}
+			if reads {
+				newest := confirmed.Load()
+				reading.Lock()
+				got := h.Read(t, r)
+				reading.Unlock()
+				if len(got) < len(content(newest)) {
+					t.Errorf("after a write with token %d was confirmed, the content is %q", newest, got)
+					return
+				}
+			}
+			if n == each {
+				next()
+			}
+			if token == tokens && n >= each {
+				return
+			}
+		}
+	}
+	var all sync.WaitGroup
+	for token := uint64(1); token <= tokens; token++ {
+		begun := make(chan struct{})
+		var once sync.Once
+		for i := range writers {
+			g := h.Guard
+			if (uint64(i)+token)%2 == 0 {
+				g = h.Other
+			}
+			all.Go(func() { hold(g, token, i == 0, func() { once.Do(func() { close(begun) }) }) })
+		}
+		<-begun
+	}
+	all.Wait()
+	if got := h.Read(t, r); got != content(tokens) {
+		t.Errorf("the content is %q, want that of token %d", got, tokens)
 	}
 }
 

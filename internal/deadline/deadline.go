@@ -1,11 +1,8 @@
 // Package deadline describes the context of a request: a context with a deadline whose timer
-// starts only when a store waits for its end. It also waits for goroutines until a context ends.
+// starts only when a store waits for its end.
 package deadline
 
-import (
-	"context"
-	"sync"
-)
+import "context"
 
 // Context is a context whose end has two causes. Deadline returns the deadline without
 // starting a timer.
@@ -23,17 +20,4 @@ func Cancellation(ctx context.Context) context.Context {
 		return c.Caller()
 	}
 	return ctx
-}
-
-// Wait waits until g is done or ctx ends.
-func Wait(ctx context.Context, g *sync.WaitGroup) {
-	done := make(chan struct{})
-	go func() {
-		g.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	}
 }

@@ -32,3 +32,15 @@ func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 		}
 	}
 }
+
+// TestOtherKindIsFound requires a finding for a file system that is not known to be local.
+func TestOtherKindIsFound(t *testing.T) {
+	f, err := Read("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := Checks.Find(f)
+	if len(found) == 0 || found[len(found)-1].Name != "filesystem" || found[len(found)-1].Evidence != "the directory is on proc" {
+		t.Errorf("%+v", found)
+	}
+}

@@ -90,6 +90,15 @@ func Marks(under ...string) (map[string]string, error) {
 // Build builds a command with the mistakes in place of the source, and returns its path in dir.
 // marks are those of Marks.
 func Build(dir, command string, marks map[string]string, plants Plants) (string, error) {
+	return build(dir, []string{"build"}, command, marks, plants)
+}
+
+// BuildTest does the same with the tests of a package.
+func BuildTest(dir, tested string, marks map[string]string, plants Plants) (string, error) {
+	return build(dir, []string{"test", "-c"}, tested, marks, plants)
+}
+
+func build(dir string, how []string, what string, marks map[string]string, plants Plants) (string, error) {
 	source := map[string]string{}
 	for name, plant := range plants {
 		path, ok := marks[name]
@@ -128,8 +137,8 @@ func Build(dir, command string, marks map[string]string, plants Plants) (string,
 		return "", err
 	}
 	bin := filepath.Join(dir, "mutated")
-	if out, err := exec.Command("go", "build", "-overlay", file, "-o", bin, command).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	if out, err := exec.Command("go", append(how, "-overlay", file, "-o", bin, what)...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go %s: %w\n%s", how[0], err, out)
 	}
 	return bin, nil
 }

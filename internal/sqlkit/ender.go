@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ type Ender struct {
 	timer *time.Timer
 	fires time.Time // when the timer fires, zero if it does not
 	at    time.Time // the deadline of the present statement, zero if it has none
+	ended bool      // end was called for the present statement
 
 	stop    func() bool    // ends the watch of the present statement's context, or nil
 	running sync.WaitGroup // calls of end at the end of a context
@@ -47,6 +49,9 @@ func (e *Ender) Begin(ctx context.Context) {
 	e.running.Add(1)
 	e.stop = context.AfterFunc(ctx, func() {
 		defer e.running.Done()
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.ended = true
 		e.end()
 	})
 }
@@ -81,22 +86,30 @@ func (e *Ender) expired() {
 	case time.Now().Before(e.at):
 		e.set()
 	default:
+		e.ended = true
 		e.end()
 	}
 }
 
 // Stop ends what Begin has begun. After it has returned, end no longer runs, and the
-// connection may have another user.
-func (e *Ender) Stop() {
+// connection may have another user. Stop returns the error of a statement whose connection
+// has ended, also if the answer came at that moment: the server ends the session with the connection.
+func (e *Ender) Stop() error {
 	e.mu.Lock()
 	e.at = time.Time{}
 	e.mu.Unlock()
-	if e.stop == nil {
-		return
+	if e.stop != nil {
+		if e.stop() {
+			e.running.Done()
+		}
+		e.running.Wait()
+		e.stop = nil
 	}
-	if e.stop() {
-		e.running.Done()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.ended {
+		return nil
 	}
-	e.running.Wait()
-	e.stop = nil
+	e.ended = false
+	return &partlyError{fmt.Errorf("the answer came too late: %w", context.DeadlineExceeded)}
 }

@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 )
@@ -37,7 +38,13 @@ func TestEnderEndsWithContext(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Errorf("%s: not ended", name)
 		}
-		e.Stop()
+		if err := e.Stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
+		}
+		e.Begin(context.Background())
+		if err := e.Stop(); err != nil {
+			t.Errorf("%s: %v after the next statement", name, err)
+		}
 	}
 }
 
@@ -79,6 +86,12 @@ func TestEnderTimerServesManyStatements(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Errorf("%s: not ended", name)
 		}
-		e.Stop()
+		if err := e.Stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
+		}
+		e.Begin(context.Background())
+		if err := e.Stop(); err != nil {
+			t.Errorf("%s: %v after the next statement", name, err)
+		}
 	}
 }

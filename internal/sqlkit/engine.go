@@ -5,16 +5,17 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/record"
 )
 
-// Engine has the methods that [Optimistic] and [Sessions] have in common: those of a store,
+// Engine has the methods that [NewOptimistic] and [Sessions] have in common: those of a store,
 // without its guarantees.
 type Engine interface {
 	driver.Inspector
 	driver.Breaker
 	// Classify returns the code of an error of the engine. Every such error has one.
 	Classify(err error) driver.Code
-	// Sweep removes rows of [Optimistic] that have been idle for at least this time.
+	// Sweep removes rows of [NewOptimistic] that have been idle for at least this time.
 	// That of [Sessions] does nothing.
 	Sweep(ctx context.Context, idle time.Duration) error
 	Acquire(context.Context, driver.Request) (driver.Grant, error)
@@ -26,6 +27,6 @@ type Engine interface {
 }
 
 var (
-	_ Engine = (*Optimistic)(nil)
+	_ Engine = (*record.Engine)(nil)
 	_ Engine = (*Sessions)(nil)
 )

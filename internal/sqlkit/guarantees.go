@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/record"
 )
 
 // MaxTTL is the longest TTL of a store on an SQL database.
@@ -32,28 +33,29 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
 	g.LeftoversExpire = false // no timer ends a wait in the server's queue
-	g.Tokens = "the server's clock in microseconds, read when the lock is granted: tokens rise unless the clock is set back. With tokens=durable a committed row: tokens always rise"
+	g.Tokens = "the server's clock in microseconds, so they rise unless the clock is set back. With tokens=durable a committed row: they always rise"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
-	g.MinTTL, g.Granularity, g.Visible = minTTL, unit, driver.VisibleAll
+	g.MinTTL, g.Granularity, g.Visible, g.VisibleAfter = minTTL, unit, driver.VisibleAll, VisibleAfter
 	return g
 }
 
-// PassNote is a note in the guarantees of recipes that are a [Passer].
-const PassNote = "the next local waiter of a process that holds a lock requests it with its release, and at most 5 ms after its grant. If no other client waits, the session hands the lock off, within 5 ms of the first grant; programs that lock by hand are not seen to wait"
+// ConnectionsNote is a note in the guarantees of recipes on sessions.
+const ConnectionsNote = "a held lock costs one connection, and so does a waiter. A process uses at most max_conns of them; further requests wait in the process"
 
-// OptimisticGuarantees returns the guarantees of a store with the engine [Optimistic]. wakes
-// reports whether the store has a [Waker]; without one, its waiters poll.
+// PassNote is a note in the guarantees of recipes that are a [Passer].
+const PassNote = "the next waiter of the same process requests the lock with the release, at most 5 ms after the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant"
+
+// OptimisticGuarantees returns the guarantees of a store with the engine of [NewOptimistic]. wakes
+// reports whether the store listens; otherwise its waiters poll.
 func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
 	g := guarantees(kind)
-	g.Crash, g.Order, g.Wake = driver.CrashFreesAfterTTL, driver.OrderNone, driver.WakePoll
+	var o record.Options
 	if wakes {
-		g.Wake, g.Fallback = driver.WakePush, OptimisticFallback
+		o.Poll = optimisticFallback
 	}
-	g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
-	g.Tokens = "the name's row: the last token plus one, or the database's clock in microseconds if that is larger. Tokens rise even after a restart or with a clock that is set back"
+	o.Declare(&g)
+	g.Tokens = "the name's row: the last token plus one, or the database's clock in microseconds if that is larger. They rise after a restart, and with a clock that is set back"
 	g.EarlyEnd = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}
-	g.Notice = 2 * time.Second
-	g.MinTTL, g.Granularity, g.Linger, g.Visible = time.Millisecond, time.Microsecond, true, driver.VisibleHolders
 	return g
 }

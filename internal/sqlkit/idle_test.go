@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,26 +31,7 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 			defer p.mu.Unlock()
 			return len(p.idle)
 		}
-		use(6)
-		use(6)
-		if dialled != 6 || idle() != 6 {
-			t.Errorf("dialled %d, idle %d", dialled, idle())
-		}
-		use(12)
-		if idle() != 8 {
-			t.Errorf("idle %d, more than the maximum", idle())
-		}
-		for range 3 {
-			time.Sleep(surplusFor / 2)
-			use(4)
-		}
-		if idle() != 4 {
-			t.Errorf("idle %d, and 4 are in use", idle())
-		}
-		time.Sleep(2 * surplusFor)
-		if idle() != 2 {
-			t.Errorf("idle %d after a rest", idle())
-		}
+		staysTogether(t, use, idle, &dialled)
 		full = true
 		var all []Link
 		for range 2 {
@@ -79,7 +61,7 @@ func TestSessionsStayIfUsedTogether(t *testing.T) {
 		dialled := 0
 		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
 		defer e.Close(t.Context())
-		take := func() (*Session, error) { return e.take(t.Context()) }
+		take := func() (*Session, error) { return e.take(t.Context(), &driver.Request{}) }
 		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }
 		idle := func() int {
 			synctest.Wait()
@@ -87,23 +69,34 @@ func TestSessionsStayIfUsedTogether(t *testing.T) {
 			defer e.mu.Unlock()
 			return len(e.idle)
 		}
-		use(6)
-		use(6)
-		if dialled != 6 || idle() != 6 {
-			t.Errorf("dialled %d, idle %d", dialled, idle())
-		}
-		for range 3 {
-			time.Sleep(surplusFor / 2)
-			use(4)
-		}
-		if idle() != 4 {
-			t.Errorf("idle %d, and 4 are in use", idle())
-		}
-		time.Sleep(2 * surplusFor)
-		if idle() != 2 {
-			t.Errorf("idle %d after a rest", idle())
-		}
+		staysTogether(t, use, idle, &dialled)
 	})
+}
+
+// staysTogether: with at least 2 and at most 8 idle ones, those that were in use at the same time stay for a while, and
+// unused ones end.
+func staysTogether(t *testing.T, use func(n int), idle func() int, dialled *int) {
+	t.Helper()
+	use(6)
+	use(6)
+	if *dialled != 6 || idle() != 6 {
+		t.Errorf("dialled %d, idle %d", *dialled, idle())
+	}
+	use(12)
+	if idle() != 8 {
+		t.Errorf("idle %d, more than the maximum", idle())
+	}
+	for range 3 {
+		time.Sleep(surplusFor/2 + time.Millisecond) // not at the moment at which the timer ends links
+		use(4)
+	}
+	if idle() != 4 {
+		t.Errorf("idle %d, and 4 are in use", idle())
+	}
+	time.Sleep(2 * surplusFor)
+	if idle() != 2 {
+		t.Errorf("idle %d after a rest", idle())
+	}
 }
 
 // useTogether takes n links or sessions, and returns them when it has all of them.
@@ -120,4 +113,93 @@ func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)
 	for _, one := range all {
 		put(one)
 	}
+}
+
+// TestRequestsWaitForSessionsInOrder: requests beyond MaxConns wait for a session in the order in which they came,
+// and a cancelled one gives its turn to the next.
+func TestRequestsWaitForSessionsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dialled := 0
+		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
+		e.MaxConns = func() int { return 2 }
+		defer e.Close(t.Context())
+		first, _ := e.take(t.Context(), &driver.Request{})
+		second, _ := e.take(t.Context(), &driver.Request{})
+		if _, err := e.take(t.Context(), &driver.Request{First: true}); driver.CodeOf(err) != driver.CodeUnavailable {
+			t.Errorf("a first try: %v; want unavailable", err)
+		}
+		var order []int
+		cancelled, cancel := context.WithCancel(t.Context())
+		for i := range 4 {
+			ctx := t.Context()
+			if i == 1 {
+				ctx = cancelled
+			}
+			go func() {
+				s, err := e.take(ctx, &driver.Request{})
+				if err != nil {
+					order = append(order, -i)
+					return
+				}
+				order = append(order, i)
+				if i%2 == 0 {
+					e.put(s)
+				} else {
+					e.drop(s)
+				}
+			}()
+			synctest.Wait()
+		}
+		cancel()
+		synctest.Wait()
+		e.put(first)
+		synctest.Wait()
+		e.drop(second)
+		synctest.Wait()
+		if !slices.Equal(order, []int{-1, 0, 2, 3}) || len(e.queue) > 0 {
+			t.Errorf("order %v, %d waiting", order, len(e.queue))
+		}
+		if dialled > 3 {
+			t.Errorf("dialled %d", dialled)
+		}
+	})
+}
+
+// free is a recipe whose locks are free.
+type free struct{ quiet }
+
+func (free) Lock(context.Context, *Session, *LockRequest) (Got, error) {
+	return Got{Token: 1, Slot: driver.NoSlot}, nil
+}
+
+// TestTryOfOwnLockIsBusyWithoutSession: a try for a lock that the engine holds needs no session to be busy. One that
+// the lock does not keep out waits for a session.
+func TestTryOfOwnLockIsBusyWithoutSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &free{}, Idle{}, "")
+		e.MaxConns = func() int { return 1 }
+		defer e.Close(t.Context())
+		request := func(id, name string, limit int) driver.Request {
+			return driver.Request{ID: id, Name: name, Limit: limit, TTL: time.Hour, From: noRequester{}}
+		}
+		if _, err := e.Acquire(t.Context(), request("1", "n", 2)); err != nil {
+			t.Fatal(err)
+		}
+		for id, c := range map[string]struct {
+			name  string
+			limit int
+			want  driver.Code
+		}{
+			"2": {"n", driver.Exclusive, driver.CodeBusy},
+			"3": {"n", 2, driver.CodeWithdrawn},
+			"4": {"m", driver.Exclusive, driver.CodeWithdrawn},
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := e.Acquire(ctx, request(id, c.name, c.limit))
+			cancel()
+			if driver.CodeOf(err) != c.want {
+				t.Errorf("%+v: %v", c, err)
+			}
+		}
+	})
 }

@@ -32,6 +32,9 @@ const labelMark = "hf1."
 // labelFields is the number of fields without tokens.
 const labelFields = 8
 
+// maxTime limits a TTL in microseconds, so that no sum of times overflows.
+const maxTime = 1 << 53
+
 var labelText = base64.RawURLEncoding
 
 // Encode returns the label as text of at most maxBytes bytes. If necessary it
@@ -69,13 +72,22 @@ func FindLabel(statement string) (l Label, ok bool) {
 		return l, false
 	}
 	l.Owner.ID = fields[1]
-	l.Limit, _ = strconv.Atoi(fields[2])
-	ttl, _ := strconv.ParseInt(fields[3], 36, 64)
+	var ttl int64
+	if l.Limit, err = strconv.Atoi(fields[2]); err == nil {
+		ttl, err = strconv.ParseInt(fields[3], 36, 64)
+	}
+	if err == nil {
+		l.Owner.PID, err = strconv.Atoi(fields[4])
+	}
+	if err != nil || l.Limit < driver.Exclusive || l.Limit > driver.MaxLimit && l.Limit != driver.Unlimited || ttl < 0 || ttl > maxTime {
+		return Label{}, false
+	}
 	l.TTL = time.Duration(ttl) * time.Microsecond
-	l.Owner.PID, _ = strconv.Atoi(fields[4])
 	// The last of the fields is the rest of the statement, or tokens that the server has cut off.
 	if len(fields) > labelFields+1 {
-		l.Tokens, _ = strconv.Atoi(fields[labelFields])
+		if l.Tokens, err = strconv.Atoi(fields[labelFields]); err != nil || l.Tokens < 0 || l.Tokens > maxTokens {
+			l.Tokens = 0
+		}
 	}
 	for i, to := range []*string{&l.Owner.Host, &l.Owner.Instance, &l.Owner.Reason} {
 		b, err := labelText.DecodeString(fields[5+i])

@@ -72,6 +72,15 @@ func (l *lentLink) Close() {
 	})
 }
 
+// giveBack gives a link back to a user's pool. It closes any other link.
+func giveBack(l Link) {
+	if lent, ok := l.(interface{ giveBack() }); ok {
+		lent.giveBack()
+	} else {
+		l.Close()
+	}
+}
+
 func (l *lentLink) giveBack() {
 	l.once.Do(func() {
 		l.cancel()

@@ -54,10 +54,18 @@ func (a Answers) Last() Row { return a.First(len(a) - 1) }
 
 // First returns the first row of answer i, nil if there is none.
 func (a Answers) First(i int) Row {
-	if i < 0 || i >= len(a) || len(a[i]) == 0 {
+	if i < 0 || i >= len(a) {
 		return nil
 	}
-	return a[i][0]
+	return a[i].First()
+}
+
+// First returns the first row, nil if there is none.
+func (r Rows) First() Row {
+	if len(r) == 0 {
+		return nil
+	}
+	return r[0]
 }
 
 // Link is one connection to a database. One goroutine at a time uses it, except for Close
@@ -76,6 +84,24 @@ type Link interface {
 	// Close ends the connection. It may be called at any time and more than once.
 	Close()
 }
+
+// MapLink returns a link that replaces each statement by change(statement).
+func MapLink(l Link, change func(statement string) string) Link { return &mappedLink{l, change} }
+
+type mappedLink struct {
+	Link
+	change func(string) string
+}
+
+func (l *mappedLink) Run(ctx context.Context, statements ...string) (Answers, error) {
+	changed := make([]string, len(statements))
+	for i, s := range statements {
+		changed[i] = l.change(s)
+	}
+	return l.Link.Run(ctx, changed...)
+}
+
+func (l *mappedLink) giveBack() { giveBack(l.Link) }
 
 // SQLLink makes a link of a connection of a database/sql driver and the network connection
 // below it. With multi the driver accepts several statements at once.
@@ -141,7 +167,9 @@ func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error
 	// more goroutine for each statement.
 	l.ender.Begin(ctx)
 	a, err := runAll(context.Background(), l.conn, l.multi, statements)
-	l.ender.Stop()
+	if late := l.ender.Stop(); err == nil {
+		err = late
+	}
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", ctx.Err(), err)
 	}

@@ -3,16 +3,14 @@ package sqlkit
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -27,6 +25,9 @@ type meeting struct {
 }
 
 const meetingSize = 4
+
+// batch is the number of names in one exchange of the engine.
+const batch = 32
 
 var errBad = errors.New("refused")
 
@@ -67,7 +68,7 @@ func (named) Find(names [][]byte) string     { return "find " + string(bytes.Joi
 func TestManyGrantsAreRenewedTogether(t *testing.T) {
 	m := &meeting{all: make(chan struct{})}
 	dial := func(context.Context) (Link, error) { return m, nil }
-	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 8}, dial), named{}, certain{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 8}, dial), named{}, certain{}, nil, nil, "")
 	defer o.Close(t.Context())
 	grants := make([]driver.Grant, meetingSize*batch)
 	for i := range grants {
@@ -107,7 +108,7 @@ func TestConnectionsRunOut(t *testing.T) {
 	}
 	close(m.all)
 	m.coming = meetingSize
-	o := NewOptimistic(NewPool(Idle{Min: accepts, Max: accepts}, dial), named{}, certain{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: accepts, Max: accepts}, dial), named{}, certain{}, nil, nil, "")
 	defer o.Close(t.Context())
 	grants := make([]driver.Grant, 100*batch)
 	for i := range grants {
@@ -131,115 +132,57 @@ func (c *crowd) Run(ctx context.Context, statements ...string) (Answers, error) 
 	return c.meeting.Run(ctx, statements...)
 }
 
-// tabled is a server with a row for each name. It counts the statements of each kind.
+// tabled is a server with a row for each name. It counts the statements that find rows.
 type tabled struct {
 	meeting
 	state    map[string]string // by name
-	readOnly bool              // what Find answers
+	readOnly int               // this many answers show that the server is read-only
 	find     int
-	read     []string
 }
 
 func (l *tabled) Run(_ context.Context, statements ...string) (Answers, error) {
-	text := func(s string) sql.NullString { return sql.NullString{String: s, Valid: true} }
-	answers := make(Answers, len(statements))
-	for i, s := range statements {
-		kind, names, _ := strings.Cut(s, " ")
-		for name := range strings.FieldsSeq(strings.ReplaceAll(names, "\x00", "")) {
-			state, is := l.state[name]
-			switch {
-			case kind == "read":
-				l.read = append(l.read, name)
-				answers[i] = Rows{{text("1"), text("1"), sql.NullString{String: "1", Valid: is}, text("1"), sql.NullString{String: state, Valid: is}, text("0")}}
-			case is:
-				answers[i] = append(answers[i], Row{text("1"), text(hex.EncodeToString([]byte("\x00" + name))), text("1"), text("1"), text(state), text(map[bool]string{true: "1", false: "0"}[l.readOnly])})
-			}
-		}
-		if kind == "find" {
-			l.find++
+	var found Rows
+	for name := range strings.FieldsSeq(strings.Join(statements, " ")) {
+		if state, is := l.state[name]; is {
+			key := hex.EncodeToString([]byte("\x00" + name))
+			found = append(found, textRow("1", key, "1", "1", state, strconv.FormatBool(l.readOnly > 0)))
 		}
 	}
-	return answers, nil
+	l.find++
+	l.readOnly--
+	return Answers{found}, nil
 }
 
 type tabledNames struct{ Table }
 
-func (tabledNames) Read(name []byte, _ int) string { return "read " + string(name[1:]) }
 func (tabledNames) Find(names [][]byte) string {
-	return "find " + string(bytes.Join(names, []byte(" ")))
+	return strings.ReplaceAll(string(bytes.Join(names, []byte(" "))), "\x00", "")
 }
 
-// TestHeldGrantsAreCheckedByOneStatement: one statement finds all grants that stand. The rows of the
-// others are read, and their holders are notified. On a read-only server the row of every grant is read.
-func TestHeldGrantsAreCheckedByOneStatement(t *testing.T) {
+// TestRowsAreFoundByOneStatement: one statement reads all rows. If the server is read-only, the client reads
+// them again on another connection.
+func TestRowsAreFoundByOneStatement(t *testing.T) {
 	l := &tabled{state: map[string]string{}}
-	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
-	defer o.Close(t.Context())
-	var some []*kept
-	lost := make(chan driver.Cause, 3)
-	for i := range batch {
-		g := driver.Grant{ID: fmt.Sprint("id-", i), Name: fmt.Sprint("n", i), Token: uint64(i + 1)}
-		k := &kept{g: g, from: lostTo(lost)}
-		some, o.held[g.ID] = append(some, k), k
-		l.state[g.Name] = Encode(&content{Holders: []holder{{Owner: Owner{ID: g.ID}, Limit: 1, Token: g.Token, Expires: 1 << 50}}})
+	r := &rows{NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}}
+	keys := make([]string, batch)
+	for i := range keys {
+		name := fmt.Sprint("n", i)
+		keys[i], l.state[name] = "\x00"+name, name
 	}
-	if !o.checkHeld(t.Context(), some) || l.find != 1 || len(l.read) != 0 || len(lost) != 0 {
-		t.Errorf("%d statements to find and %d to read rows, %d holders notified; want 1, 0 and 0", l.find, len(l.read), len(lost))
-	}
-	delete(l.state, "n1")              // the row is gone
-	l.state["n2"] = Encode(&content{}) // the grant is gone
-	l.state["n3"] = Encode(&content{Taken: []taken{{Token: 4, Until: 1 << 50}}})
-	if !o.checkHeld(t.Context(), some) || l.find != 2 || !slices.Equal(l.read, []string{"n1", "n2", "n3"}) {
-		t.Errorf("%d statements to find; rows read: %q, want those of n1, n2 and n3", l.find, l.read)
-	}
-	if len(lost) != 3 || <-lost != driver.CauseGone || <-lost != driver.CauseGone || <-lost != driver.CauseTaken {
-		t.Errorf("%d holders were notified, want 3: gone, gone and taken", len(lost))
-	}
-	l.readOnly, l.read = true, nil
-	if !o.checkHeld(t.Context(), some[4:]) || len(l.read) != batch-4 {
-		t.Errorf("%d rows read on a server that is read-only, want %d", len(l.read), batch-4)
-	}
-}
-
-// slow is a link that delays each statement.
-type slow struct {
-	Link
-	each time.Duration
-}
-
-func (s slow) Run(ctx context.Context, statements ...string) (Answers, error) {
-	select {
-	case <-time.After(s.each):
-		return s.Link.Run(ctx, statements...)
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// TestBreakIsNoticedOnSlowServer: the client notices a broken grant although each statement
-// takes most of the interval between two checks.
-func TestBreakIsNoticedOnSlowServer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := slow{&tabled{state: map[string]string{}}, checkInterval * 6 / 10}
-		o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
-		lost := make(chan driver.Cause, 1)
-		_, err := o.keep(driver.Request{From: lostTo(lost)}, driver.Grant{ID: "id", Name: "n", Token: 1}) // its row is gone
-		if err != nil {
-			t.Fatal(err)
+	delete(l.state, "n1")
+	for demoted, statements := range map[int]int{0: 1, 1: 2} {
+		l.readOnly, l.find = demoted, 0
+		for i, o := range r.Exchange(t.Context(), nil, keys) {
+			if want := l.state[keys[i][1:]]; string(o.Data) != want || (o.Version == "") != (want == "") || o.Err != nil {
+				t.Errorf("%q: %+v", keys[i], o)
+			}
 		}
-		select {
-		case <-lost:
-		case <-time.After(3 * checkInterval):
-			t.Error("the holder is not notified")
+		if l.find != statements {
+			t.Errorf("%d statements find rows, want %d", l.find, statements)
 		}
-		if err := o.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+	}
+	l.readOnly = 100
+	if o := r.Exchange(t.Context(), nil, keys)[0]; !errors.Is(o.Err, ErrReadOnly) {
+		t.Errorf("a server that stays read-only: %+v", o)
+	}
 }
-
-type lostTo chan driver.Cause
-
-func (lostTo) Queued([]driver.Holder)             {}
-func (lostTo) Owner() driver.Owner                { return driver.Owner{} }
-func (c lostTo) Lost(cause driver.Cause, _ error) { c <- cause }

@@ -26,7 +26,36 @@ type Options[R ~string] struct {
 	Table, Column string
 	// MaxIdle is how many idle connections the store keeps at most; see Idle.
 	MaxIdle int
+	// MaxConns is how many connections the sessions of the store use at most. 0 means a part of the
+	// server's limit; see Sessions.
+	MaxConns int
+	// RequireTLS refuses connections that are not by TLS to a verified server. Exposure is the
+	// warning without it; see Protect.
+	RequireTLS bool
+	Exposure   string
 }
+
+// Protect checks how the store's own connections are protected.
+func (o *Options[R]) Protect(p storeurl.Protection) (err error) {
+	o.Exposure, err = p.Check(o.RequireTLS)
+	return err
+}
+
+// SessionsOf returns how many sessions a store may have at a server that accepts so many connections of its
+// user. Other clients need connections too, and so do other processes of the same program. It returns 2 if
+// the limit is unknown, and 0, no limit, on a caller's pool, which has its own.
+func (o *Options[R]) SessionsOf(limit int64) int {
+	switch {
+	case o.MaxIdle == 0:
+		return 0
+	case o.MaxConns > 0:
+		return o.MaxConns
+	}
+	return max(int(limit/partOfLimit), 2)
+}
+
+// partOfLimit is the part of a server's connections that the sessions of a store use by default.
+const partOfLimit = 4
 
 // Idle returns the limits of a pool that keeps at least ready connections open, or MaxIdle if
 // that is less.
@@ -34,6 +63,9 @@ func (o *Options[R]) Idle(ready int) Idle { return Idle{Min: min(ready, o.MaxIdl
 
 // largestMaxIdle is the largest value of MaxIdle.
 const largestMaxIdle = 10_000
+
+// largestMaxConns is the largest value of MaxConns, which is that of MySQL.
+const largestMaxConns = 100_000
 
 // Recipes that some options require or exclude.
 const (
@@ -50,8 +82,12 @@ func (o *Options[R]) Check(recipes []R, maxIdentifier int) error {
 	switch {
 	case o.MaxIdle < 1 || o.MaxIdle > largestMaxIdle:
 		return fmt.Errorf("%d idle connections: give 1 to %d", o.MaxIdle, largestMaxIdle)
+	case o.MaxConns < 0 || o.MaxConns > largestMaxConns:
+		return fmt.Errorf("%d connections: give 1 to %d, or 0 for a part of the server's limit", o.MaxConns, largestMaxConns)
 	case !slices.Contains(recipes, o.Recipe):
 		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, join(recipes, ", "))
+	case o.MaxConns > 0 && o.Recipe == optimistic:
+		return errors.New("a limit of connections: the recipe optimistic needs none for a lock")
 	case o.Durable && o.Recipe == optimistic:
 		return errors.New("durable tokens: the recipe optimistic always has them")
 	case (o.Table != "" || o.Column != "") && o.Recipe != pessimistic:
@@ -90,8 +126,19 @@ func (o *Options[R]) CheckLimit(limit int) error {
 	return nil
 }
 
-// Take reads recipe, tokens, table, column and max_idle from a URL's parameters. Without
-// a parameter, Recipe and MaxIdle keep their values.
+// NotUnique returns the reason to refuse a user's table in which a name may have two rows. found are
+// the definitions of its unique indexes.
+func NotUnique(table, column string, found []string) error {
+	indexes := "it has no unique index"
+	if len(found) > 0 {
+		indexes = "it has only: " + strings.Join(found, "; ")
+	}
+	return fmt.Errorf("in table %s two rows may have the same %s, so that two clients hold one name: %s. "+
+		"Create a unique index on exactly that column, whole, unconditional and checked at once: CREATE UNIQUE INDEX holdfast_lock ON %[1]s (%[2]s)", table, column, indexes)
+}
+
+// Take reads recipe, tokens, table, column, max_conns, max_idle and require_tls from a URL's parameters. Without
+// a parameter, Recipe, MaxConns and MaxIdle keep their values.
 func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)
@@ -100,6 +147,12 @@ func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 		return err
 	}
 	o.Table, o.Column = p.Take("table"), p.Take("column")
-	o.MaxIdle, err = p.Int("max_idle", o.MaxIdle)
+	if o.MaxConns, err = p.Int("max_conns", o.MaxConns); err != nil {
+		return err
+	}
+	if o.MaxIdle, err = p.Int("max_idle", o.MaxIdle); err != nil {
+		return err
+	}
+	o.RequireTLS, err = p.Choose("require_tls", "false", "true")
 	return err
 }

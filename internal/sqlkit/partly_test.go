@@ -98,13 +98,38 @@ func TestErrorAfterWriteIsUnknown(t *testing.T) {
 			defer other.Close()
 			defer below.Close()
 			dial := func(context.Context) (Link, error) { return SQLLink(&exhausted{}, multi, below), nil }
-			o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, dial), plain{}, certain{}, nil, "")
+			o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, dial), plain{}, certain{}, nil, nil, "")
 			defer o.Close(t.Context())
 			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {
 				t.Errorf("%v (%v), want an unknown outcome: the grant stands", err, code)
 			}
 		})
+	}
+}
+
+// delayed is a database whose answer arrives when the link has ended the connection.
+type delayed struct {
+	exhausted
+	below *Conn
+}
+
+func (c *delayed) QueryContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Rows, error) {
+	_, _ = c.below.Read(make([]byte, 1)) // until the end of the connection
+	return c.exhausted.QueryContext(ctx, query, args)
+}
+
+// TestAnswerAtTheDeadlineIsNoGrant: the answer to a statement comes when the deadline of the request has ended its
+// connection, and with it a lock of the session.
+func TestAnswerAtTheDeadlineIsNoGrant(t *testing.T) {
+	below, other := pipe(t)
+	defer other.Close()
+	l := SQLLink(&delayed{below: below}, false, below)
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if a, err := l.Run(ctx, "read"); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, %v, want an error of a statement that the server may have executed", a, err)
 	}
 }
 
@@ -133,7 +158,7 @@ func (*demoted) Close()                {}
 func TestWriteBeforeADemotionIsUnknown(t *testing.T) {
 	for scripts, want := range map[int]driver.Code{0: driver.CodeRefused, 1: driver.CodeUnknown} {
 		d := &demoted{scripts}
-		o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return d, nil }), plain{}, certain{}, nil, "")
+		o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return d, nil }), plain{}, certain{}, nil, nil, "")
 		_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 		if code := driver.CodeOf(err); code != want || !errors.Is(err, ErrReadOnly) {
 			t.Errorf("read-only after %d scripts: %v (%v), want %v", scripts, err, code, want)

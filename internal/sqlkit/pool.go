@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // Pool keeps idle links ready.
 type Pool struct {
-	dial func(context.Context) (Link, error)
+	dial  func(context.Context) (Link, error)
+	lanes chan struct{} // holds a value for each call of Run; nil if their number has no limit
 
 	mu      sync.Mutex
 	limits  Idle
@@ -35,8 +37,8 @@ func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
 	return &Pool{dial: dial, limits: idle}
 }
 
-// ErrClosed is the error of a closed store.
-var ErrClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
+// Limit makes at most n calls of Run at the same time use links of the pool. The others wait.
+func (p *Pool) Limit(n int) { p.lanes = make(chan struct{}, n) }
 
 // Get takes an idle link or opens one. reused reports that the link was idle: it may have
 // ended unnoticed.
@@ -55,7 +57,7 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	closed := p.closed
 	p.mu.Unlock()
 	if closed {
-		return nil, false, ErrClosed
+		return nil, false, calls.ErrClosed
 	}
 	l, err = p.dial(ctx)
 	if err != nil {
@@ -78,11 +80,7 @@ func ended(l Link) bool {
 // Put gives back a link that is in good order.
 func (p *Pool) Put(l Link) {
 	if p.limits.Max == 0 {
-		if lent, ok := l.(*lentLink); ok {
-			lent.giveBack()
-		} else {
-			l.Close()
-		}
+		giveBack(l)
 		return
 	}
 	p.mu.Lock()
@@ -129,6 +127,14 @@ func (p *Pool) endSurplus() {
 // that were idle since the send: they may have fallen silent too. Otherwise each of the
 // next calls would wait for another of them.
 func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
+	if p.lanes != nil {
+		select {
+		case p.lanes <- struct{}{}:
+			defer func() { <-p.lanes }()
+		case <-ctx.Done():
+			return nil, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+		}
+	}
 	for {
 		l, reused, err := p.Get(ctx)
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // openTimeout limits how long Open waits for a server. Without an answer, the first call
@@ -38,45 +37,31 @@ func (p *Probe[F]) Facts() (facts F, known bool) {
 func (p *Probe[F]) Open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	err := p.Read(ctx)
+	_, err := p.Read(ctx)
 	if code := driver.CodeOf(err); code == driver.CodeRefused || code == driver.CodeInvalid {
 		return err
 	}
 	return nil
 }
 
-// Read reads the facts, unless they have been read before.
-func (p *Probe[F]) Read(ctx context.Context) error {
-	if _, known := p.Facts(); known {
-		return nil
+// Read returns the facts. It reads them unless they have been read before. The core repeats the calls of a
+// waiter.
+func (p *Probe[F]) Read(ctx context.Context) (F, error) {
+	if f, known := p.Facts(); known {
+		return f, nil
 	}
 	f, err := p.read(ctx)
-	if err != nil {
-		return err
+	switch {
+	case err == nil:
+	case driver.CodeOf(err) == driver.CodeUnknown: // a probe changes nothing
+		return f, &driver.Error{Code: driver.CodeUnavailable, Err: err}
+	default:
+		return f, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.facts, p.known = f, true
-	return nil
-}
-
-// Wait reads the facts until that succeeds or ctx ends. It retries while the server is
-// unavailable, for example during a restart.
-func (p *Probe[F]) Wait(ctx context.Context) (F, error) {
-	for {
-		err := p.Read(ctx)
-		if err == nil {
-			f, _ := p.Facts()
-			return f, nil
-		}
-		var none F
-		if code := driver.CodeOf(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
-			return none, err
-		}
-		if backoff.Sleep(ctx, 50*time.Millisecond) != nil {
-			return none, driver.Errorf(driver.CodeUnavailable, "%w", err)
-		}
-	}
+	return f, nil
 }
 
 // Unreached returns err with a code, for a call that cannot have changed anything: it has requested no

@@ -42,26 +42,18 @@ type Recipe interface {
 	Cancel(ctx context.Context, side Link, id Identity) error
 	// End ends a session, unless it is gone, and reports whether it is gone.
 	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
-	// Survey returns grants and waiters: of one name, or of all that begin with the key.
-	// unrecorded are sessions, of any name, with a grant that is not recorded yet. The Since
-	// of such an identity distinguishes one grant of a session from the next.
-	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, unrecorded []Identity, err error)
+	// Survey returns grants and waiters: of one name, or of all that begin with the key. It
+	// returns a grant without a token until a Ping has recorded it. A [Prober] may omit it until
+	// then, and every recipe in a survey of all. missing is an error if sessions could not record their grants, so that seen is not complete.
+	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, missing, err error)
 	// Evict ends the session of a grant that was seen, if it still has that grant.
 	Evict(ctx context.Context, side Link, seen Sight) error
 }
 
-// Rester is a [Recipe] whose sessions carry a mark at the server while they may have a grant
-// that is not recorded. They keep the mark between locks that follow each other closely.
-// Rest removes the mark of a session that has been idle for a moment.
-type Rester interface {
-	Rest(ctx context.Context, s *Session) error
-}
-
-// Recorder is a [Recipe] whose sessions may fail to record what they hold.
-type Recorder interface {
-	// Unrecorded returns an error if sessions have a grant that they could not record, so
-	// that Survey cannot return it.
-	Unrecorded(ctx context.Context, side Link) error
+// Prober is a [Recipe] whose Survey omits grants that are not recorded.
+type Prober interface {
+	// Locked reports whether a session has the lock of a key.
+	Locked(ctx context.Context, side Link, key []byte) (bool, error)
 }
 
 // ErrBusy is a Recipe's error for a lock that is held.
@@ -88,10 +80,6 @@ type Session struct {
 	ID Identity
 	// TTL is the present value of the server's session timeout. The recipe sets it.
 	TTL time.Duration
-	// Unrecorded reports that the session has the mark of [Rester]. The recipe sets it.
-	Unrecorded bool
-	// Turn alternates between 0 and 1 with the grants of the session. The recipe sets it.
-	Turn int
 
 	idleSince time.Time // zero while it is in use
 	lease     *lease    // the request that uses the session
@@ -144,7 +132,7 @@ type Sight struct {
 	Identity
 	Label
 	Granted bool
-	Token   uint64
+	Token   uint64 // 0 if the grant is not recorded
 	Slot    int
 	Since   time.Time
 	// Left is the rest of its TTL.
@@ -153,4 +141,6 @@ type Sight struct {
 	Note string
 	// Hidden reports that the server does not show this user whose lock it is.
 	Hidden bool
+	// Broken is the error of a record that no client has written. Only the label's key is valid then.
+	Broken error
 }

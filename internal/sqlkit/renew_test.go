@@ -12,9 +12,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/record"
 )
 
 // rowServer is a database with the rows of names. It is also the only link to that
@@ -67,7 +69,7 @@ func (rowTable) Find(names [][]byte) string {
 }
 
 func (t rowTable) Update(name []byte, old int64, w Write) string {
-	return t.UpdateEach([]Change{{Name: name, Old: old, Write: w}})
+	return strings.Replace(t.UpdateEach([]Change{{Name: name, Old: old, Write: w}}), "write ", "write-one ", 1)
 }
 
 func (rowTable) UpdateEach(changes []Change) string {
@@ -91,7 +93,7 @@ func (s *rowServer) Run(_ context.Context, statements ...string) (answers Answer
 	for _, statement := range statements {
 		s.statements++
 		kind, rest, _ := strings.Cut(statement, " ")
-		if kind == "write" {
+		if kind == "write" || kind == "write-one" {
 			s.sent = append(s.sent, rest)
 			s.write(rest)
 			continue
@@ -145,6 +147,52 @@ func (s *rowServer) row(name string, always bool) Row {
 	return row
 }
 
+// content is the state of a row as package record writes it.
+type content struct {
+	Holders []holder `json:"holders"`
+	Taken   []taken  `json:"taken,omitempty"`
+}
+
+type holder struct {
+	ID      string `json:"id"`
+	Reason  string `json:"reason,omitempty"`
+	Limit   int    `json:"limit"`
+	Slot    int    `json:"slot"`
+	Token   uint64 `json:"token"`
+	Expires int64  `json:"expires"`
+	TTL     int64  `json:"ttl,omitempty"`
+}
+
+type taken struct {
+	Token uint64 `json:"token"`
+	Until int64  `json:"until"`
+}
+
+func encode(c content) string {
+	if c.Holders == nil {
+		c.Holders = []holder{}
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+func decode(state string) (c content, err error) {
+	err = json.Unmarshal([]byte(state), &c)
+	return c, err
+}
+
+func (c content) byID(id string) *holder {
+	for i := range c.Holders {
+		if c.Holders[i].ID == id {
+			return &c.Holders[i]
+		}
+	}
+	return nil
+}
+
 // change changes the content of a row, as another client does.
 func (s *rowServer) change(name string, change func(*content)) {
 	r := s.rows["\x00"+name]
@@ -153,24 +201,25 @@ func (s *rowServer) change(name string, change func(*content)) {
 		panic(err)
 	}
 	change(&c)
-	r.version, r.state = r.version+1, Encode(&c)
+	r.version, r.state = r.version+1, encode(c)
 }
 
 // held returns an engine, a server, and n grants whose rows the server has.
-func held(t *testing.T, n int, name func(i int) string) (*Optimistic, *rowServer, []driver.Grant) {
+func held(t *testing.T, n int, name func(i int) string) (*record.Engine, *rowServer, []driver.Grant) {
 	s := &rowServer{rows: map[string]*fakeRow{}}
-	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return s, nil }), rowTable{}, rowFaults{}, nil, "")
+	o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return s, nil }), rowTable{}, rowFaults{}, nil,
+		func() time.Duration { return 0 }, "")
 	t.Cleanup(func() { _ = o.Close(context.Background()) })
 	var grants []driver.Grant
 	for i := range n {
 		g := driver.Grant{ID: fmt.Sprint("id-", i), Name: name(i), Limit: driver.Unlimited, Token: uint64(i + 1), TTL: time.Minute}
 		grants = append(grants, g)
 		if s.rows["\x00"+g.Name] == nil {
-			s.rows["\x00"+g.Name] = &fakeRow{version: 1, token: int64(n), state: Encode(&content{})}
+			s.rows["\x00"+g.Name] = &fakeRow{version: 1, token: int64(n), state: encode(content{})}
 		}
 		s.change(g.Name, func(c *content) {
-			c.Holders = append(c.Holders, holder{Owner: Owner{ID: g.ID}, Limit: g.Limit, Slot: driver.NoSlot, Token: g.Token,
-				Expires: time.Now().Add(time.Hour).UnixMicro(), TTL: micros(g.TTL)})
+			c.Holders = append(c.Holders, holder{ID: g.ID, Limit: g.Limit, Slot: driver.NoSlot, Token: g.Token,
+				Expires: time.Now().Add(time.Hour).UnixMicro(), TTL: g.TTL.Microseconds()})
 		})
 	}
 	return o, s, grants
@@ -190,7 +239,7 @@ func (s *rowServer) renewed(t *testing.T, g driver.Grant, a driver.Renewal) {
 		t.Fatal(err)
 	}
 	h := c.byID(g.ID)
-	if h == nil || h.Expires-micros(g.TTL) < a.SentAt.Time().UnixMicro() || h.Expires > time.Now().Add(g.TTL).UnixMicro() {
+	if h == nil || h.Expires-g.TTL.Microseconds() < a.SentAt.Time().UnixMicro() || h.Expires > time.Now().Add(g.TTL).UnixMicro() {
 		t.Errorf("the row of %s has %+v for a renewal that was sent at %d", g.Name, h, a.SentAt.Time().UnixMicro())
 	}
 }
@@ -218,8 +267,8 @@ func TestRenewalWritesLargeRowsApart(t *testing.T) {
 	o, s, grants := held(t, 20, own)
 	for _, g := range grants {
 		s.change(g.Name, func(c *content) {
-			for len(Encode(c)) < togetherBytes/3 {
-				c.Holders = append(c.Holders, holder{Owner: Owner{ID: "other", Reason: strings.Repeat("x", 20000)}, Limit: driver.Unlimited, Expires: 1 << 60})
+			for len(encode(*c)) < togetherBytes/3 {
+				c.Holders = append(c.Holders, holder{ID: "other", Reason: strings.Repeat("x", 20000), Limit: driver.Unlimited, Expires: 1 << 52})
 			}
 		})
 	}
@@ -243,9 +292,9 @@ func TestRenewalJudgesEachRow(t *testing.T) {
 		}
 		s.before = nil
 		s.change("n1", func(c *content) {
-			c.Holders = append(c.Holders, holder{Owner: Owner{ID: "other"}, Limit: driver.Unlimited, Token: 77, Expires: 1 << 60})
+			c.Holders = append(c.Holders, holder{ID: "other", Limit: driver.Unlimited, Token: 77, Expires: 1 << 52})
 		})
-		s.change("n2", func(c *content) { *c = content{Taken: []taken{{Token: grants[2].Token, Until: 1 << 60}}} })
+		s.change("n2", func(c *content) { *c = content{Taken: []taken{{Token: grants[2].Token, Until: 1 << 52}}} })
 		s.change("n3", func(c *content) { c.Holders[0].Token++ })
 		delete(s.rows, "\x00n4")
 		return nil
@@ -281,9 +330,16 @@ func TestRenewalAfterFault(t *testing.T) {
 				return errDeadlock
 			}
 		},
-		"a locked row": func(s *rowServer) { // a statement of its own waits for it
+		"a locked row": func(s *rowServer) {
+			left := 20
 			s.before = func(script string) error {
-				if write(script) && strings.Contains(script, `"Name":"AG43"`) && strings.Count(script, `"Name"`) > 1 { // n7
+				if write(script) && strings.Contains(script, `"Name":"AG43"`) && left > 0 { // n7
+					left--
+					for name, r := range s.rows {
+						if strings.HasPrefix(script, "write-one") && name != "\x00n7" && r.version == 2 {
+							t.Errorf("a statement waits for the row before %q is renewed", name)
+						}
+					}
 					return errDeadlock
 				}
 				return nil
@@ -339,6 +395,30 @@ func TestRenewalAfterFault(t *testing.T) {
 	}
 }
 
+// TestLateRenewalRevivesNothing: the statement that renews grants reaches the server when they have expired,
+// and no other client has changed their rows. The rows stay as they are.
+func TestLateRenewalRevivesNothing(t *testing.T) {
+	for _, n := range []int{1, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			o, s, grants := held(t, n, own)
+			for _, g := range grants {
+				s.change(g.Name, func(c *content) { c.Holders[0].Expires = time.Now().Add(time.Second).UnixMicro() })
+			}
+			s.before = func(script string) error {
+				if strings.HasPrefix(script, "write") {
+					time.Sleep(2 * time.Second)
+				}
+				return nil
+			}
+			for i, a := range o.Renew(t.Context(), grants) {
+				if driver.CodeOf(a.Err) != driver.CodeNotHeld || s.rows["\x00"+grants[i].Name].version != 3 {
+					t.Errorf("%s was renewed after it had expired: %+v", grants[i].Name, a)
+				}
+			}
+		})
+	}
+}
+
 // TestLockedRowDelaysNoOther: a row that another transaction has locked for a while is renewed as soon as it
 // is free, although a row before it stays locked.
 func TestLockedRowDelaysNoOther(t *testing.T) {
@@ -350,7 +430,7 @@ func TestLockedRowDelaysNoOther(t *testing.T) {
 			return s.rows["\x00n7"].version == 2 // the version that held has made
 		case "\x00n7":
 			tries++
-			return tries < 3*togetherTries
+			return tries < 12
 		}
 		return false
 	}
@@ -403,4 +483,34 @@ func TestRenewalOutcome(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestVersionIsNotReusedAfterFailover: a client has read a row that the promoted replica lacks. Its write does not
+// replace the grant that another client has there.
+func TestVersionIsNotReusedAfterFailover(t *testing.T) {
+	e, s, _ := held(t, 0, own)
+	replica := fakeRow{version: 5, state: encode(content{})}
+	row := replica
+	s.rows["\x00n"] = &row
+	request := func(id string) driver.Request {
+		return driver.Request{ID: id, Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}}
+	}
+	if err := e.Undo(t.Context(), request("x")); err != nil { // a write that is not replicated
+		t.Fatal(err)
+	}
+	s.before = func(script string) error {
+		if strings.HasPrefix(script, "write") {
+			s.before = nil
+			s.mu.Unlock()
+			defer s.mu.Lock()
+			s.rows["\x00n"] = &replica
+			if _, err := e.Acquire(t.Context(), request("d")); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	}
+	if _, err := e.Acquire(t.Context(), request("c")); driver.CodeOf(err) != driver.CodeBusy {
+		t.Errorf("Acquire returns %v, want busy", err)
+	}
 }

@@ -13,10 +13,11 @@ import (
 
 // rowScript is a RowLocker with a list of answers. It repeats the last answer.
 type rowScript struct {
-	tries    []error
-	switches []error
-	waited   []bool // whether each call waited
-	switched int
+	tries              []error
+	switches           []error
+	insert             error  // the answer of each InsertRow
+	waited             []bool // whether each call waited
+	switched, inserted int
 }
 
 func (r *rowScript) TryRow(_ context.Context, _ *Session, _ *LockRequest, wait bool) (Got, error) {
@@ -26,6 +27,11 @@ func (r *rowScript) TryRow(_ context.Context, _ *Session, _ *LockRequest, wait b
 		r.tries = r.tries[1:]
 	}
 	return Got{Token: uint64(len(r.waited))}, err
+}
+
+func (r *rowScript) InsertRow(context.Context, *Session, *LockRequest) error {
+	r.inserted++
+	return r.insert
 }
 
 func (r *rowScript) SwitchKind(context.Context, *Session, *LockRequest) error {
@@ -38,44 +44,51 @@ func (r *rowScript) SwitchKind(context.Context, *Session, *LockRequest) error {
 }
 
 // TestLockRowPollsForPermits: a waiter for a semaphore polls. LockRow tries a missing row
-// again, up to five times. It switches a row that is shared as another kind.
+// again, up to five times. It switches a row that is shared as another kind. After that it tries a locked row again.
 func TestLockRowPollsForPermits(t *testing.T) {
 	other := errors.New("other")
 	for name, c := range map[string]struct {
 		limit    int
 		wait     bool
+		first    bool
 		tries    []error
 		switches []error
+		insert   error
 		want     error
+		inserts  int
 		waited   []bool // whether each try waited
 		polls    int
 	}{
-		"free":                    {limit: 1, tries: []error{nil}, waited: []bool{false}},
-		"waits":                   {limit: 1, wait: true, tries: []error{nil}, waited: []bool{true}},
-		"busy":                    {limit: 1, tries: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
-		"cannot queue yet":        {limit: 1, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, waited: []bool{true, true, true}, polls: 2},
-		"no row":                  {limit: 1, tries: []error{ErrRow, ErrRow, nil}, waited: []bool{false, false, false}},
-		"never a row":             {limit: 3, wait: true, tries: []error{ErrRow}, want: ErrRow, waited: make([]bool, 5)},
+		"free":             {limit: 1, tries: []error{nil}, waited: []bool{false}},
+		"waits":            {limit: 1, wait: true, tries: []error{nil}, waited: []bool{true}},
+		"busy":             {limit: 1, tries: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
+		"cannot queue yet": {limit: 1, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, waited: []bool{true, true, true}, polls: 2},
+		"no row":           {limit: 1, tries: []error{ErrRow, ErrRow, nil}, inserts: 2, waited: []bool{false, false, false}},
+		"never a row":      {limit: 3, wait: true, tries: []error{ErrRow}, want: ErrRow, inserts: mostMissing - 1, waited: make([]bool, 5)},
+		"permit, an open insert": {limit: 3, wait: true, tries: []error{ErrRow, ErrRow, ErrRow, ErrRow, ErrRow, nil}, insert: ErrBusy,
+			inserts: mostMissing, waited: make([]bool, 6), polls: mostMissing},
 		"reader waits":            {limit: driver.Unlimited, wait: true, tries: []error{nil}, waited: []bool{true}},
 		"reader, another kind":    {limit: driver.Unlimited, tries: []error{ErrKind, nil}, switches: []error{nil}, waited: []bool{false, false}},
 		"permit polls":            {limit: 3, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, waited: []bool{false, false, false}, polls: 2},
 		"permit does not wait":    {limit: 3, tries: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
-		"permit, kind held":       {limit: 3, tries: []error{ErrKind}, switches: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
+		"permit, kind held":       {limit: 3, tries: []error{ErrKind}, switches: []error{ErrBusy}, want: ErrBusy, waited: make([]bool, 1+kindTries)},
+		"first, kind held":        {limit: 3, first: true, tries: []error{ErrKind}, switches: []error{ErrBusy}, want: ErrBusy, waited: []bool{false}},
+		"permit, row met":         {limit: 3, tries: []error{ErrRow, ErrBusy, nil}, inserts: 1, waited: []bool{false, false, false}},
 		"permit waits for a kind": {limit: 3, wait: true, tries: []error{ErrKind, ErrKind, nil}, switches: []error{ErrBusy, nil}, waited: []bool{false, false, false}, polls: 1},
 		"permit, an error":        {limit: 3, wait: true, tries: []error{other}, want: other, waited: []bool{false}},
 		"permit, no switch":       {limit: 3, wait: true, tries: []error{ErrKind}, switches: []error{other}, want: other, waited: []bool{false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &rowScript{tries: c.tries, switches: c.switches}
+				r := &rowScript{tries: c.tries, switches: c.switches, insert: c.insert}
 				polls := 0
-				a := &LockRequest{Request: driver.Request{Limit: c.limit, Wait: c.wait}, Waiting: func() { polls++ }}
+				a := &LockRequest{Request: driver.Request{Limit: c.limit, Wait: c.wait, First: c.first}, Waiting: func() { polls++ }}
 				got, err := LockRow(t.Context(), r, nil, a)
 				if err != c.want || err == nil && got.Token != uint64(len(c.waited)) {
 					t.Errorf("%+v, %v; want %v", got, err, c.want)
 				}
-				if !slices.Equal(r.waited, c.waited) || polls != c.polls {
-					t.Errorf("calls %v and polled %d times, want %v and %d", r.waited, polls, c.waited, c.polls)
+				if !slices.Equal(r.waited, c.waited) || polls != c.polls || r.inserted != c.inserts {
+					t.Errorf("calls %v, polled %d times and inserted %d, want %v, %d and %d", r.waited, polls, r.inserted, c.waited, c.polls, c.inserts)
 				}
 			})
 		})
@@ -99,37 +112,42 @@ func TestLockRowEndsWithContext(t *testing.T) {
 	})
 }
 
-// TestProbeRunsUntilAnswered: the client probes a server until the server has answered, and
-// never again.
-func TestProbeRunsUntilAnswered(t *testing.T) {
+// TestLockRowIsBusyBeforeContextEnds: a request that has little time does not try again, because the end of its context
+// during a transaction would cost the session.
+func TestLockRowIsBusyBeforeContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		refused := driver.Errorf(driver.CodeRefused, "a replica")
-		answers := []error{driver.Errorf(driver.CodeUnavailable, "starting"), errors.New("lost"), refused, nil}
-		tries := 0
-		p := NewProbe(func(context.Context) (int, error) {
-			tries++
-			return tries, answers[tries-1]
-		})
-		if _, err := p.Wait(t.Context()); err != refused || tries != 3 {
-			t.Errorf("the store tried %d times: %v", tries, err)
-		}
-		if f, known := p.Facts(); known {
-			t.Errorf("the probe of a server that refuses reported the facts %d", f)
-		}
-		if err := p.Read(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if f, err := p.Wait(t.Context()); f != 4 || err != nil || tries != 4 {
-			t.Errorf("%d, %v after %d answers", f, err, tries)
-		}
-		if f, known := p.Facts(); f != 4 || !known {
-			t.Errorf("%d, %t", f, known)
-		}
-		never := NewProbe(func(context.Context) (int, error) { return 0, errors.New("lost") })
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
 		defer cancel()
-		if _, err := never.Wait(ctx); driver.CodeOf(err) != driver.CodeUnavailable {
-			t.Errorf("a server that never answers: %v", err)
+		r := &rowScript{tries: []error{ErrKind}, switches: []error{ErrBusy}}
+		if _, err := LockRow(ctx, r, nil, &LockRequest{Request: driver.Request{Limit: 3}}); err != error(ErrBusy) || len(r.waited) != 1 {
+			t.Errorf("%v after %d tries", err, len(r.waited))
 		}
 	})
+}
+
+// TestProbeRunsUntilAnswered: each call probes the server once, until the server has answered, and never again.
+func TestProbeRunsUntilAnswered(t *testing.T) {
+	refused := driver.Errorf(driver.CodeRefused, "a replica")
+	answers := []error{driver.Errorf(driver.CodeUnavailable, "starting"), errors.New("lost"), refused, nil}
+	tries := 0
+	p := NewProbe(func(context.Context) (int, error) {
+		tries++
+		return tries, answers[tries-1]
+	})
+	for i, code := range []driver.Code{driver.CodeUnavailable, driver.CodeUnavailable, driver.CodeRefused} {
+		if _, err := p.Read(t.Context()); driver.CodeOf(err) != code || !errors.Is(err, answers[i]) || tries != i+1 {
+			t.Errorf("call %d has tried %d times: %v", i, tries, err)
+		}
+		if f, known := p.Facts(); known {
+			t.Errorf("a probe that failed reported the facts %d", f)
+		}
+	}
+	for range 2 {
+		if f, err := p.Read(t.Context()); f != 4 || err != nil || tries != 4 {
+			t.Errorf("%d, %v after %d answers", f, err, tries)
+		}
+	}
+	if f, known := p.Facts(); f != 4 || !known {
+		t.Errorf("%d, %t", f, known)
+	}
 }

@@ -13,10 +13,10 @@ func (*Sessions) Sweep(context.Context, time.Duration) error { return nil }
 
 // Undo closes the session of a request, and waits until the server has ended it.
 func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
-	if err := e.enter(); err != nil {
+	if err := e.Enter(); err != nil {
 		return err
 	}
-	defer e.tasks.Done()
+	defer e.Leave()
 	e.mu.Lock()
 	l := e.leases[r.ID]
 	e.mu.Unlock()
@@ -29,7 +29,7 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 // finish closes a session and waits until the server has ended it. Then it returns outcome. The
 // grant of the session is over in any case.
 func (e *Sessions) finish(ctx context.Context, l *lease, outcome error) error {
-	ctx, end := e.bind(ctx)
+	ctx, end := e.Bind(ctx)
 	defer end()
 	e.mu.Lock()
 	l.granted, l.closed, l.ending = false, true, true
@@ -71,10 +71,10 @@ func (e *Sessions) awaitEnd(ctx context.Context, id Identity) error {
 // Release ends a grant on its own session, or together with the session if that cannot be
 // used.
 func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
-	if err := e.enter(); err != nil {
+	if err := e.Enter(); err != nil {
 		return err
 	}
-	defer e.tasks.Done()
+	defer e.Leave()
 	l, err := e.beginRelease(ctx, g)
 	if err != nil {
 		return err

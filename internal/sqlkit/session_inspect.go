@@ -23,6 +23,9 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 		return a.Since.Compare(b.Since)
 	})
 	for _, s := range sights {
+		if s.Broken != nil {
+			return driver.State{Name: name, Err: s.Broken}
+		}
 		o := s.Owner
 		o.Since = s.Since
 		if s.Granted {
@@ -40,14 +43,14 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 
 // inspect returns the sights of a key. It returns an error if there may be other holders.
 func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []Sight, err error) {
-	ctx, end, err := e.call(ctx)
+	ctx, end, err := e.Call(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	err = e.withSideLink(ctx, func(side Link) error {
 		var missing error
-		if sights, missing, err = e.survey(ctx, side, key, all); err != nil {
+		if sights, missing, err = e.recipe.Survey(ctx, side, key, all); err != nil {
 			return err
 		}
 		if !all && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Limit == driver.Exclusive }) {
@@ -61,54 +64,15 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 	return sights, nil
 }
 
-// survey returns the sights of a key. It first waits until sessions have recorded the grants that
-// are older than the call, which takes a moment. A session may be unable to record its grant, or
-// its process may be stopped for longer than recordTimeout. Then missing is the error for holders
-// that are not found.
-func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) (sights []Sight, missing, err error) {
-	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
-	if err != nil {
-		return nil, nil, err
-	}
-	for start := time.Now(); len(unrecorded) > 0 && time.Since(start) < recordTimeout; {
-		if time.Since(start) > failedRecordTimeout {
-			if missing, err = e.unrecorded(ctx, side); missing != nil || err != nil {
-				return sights, missing, err
-			}
-		}
-		if err := backoff.Sleep(ctx, 3*time.Millisecond); err != nil {
-			return nil, nil, err
-		}
-		var still []Identity
-		if sights, still, err = e.recipe.Survey(ctx, side, key, all); err != nil {
-			return nil, nil, err
-		}
-		unrecorded = slices.DeleteFunc(unrecorded, func(id Identity) bool { return !slices.Contains(still, id) })
-	}
-	if missing, err = e.unrecorded(ctx, side); missing == nil && len(unrecorded) > 0 {
-		missing = driver.Errorf(driver.CodeUnavailable, "%d sessions may hold locks that they have not recorded within %s, so that not all holders can be shown: their processes are slow or stopped", len(unrecorded), recordTimeout)
-	}
-	return sights, missing, err
-}
-
-// unrecorded returns missing if sessions could not record a grant, so that a survey cannot return
-// their holders.
-func (e *Sessions) unrecorded(ctx context.Context, side Link) (missing, err error) {
-	r, ok := e.recipe.(Recorder)
-	if !ok {
-		return nil, nil
-	}
-	if err = r.Unrecorded(ctx, side); driver.CodeOf(err) == driver.CodeUnavailable {
-		return err, nil
-	}
-	return nil, err
-}
-
 // Inspect returns the holders and waiters of one name. It returns an error if sessions could
 // not record what they hold, unless an exclusive holder is found.
 func (e *Sessions) Inspect(ctx context.Context, name string) (driver.State, error) {
 	sights, err := e.inspect(ctx, append(bytes.Clone(e.prefix), name...), false)
-	return e.state(name, sights), err
+	st := e.state(name, sights)
+	if err == nil && st.Err != nil {
+		return driver.State{}, st.Err
+	}
+	return st, err
 }
 
 // List yields the names that clients of holdfast hold or wait for.
@@ -136,50 +100,89 @@ func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.Sta
 }
 
 // Break ends the session of the holder that has the token, and waits until the server has ended
-// it. If it finds no such holder, and there may be one that it cannot see, it returns an error
-// other than CodeNotHeld.
+// it. It looks for the holder for up to breakTimeout, because a young grant is not recorded yet.
+// If it finds no such holder, and there may be one that it cannot see, it returns an error other
+// than CodeNotHeld.
 func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
-	ctx, end, err := e.call(ctx)
+	ctx, end, err := e.Call(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
+	start := time.Now()
 	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
-	for first := true; ; first = false {
-		evicted := false
+	for evicted := false; ; {
+		var found bool
+		var absent error
 		err := e.withSideLink(ctx, func(side Link) (err error) {
-			evicted, err = e.evict(ctx, side, name, token, first)
+			found, absent, err = e.evict(ctx, side, name, token)
 			return err
 		})
 		switch {
 		case err != nil:
 			coded, _ := e.recipe.Sort(err)
 			return e.closedOr(coded)
-		case !evicted && first:
-			return notHeld(name, token)
-		case !evicted:
+		case found:
+			evicted = true
+		case evicted:
 			return nil
+		case absent != nil && (driver.CodeOf(absent) != driver.CodeUnavailable || time.Since(start) > breakTimeout):
+			return absent
+		case time.Since(start) > breakTimeout:
+			return notHeld(name, token)
 		}
-		if err := poll.Sleep(ctx); err != nil {
+		if err := poll.Sleep(ctx); err != nil && evicted {
 			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the server has not ended the holder's session yet: %w", err))
+		} else if err != nil {
+			return e.closedOr(driver.Errorf(driver.CodeUnavailable, "the holder is not found yet: %w", err))
 		}
 	}
 }
 
-// evict ends the session of the holder that has the token. It returns false if it finds no such holder,
-// and an error if there may be one that it cannot see. After the first call an unseen holder of another
-// program does not count.
-func (e *Sessions) evict(ctx context.Context, side Link, name string, token uint64, first bool) (found bool, err error) {
-	sights, missing, err := e.survey(ctx, side, append(bytes.Clone(e.prefix), name...), false)
+// evict ends the session of the holder that has the token. If it finds no such holder, absent is the error
+// of the break: CodeNotHeld if there certainly is none, another code if there may be one that it cannot see,
+// and nil if it may not be recorded yet.
+func (e *Sessions) evict(ctx context.Context, side Link, name string, token uint64) (found bool, absent, err error) {
+	key := append(bytes.Clone(e.prefix), name...)
+	sights, missing, err := e.recipe.Survey(ctx, side, key, false)
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
-	i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token > 0 && has(s.Token, s.Tokens, token) })
+	// An exclusive holder is the only one, unless it has lost its lock and has not noticed that yet.
+	if i := slices.IndexFunc(sights, func(s Sight) bool {
+		return s.Granted && s.Token > 0 && driver.HasToken(s.Token, s.Tokens, token)
+	}); i >= 0 {
+		return true, nil, e.recipe.Evict(ctx, side, sights[i])
+	}
+	unrecorded := driver.Errorf(driver.CodeUnavailable, "the holder of %q has not recorded its token: "+
+		"it is another program, or its process is slow or stopped", name)
+	prober, omits := e.recipe.(Prober)
+	shared := slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted })
 	switch {
-	case i >= 0:
-		return true, e.recipe.Evict(ctx, side, sights[i])
-	case first && slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Hidden }):
-		return false, driver.Errorf(driver.CodeRefused, "the server does not show the holder of %q to this user", name)
+	case missing != nil:
+		absent = missing
+	case omits && shared: // another holder may not be recorded yet
+	case omits:
+		locked, err := prober.Locked(ctx, side, key)
+		if err != nil {
+			return false, nil, err
+		}
+		if absent = notHeld(name, token); locked {
+			absent = unrecorded
+		}
+	default:
+		absent = notHeld(name, token)
 	}
-	return false, missing
+	for _, s := range sights {
+		switch {
+		case !s.Granted:
+		case s.Token > 0 && s.Limit == driver.Exclusive:
+			return false, notHeld(name, token), nil
+		case s.Hidden:
+			absent = driver.Errorf(driver.CodeRefused, "the server does not show the holder of %q to this user", name)
+		case s.Token == 0:
+			absent = unrecorded
+		}
+	}
+	return false, absent, nil
 }

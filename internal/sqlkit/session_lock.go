@@ -10,25 +10,26 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // Acquire requests a grant on a session of its own.
 func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	ttl, invalid := e.recipe.Check(&r)
-	if err := e.enter(); err != nil {
+	if err := e.Enter(); err != nil {
 		return driver.Grant{}, err
 	}
-	defer e.tasks.Done()
+	defer e.Leave()
 	if invalid != nil {
 		return driver.Grant{}, invalid
 	}
 	if r.Wait { // Close closes the session of a request that does not wait
 		var end func()
-		ctx, end = e.bind(ctx)
+		ctx, end = e.Bind(ctx)
 		defer end()
 	}
 	for tries := 1; ; tries++ {
-		if err := cmp.Or(ctx.Err(), e.ctx.Err()); err != nil {
+		if err := cmp.Or(ctx.Err(), e.Ctx.Err()); err != nil {
 			return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 		g, err := e.acquire(ctx, r, ttl)
@@ -36,7 +37,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 			return g, nil
 		}
 		if _, again := errors.AsType[*againError](err); again {
-			if backOff(ctx, tries) == nil && (r.Wait || tries < maxTries) {
+			if backoff.Yield(ctx, tries) == nil && (r.Wait || tries < maxTries) {
 				continue
 			}
 			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -58,19 +59,17 @@ type againError struct{ error }
 
 func (e *againError) Unwrap() error { return e.error }
 
-// closedOr returns ErrClosed instead of err if the engine was closed.
+// closedOr returns calls.ErrClosed instead of err if the engine was closed.
 func (e *Sessions) closedOr(err error) error {
-	if e.ctx.Err() != nil {
-		return ErrClosed
+	if e.Ctx.Err() != nil {
+		return calls.ErrClosed
 	}
 	return err
 }
 
 // acquire makes one try to get the grant, on a session of its own.
 func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Duration) (driver.Grant, error) {
-	taking, cancel := answerTimeout(ctx, r.Wait)
-	s, err := e.take(taking)
-	cancel()
+	s, err := e.take(ctx, &r)
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -150,7 +149,7 @@ func (e *Sessions) withdraw(ctx context.Context, l *lease) error {
 func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
 	l.busy <- struct{}{}
-	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Left: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
 	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
 	l.request.Tokens = tokens(&r)
 	return l
@@ -182,24 +181,26 @@ func (e *Sessions) confirm(ctx context.Context, l *lease) error {
 // sent the statement that proves it. grant unlocks the lease.
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
-	if e.closed {
+	if e.Stopped() {
 		// Close does not close a session that waits. The call does, here.
 		e.mu.Unlock()
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
 	}
 	l.granted, l.wait, l.since, l.sent = true, nil, time.Now(), sent
+	l.recordAt = l.since.Add(recordAfter)
 	if l.heldSince.IsZero() {
 		l.heldSince = l.since
 	}
+	e.tend() // at the short interval: after a wait it is the long one
 	e.mu.Unlock()
 	l.unlock()
 	if l.s.Gone() == nil {
-		e.tasks.Go(func() { e.watchByPing(l) })
+		e.Tasks.Go(func() { e.watchByPing(l) })
 	} else if ended(l.s.Link) {
 		// The session ended before the grant, when the goroutine that watches it found no
 		// grant to report.
-		e.tasks.Go(func() { e.connectionEnded(l.s) })
+		e.Tasks.Go(func() { e.connectionEnded(l.s) })
 	}
 	r := &l.request.Request
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, Tokens: l.request.Reserved, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
@@ -392,6 +393,12 @@ func (w *wait) cancel(cut func()) {
 
 // withSideLink calls f with a link that no session uses.
 func (e *Sessions) withSideLink(ctx context.Context, f func(Link) error) error {
+	select {
+	case e.lanes <- struct{}{}:
+		defer func() { <-e.lanes }()
+	case <-ctx.Done():
+		return driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+	}
 	for {
 		l, reused, err := e.side.Get(ctx)
 		if err != nil {

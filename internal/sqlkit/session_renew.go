@@ -6,18 +6,19 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // Renew pings the sessions of grants.
 func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
-	if err := e.enter(); err != nil {
+	if err := e.Enter(); err != nil {
 		for i := range answers {
 			answers[i].Err = err
 		}
 		return answers
 	}
-	defer e.tasks.Done()
+	defer e.Leave()
 	pings := make([]*ping, len(grants))
 	for i, g := range grants {
 		pings[i], answers[i] = e.beginRenewal(g)
@@ -84,20 +85,20 @@ func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
 		return *present
 	}
 	p := &ping{proveOnly: proveOnly, done: make(chan struct{})}
-	if e.closed {
-		p.err = ErrClosed
+	if e.Stopped() {
+		p.err = calls.ErrClosed
 		close(p.done)
 		return p
 	}
 	*present = p
-	e.tasks.Go(func() { e.runPing(l, p) })
+	e.Tasks.Go(func() { e.runPing(l, p) })
 	return p
 }
 
 // runPing sends a ping when the session is free, and then ends the grant if the session does not have it.
 func (e *Sessions) runPing(l *lease, p *ping) {
 	defer close(p.done)
-	ctx, cancel := context.WithTimeout(e.ctx, l.request.TTL)
+	ctx, cancel := context.WithTimeout(e.Ctx, l.request.TTL)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { l.s.Close() })()
 	if !l.lock(ctx) {
@@ -106,8 +107,7 @@ func (e *Sessions) runPing(l *lease, p *ping) {
 		return
 	}
 	held := e.sendPing(ctx, l, p)
-	_, records := e.recipe.(Recorder)
-	e.pinged(l, p, records && held && l.request.Record && !l.request.Recorded)
+	e.pinged(l, p, held && l.request.Record && !l.request.Recorded)
 	switch {
 	case p.err != nil:
 		e.pingFailed(l, p)
@@ -234,7 +234,7 @@ func (e *Sessions) watchByPing(l *lease) {
 			<-p.done
 		case <-l.done:
 			return
-		case <-e.ctx.Done():
+		case <-e.Ctx.Done():
 			return
 		}
 	}

@@ -45,10 +45,10 @@ func (a *LockRequest) Passed(old *LockRequest, now int64) (Got, PassOutcome, err
 // Swap hands the lock of old off to r in one round trip, if that is possible. Otherwise it
 // releases old, and then does what Acquire does.
 func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-	if err := e.enter(); err != nil {
+	if err := e.Enter(); err != nil {
 		return driver.Grant{}, err
 	}
-	defer e.tasks.Done()
+	defer e.Leave()
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.CodeWithdrawn, Err: err})
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // Sessions is an engine that keeps each grant on a database session of its own.
@@ -75,18 +76,25 @@ import (
 // server with grants is pinged every half second, and if it finds the server demoted, all
 // others are. Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
 type Sessions struct {
+	// MaxConns returns how many sessions the engine may have, or 0 if there is no limit. Further requests wait in
+	// the order in which they came. If MaxConns is nil, there is no limit.
+	MaxConns func() int
+
 	dial   func(context.Context) (Link, error)
 	recipe Recipe
 	prefix []byte
-	side   *Pool // links for statements about sessions
+	side   *Pool         // links for statements about sessions
+	lanes  chan struct{} // holds a value for each link of side in use
 
-	calls
-	// Guarded by the mutex of calls.
+	*calls.Calls
+	mu     sync.Mutex
 	limits Idle                 // of idle
 	ticker *time.Ticker         // of the goroutine that tends the sessions
 	slow   bool                 // the ticker has the longer interval
 	proved map[string]time.Time // by server: the last ping for all its sessions
 	idle   []*Session
+	opened int               // sessions that are being opened
+	queue  []chan struct{}   // requests that wait for a session; each is closed when it shall look again
 	leases map[string]*lease // by request: granted, or with an unknown outcome
 	all    map[*Session]struct{}
 }
@@ -98,12 +106,11 @@ type lease struct {
 	from      driver.Requester
 	wait      *wait          // while it waits
 	searched  bool           // the server's queue is searched for it
-	pinged    bool           // at the age of recordAfter, to record the holder
 	sent      driver.Instant // of the last statement that confirmed the grant
 	since     time.Time      // of the request, then of the grant
 	heldSince time.Time      // of the first of the grants that the session has handed off
 	proved    time.Time      // of the last ping for all sessions of the server
-	recordAt  time.Time      // of the next ping, after its holder could not be recorded
+	recordAt  time.Time      // of the ping that records the holder, zero if none is due
 	granted   bool           // and neither lost nor being released
 	closed    bool           // the client has closed the session
 	ending    bool           // finish has closed the session, and waits until the server has ended it
@@ -120,10 +127,12 @@ const (
 	// recordAfter is the age at which a grant is recorded, and at which the server's queue is
 	// searched for a waiter. Most requests end before.
 	recordAfter = 20 * time.Millisecond
-	// recordTimeout limits how long an inspection waits for sessions that have not recorded a
-	// grant. failedRecordTimeout limits that if a session has reported that it cannot record
-	// its grant.
-	recordTimeout, failedRecordTimeout = 4 * time.Second, time.Second
+	// VisibleAfter is the age from which an inspection shows a grant. It leaves time for the
+	// record, which begins at recordAfter, and which takes longer on a slow link.
+	VisibleAfter = 50 * time.Millisecond
+	// breakTimeout is how long Break looks for a grant that may not be recorded yet. A failed
+	// record may take most of it.
+	breakTimeout = 3 * time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
 	// busyTimeout limits how long a release waits for a running ping.
@@ -137,6 +146,9 @@ const (
 	proveAfter = pingEvery / 2
 	// spareFor is how long an idle session is kept for the next lock.
 	spareFor = 30 * time.Second
+	// SideLinks limits the connections that a store with sessions uses beside them, for each of two purposes:
+	// statements about sessions, and commits.
+	SideLinks = 4
 )
 
 // NewSessions makes the engine. idle bounds its idle sessions: there are none on a user's
@@ -144,23 +156,45 @@ const (
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Max, 2)
 	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), limits: idle, side: NewPool(Idle{Min: few, Max: few}, dial),
-		proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
-	e.ctx, e.cancel = context.WithCancel(context.Background())
+		lanes: make(chan struct{}, SideLinks),
+		Calls: calls.New(), proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	return e
 }
 
 // take returns an idle session or begins one.
-func (e *Sessions) take(ctx context.Context) (*Session, error) {
-	if s := e.takeIdle(); s != nil {
-		return s, nil
+func (e *Sessions) take(ctx context.Context, r *driver.Request) (*Session, error) {
+	if s, err := e.reserve(ctx, r); s != nil || err != nil {
+		return s, err
 	}
-	ctx, end := e.bind(ctx)
+	ctx, cancel := answerTimeout(ctx, r.Wait)
+	defer cancel()
+	ctx, end := e.Bind(ctx)
 	defer end()
+	s, err := e.begin(ctx)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.opened--
+	if err != nil {
+		e.limits.dialled(err)
+		e.wakeLocked()
+		return nil, err
+	}
+	l := s.Link
+	if e.Stopped() {
+		l.Close()
+		return nil, calls.ErrClosed
+	}
+	e.all[s] = struct{}{}
+	if s.Gone() != nil {
+		e.Tasks.Go(func() { e.watch(s) })
+	}
+	return s, nil
+}
+
+// begin opens a session.
+func (e *Sessions) begin(ctx context.Context) (*Session, error) {
 	l, err := e.dial(ctx)
 	if err != nil {
-		e.mu.Lock()
-		e.limits.dialled(err)
-		e.mu.Unlock()
 		return nil, err
 	}
 	id, err := e.recipe.Begin(ctx, l)
@@ -168,24 +202,106 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 		l.Close()
 		return nil, Unreached(e.recipe, err)
 	}
-	s := &Session{Link: l, ID: id}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		l.Close()
-		return nil, ErrClosed
-	}
-	e.all[s] = struct{}{}
-	if s.Gone() != nil {
-		e.tasks.Go(func() { e.watch(s) })
-	}
-	return s, nil
+	return &Session{Link: l, ID: id}, nil
 }
 
-// takeIdle returns the session that became idle last, nil if there is none.
-func (e *Sessions) takeIdle() *Session {
+// reserve returns an idle session, or nil if the caller may open one. If the engine has MaxConns sessions, reserve
+// waits until one is free. A first try, which another request follows, does not wait, and neither does a request for a
+// lock that this engine holds: it is busy.
+func (e *Sessions) reserve(ctx context.Context, r *driver.Request) (*Session, error) {
+	most := 0
+	if e.MaxConns != nil {
+		most = e.MaxConns()
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for woken := false; ; woken = true {
+		if woken || len(e.queue) == 0 {
+			if s := e.takeIdleLocked(); s != nil {
+				return s, nil
+			}
+			if most == 0 || len(e.all)+e.opened < most {
+				e.opened++
+				return nil, nil
+			}
+		}
+		if holders := e.holdersLocked(r); !r.Wait && holders != nil {
+			return nil, &driver.BusyError{Holders: holders}
+		}
+		full := driver.Errorf(driver.CodeUnavailable,
+			"all %d connections that this process may use for locks and waiters are in use: raise max_conns", most)
+		if r.First {
+			return nil, full
+		}
+		turn := make(chan struct{})
+		if woken {
+			e.queue = slices.Insert(e.queue, 0, turn)
+		} else {
+			e.queue = append(e.queue, turn)
+		}
+		e.mu.Unlock()
+		if r.Wait && !woken {
+			if d, ok := r.From.(driver.Delayer); ok {
+				d.Delayed(full)
+			} else {
+				r.From.Queued(nil)
+			}
+		}
+		var err error
+		select {
+		case <-turn:
+		case <-ctx.Done():
+			err = driver.Errorf(driver.CodeUnavailable, "%w: %w", full, ctx.Err())
+		case <-e.Ctx.Done():
+			err = calls.ErrClosed
+		}
+		e.mu.Lock()
+		if err != nil {
+			if i := slices.Index(e.queue, turn); i >= 0 {
+				e.queue = slices.Delete(e.queue, i, i+1)
+			} else {
+				e.wakeLocked() // another request takes this turn
+			}
+			return nil, err
+		}
+	}
+}
+
+// holdersLocked returns the holders of this engine if they keep a request out: a grant of limit n never stands beside
+// more than n-1 others. Else it returns nil. The caller holds mu.
+func (e *Sessions) holdersLocked(r *driver.Request) (holders []driver.Holder) {
+	least := r.Limit
+	for _, l := range e.leases {
+		if l.granted && l.request.Name == r.Name {
+			is := &l.request
+			least = min(least, is.Limit)
+			holders = append(holders,
+				driver.Holder{Owner: is.Owner, Token: is.Token, Tokens: is.Reserved, Limit: is.Limit, Slot: is.Slot})
+		}
+	}
+	if len(holders) < least {
+		return nil
+	}
+	return holders
+}
+
+// wakeLocked lets the next request look for a session. The caller holds mu.
+func (e *Sessions) wakeLocked() {
+	if len(e.queue) > 0 {
+		close(e.queue[0])
+		e.queue = e.queue[1:]
+	}
+}
+
+// closeLocked closes a session and forgets it. The caller holds mu.
+func (e *Sessions) closeLocked(s *Session) {
+	delete(e.all, s)
+	s.Close()
+	e.wakeLocked()
+}
+
+// takeIdleLocked returns the session that became idle last, nil if there is none. The caller holds mu.
+func (e *Sessions) takeIdleLocked() *Session {
 	for len(e.idle) > 0 {
 		s := e.idle[len(e.idle)-1]
 		e.idle = e.idle[:len(e.idle)-1]
@@ -193,8 +309,7 @@ func (e *Sessions) takeIdle() *Session {
 			s.idleSince = time.Time{}
 			return s
 		}
-		delete(e.all, s)
-		s.Close()
+		e.closeLocked(s)
 	}
 	return nil
 }
@@ -204,7 +319,7 @@ func (e *Sessions) watch(s *Session) {
 	select {
 	case <-s.Gone():
 		e.connectionEnded(s)
-	case <-e.ctx.Done():
+	case <-e.Ctx.Done():
 	}
 }
 
@@ -212,13 +327,13 @@ func (e *Sessions) watch(s *Session) {
 func (e *Sessions) put(s *Session) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed || len(e.idle) >= e.limits.current() || ended(s.Link) {
-		delete(e.all, s)
-		s.Close()
+	if e.Stopped() || len(e.idle) >= e.limits.current() || ended(s.Link) {
+		e.closeLocked(s)
 		return
 	}
 	s.idleSince = time.Now()
 	e.idle = append(e.idle, s)
+	e.wakeLocked()
 	e.tend()
 }
 
@@ -232,8 +347,7 @@ func (e *Sessions) retire(s *Session) {
 func (e *Sessions) retireLocked(s *Session) {
 	if i := slices.Index(e.idle, s); i >= 0 {
 		e.idle = slices.Delete(e.idle, i, i+1)
-		delete(e.all, s)
-		s.Close()
+		e.closeLocked(s)
 	}
 }
 
@@ -241,11 +355,11 @@ func (e *Sessions) retireLocked(s *Session) {
 // session would cost more than a short lock itself. The caller holds mu.
 func (e *Sessions) tend() {
 	switch {
-	case e.closed:
+	case e.Stopped():
 	case e.ticker == nil:
 		e.ticker = time.NewTicker(tick)
 		t := e.ticker
-		e.tasks.Go(func() { e.tendAll(t) })
+		e.Tasks.Go(func() { e.tendAll(t) })
 	case e.slow:
 		e.slow = false
 		e.ticker.Reset(tick)
@@ -257,7 +371,7 @@ func (e *Sessions) tendAll(t *time.Ticker) {
 	for {
 		select {
 		case <-t.C:
-		case <-e.ctx.Done():
+		case <-e.Ctx.Done():
 			return
 		}
 		if !e.tendOnce(time.Now()) {
@@ -270,7 +384,7 @@ func (e *Sessions) tendAll(t *time.Ticker) {
 func (e *Sessions) tendOnce(now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed {
+	if e.Stopped() {
 		return false
 	}
 	if len(e.all) == 0 {
@@ -308,8 +422,6 @@ func (e *Sessions) tendIdleLocked(s *Session, now time.Time) bool {
 		e.retireLocked(s)
 	case idle <= recordAfter:
 		return true
-	case s.Unrecorded:
-		e.restLocked(s)
 	default:
 		s.Watch()
 	}
@@ -323,62 +435,32 @@ func (e *Sessions) tendLeaseLocked(l *lease, now time.Time) bool {
 	switch {
 	case now.Sub(l.since) < recordAfter:
 		return true
-	case l.granted && !l.pinged:
+	case l.granted && !l.recordAt.IsZero() && !now.Before(l.recordAt):
 		if !l.tryLock() {
 			return true // the session is in use, and may be recording just now
 		}
 		recorded := l.request.Recorded
 		l.request.Record = true
 		l.unlock()
-		l.pinged = true
+		l.recordAt = time.Time{}
 		if recorded {
 			l.s.Watch()
 		} else {
-			e.pingLocked(l, false) // which calls Watch as well
-		}
-	case l.granted && !l.recordAt.IsZero():
-		if now.After(l.recordAt) {
-			l.recordAt = time.Time{}
-			e.pingLocked(l, true)
+			e.pingLocked(l, true) // which calls Watch as well
 		}
 	case l.wait != nil && !l.searched:
 		l.searched = true
 		w := l.wait // a grant sets it to nil
-		e.tasks.Go(func() { w.begin(w.findInQueue) })
+		e.Tasks.Go(func() { w.begin(w.findInQueue) })
 	}
 	return false
-}
-
-// restLocked calls [Rester.Rest] for an idle session, which no request can take meanwhile.
-func (e *Sessions) restLocked(s *Session) {
-	r, ok := e.recipe.(Rester)
-	i := slices.Index(e.idle, s)
-	if !ok || i < 0 {
-		return
-	}
-	e.idle = slices.Delete(e.idle, i, i+1)
-	since := s.idleSince
-	s.idleSince = time.Time{}
-	e.tasks.Go(func() {
-		ctx, cancel := context.WithTimeout(e.ctx, cancelTimeout)
-		defer cancel()
-		err := r.Rest(ctx, s)
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if err != nil || e.closed || len(e.idle) >= e.limits.current() || ended(s.Link) {
-			delete(e.all, s)
-			s.Close()
-			return
-		}
-		s.idleSince = since
-		e.idle = slices.Insert(e.idle, 0, s)
-	})
 }
 
 // drop closes a session and forgets it.
 func (e *Sessions) drop(s *Session) {
 	e.mu.Lock()
 	delete(e.all, s)
+	e.wakeLocked()
 	e.mu.Unlock()
 	s.Close()
 }
@@ -446,12 +528,10 @@ func (l *lease) unlock() { <-l.busy }
 
 // Close ends every session. So it ends all grants and waits.
 func (e *Sessions) Close(context.Context) error {
-	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
+	if !e.Stop() {
 		return nil
 	}
-	e.closed = true
+	e.mu.Lock()
 	e.idle = nil
 	var held []*Session
 	for s := range e.all {
@@ -466,11 +546,15 @@ func (e *Sessions) Close(context.Context) error {
 		held = append(held, s)
 	}
 	e.mu.Unlock()
-	e.cancel()
+	e.Cancel()
 	for _, s := range held {
 		s.Close()
 	}
-	e.tasks.Wait()
+	e.Running.Wait()
+	e.Tasks.Wait()
 	e.side.Close()
 	return nil
 }
+
+// Classify returns the code that every error of the engine carries.
+func (*Sessions) Classify(err error) driver.Code { return driver.CodeOf(err) }

@@ -58,12 +58,12 @@ type one struct{ noRequester }
 
 func (one) Owner() driver.Owner { return driver.Owner{ID: "1"} }
 
-type noWaker struct{}
+// unwatched is a server that cannot be watched.
+type unwatched struct{}
 
-func (noWaker) Listen(context.Context, []byte) (<-chan struct{}, func(), error) {
-	return nil, func() {}, nil
+func (unwatched) Watch(context.Context, func(string)) error {
+	return driver.Errorf(driver.CodeUnsupported, "no notifications")
 }
-func (noWaker) Close() {}
 
 // uncertain reports for each error that the outcome is unknown.
 type uncertain struct{}
@@ -78,7 +78,7 @@ func (uncertain) Sort(err error) (error, bool) {
 // TestWaiterLeavesSilentLink: a connection falls silent while a waiter reads the row again.
 // The waiter gives up the connection, and the next request uses another one.
 func TestWaiterLeavesSilentLink(t *testing.T) {
-	held := Encode(content{Holders: []holder{{Owner: Owner{ID: "x"}, Limit: 1, Token: 1, Expires: time.Hour.Microseconds()}}})
+	held := encode(content{Holders: []holder{{ID: "x", Limit: 1, Token: 1, Expires: time.Hour.Microseconds()}}})
 	for _, c := range []struct {
 		name    string
 		state   string
@@ -97,7 +97,7 @@ func TestWaiterLeavesSilentLink(t *testing.T) {
 					links = links[1:]
 					return l, nil
 				}
-				o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, dial), row, uncertain{}, noWaker{}, "")
+				o := NewOptimistic(NewPool(Idle{Min: 1, Max: 1}, dial), row, uncertain{}, unwatched{}, nil, "")
 				defer o.Close(t.Context())
 				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
@@ -164,7 +164,7 @@ func (*quiet) Lock(_ context.Context, _ *Session, a *LockRequest) (Got, error) {
 	a.Waiting()
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
-func (*quiet) Survey(context.Context, Link, []byte, bool) ([]Sight, []Identity, error) {
+func (*quiet) Survey(context.Context, Link, []byte, bool) (sights []Sight, missing, err error) {
 	return nil, nil, nil
 }
 func (*quiet) Ping(ctx context.Context, _ *Session, _ *LockRequest) (bool, error) {
@@ -236,12 +236,17 @@ func (r *silentRow) SwitchKind(ctx context.Context, _ *Session, _ *LockRequest) 
 	return ErrBusy
 }
 
+func (r *silentRow) InsertRow(ctx context.Context, s *Session, a *LockRequest) error {
+	return r.SwitchKind(ctx, s, a)
+}
+
 // TestPollLeavesSilentSession: a waiter that polls for a permit does not wait for a session
 // that has fallen silent.
 func TestPollLeavesSilentSession(t *testing.T) {
 	for name, r := range map[string]*silentRow{
 		"try":    {tries: 2, answer: ErrBusy},
 		"switch": {tries: 2, switches: 1, answer: ErrKind},
+		"insert": {tries: 2, switches: 1, answer: ErrRow},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -267,7 +272,7 @@ func (*stuck) Lock(ctx context.Context, _ *Session, _ *LockRequest) (Got, error)
 	<-ctx.Done()
 	return Got{}, ctx.Err()
 }
-func (r *stuck) Survey(context.Context, Link, []byte, bool) ([]Sight, []Identity, error) {
+func (r *stuck) Survey(context.Context, Link, []byte, bool) (sights []Sight, missing, err error) {
 	return nil, nil, r.err
 }
 func (*stuck) Cancel(context.Context, Link, Identity) error { return nil }

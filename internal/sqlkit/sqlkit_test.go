@@ -2,7 +2,6 @@ package sqlkit
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -46,23 +45,6 @@ func TestLabelSurvivesStatement(t *testing.T) {
 			t.Errorf("%q has the label %+v", s, l)
 		}
 	}
-}
-
-// TestEncodeIsASCII: Encode returns only ASCII, and JSON decodes it to the same value.
-func TestEncodeIsASCII(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := rapid.String().Draw(t, "text")
-		e := Encode(s)
-		for _, c := range []byte(e) {
-			if c >= 0x80 {
-				t.Fatalf("%q has a character that is not ASCII", e)
-			}
-		}
-		var decoded string
-		if err := json.Unmarshal([]byte(e), &decoded); err != nil || decoded != s {
-			t.Fatalf("%q is decoded to %q, %v", s, decoded, err)
-		}
-	})
 }
 
 func TestStatementsSkipsComments(t *testing.T) {

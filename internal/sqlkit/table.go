@@ -1,8 +1,6 @@
 package sqlkit
 
-import "context"
-
-// Table builds the statements of the engine [Optimistic] in one dialect. They use two
+// Table builds the statements of [NewOptimistic] in one dialect. They use two
 // tables. One has a row per name (name, bucket, version, token, expires, touched, state).
 // The other has a row per bucket, 0 to Buckets-1, with the high-water mark of tokens.
 //
@@ -26,7 +24,7 @@ type Table interface {
 	// that Update would change, all or none. It leaves out a row that another transaction has
 	// locked, or waits for it for about a second and then fails.
 	UpdateEach(changes []Change) string
-	// Wake notifies the waiters of the name, at the commit. It is empty without a [Waker].
+	// Wake notifies the waiters of the name, at the commit. It is empty if the store does not listen.
 	Wake(name []byte) string
 	// List returns time, name in hexadecimal and state of the rows whose names begin with
 	// prefix and whose grants may stand.
@@ -63,13 +61,4 @@ type Faults interface {
 	// may succeed: the victim of a deadlock, a lock wait that timed out, a serialization
 	// failure.
 	Sort(err error) (coded error, retry bool)
-}
-
-// Waker notifies waiters of changes of names.
-type Waker interface {
-	// Listen returns a channel of capacity one. It receives when a grant of the name has
-	// ended, or when a notification may have been lost. stop ends the listening.
-	Listen(ctx context.Context, name []byte) (changed <-chan struct{}, stop func(), err error)
-	// Close ends all listening.
-	Close()
 }

@@ -13,21 +13,8 @@ func tokens(r *driver.Request) int {
 	return min(max(r.Tokens, 1), maxTokens)
 }
 
-// has reports whether token is one of the n that begin with first.
-func has(first uint64, n int, token uint64) bool {
-	return first <= token && token <= driver.LastToken(first, n)
-}
-
-// draw returns the first token of a grant, and how many of the n requested it has. They are larger
-// than every earlier token of the name. Only the first may be ahead of the server's clock. A grant
-// that creates the row has one token.
-func (r *row) draw(n int) (first int64, tokens int) {
-	first = max(r.token, r.highWater) + 1
-	if !r.exists {
-		n = 1
-	}
-	first = max(first, r.now-int64(n)+1)
-	return first, int(min(max(r.now-first+1, 1), int64(n)))
+func notHeld(name string, token uint64) error {
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 }
 
 // Counted returns the tokens of a grant that has raised a committed counter from before to

@@ -8,35 +8,6 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestDrawnTokensRise: the tokens of a grant of the optimistic recipe are above all earlier ones
-// of the name. Several of them are not ahead of the clock, and the first grant of a row has one.
-func TestDrawnTokensRise(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		now, last := int64(1_000_000), int64(0)
-		for range 50 {
-			now += rapid.Int64Range(-50, 200).Draw(t, "passed") // the clock may be set back
-			r := &row{exists: rapid.IntRange(0, 9).Draw(t, "exists") > 0, now: now}
-			if r.exists {
-				r.token, r.highWater = last, rapid.Int64Range(0, last).Draw(t, "mark")
-			} else {
-				r.highWater = last
-			}
-			n := rapid.IntRange(1, 100).Draw(t, "requested")
-			first, got := r.draw(n)
-			end := first + int64(got) - 1
-			switch {
-			case first <= last:
-				t.Fatalf("token %d after %d", first, last)
-			case got < 1 || got > n:
-				t.Fatalf("%d tokens of %d", got, n)
-			case got > 1 && (end > now || !r.exists):
-				t.Fatalf("%d tokens up to %d, the clock is at %d, the row exists: %t", got, end, now, r.exists)
-			}
-			last = end
-		}
-	})
-}
-
 // TestCountedTokensRise: durable tokens are above the mark before, and at most the mark after.
 // They are not below the clock when the lock was granted, unless the clock was set back.
 func TestCountedTokensRise(t *testing.T) {

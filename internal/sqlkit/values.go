@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // Values keeps versioned values in the table holdfast_value. It implements driver.Values.
@@ -14,7 +15,7 @@ type Values struct {
 	Namespace string
 	// Run runs statements on a connection without a transaction, at a primary.
 	Run func(ctx context.Context, statements ...string) (Answers, error)
-	// Sort adds a code to an error of Run, like Sort of [Faults].
+	// Sort adds a code to an error of Run, like Sort of [Faults]. Nothing was written if another try may succeed.
 	Sort func(error) (error, bool)
 	// Read selects the version of a key, and its data in hexadecimal. Insert and Update return
 	// the statements of a Put. The first row of their last answer begins with 1 if a row of
@@ -39,7 +40,7 @@ func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
 	}
 	data, err := hex.DecodeString(row.Text(1))
 	if err != nil || row.Text(0) == "" {
-		return nil, "", driver.Errorf(driver.CodeRefused, "the table holdfast_value has no value of this version of holdfast at %q", key)
+		return nil, "", driver.Broken("holdfast_value "+v.Namespace+"\x00"+key, "it has no version, or its data are too long")
 	}
 	return data, row.Text(0), nil
 }
@@ -69,10 +70,14 @@ func (v *Values) run(ctx context.Context, key string, data []byte, statements fu
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	answer, err := v.Run(ctx, statements([]byte(v.Namespace+"\x00"+key))...)
-	if err != nil {
-		err, _ = v.Sort(err)
-		return nil, err
+	for tries := 1; ; tries++ {
+		answer, err := v.Run(ctx, statements([]byte(v.Namespace+"\x00"+key))...)
+		if err == nil {
+			return answer, nil
+		}
+		err, retry := v.Sort(err)
+		if !retry || tries == maxTries || backoff.Yield(ctx, tries) != nil {
+			return nil, err
+		}
 	}
-	return answer, nil
 }

@@ -44,6 +44,11 @@ func Query(u *url.URL, form string, repeated ...string) (*Params, error) {
 	case u.Fragment != "":
 		return nil, fmt.Errorf("give %s; write # as %%23, and other special characters in a password as %%XX", form)
 	}
+	for pair := range strings.SplitSeq(u.RawQuery, "&") {
+		if pair != "" && !strings.Contains(pair, "=") {
+			return nil, errors.New("a parameter has no value; write ? in a password as %3F, and & as %26")
+		}
+	}
 	for key, all := range values {
 		if len(all) != 1 && !slices.Contains(repeated, key) {
 			return nil, fmt.Errorf("%s is given more than once", shown(key))

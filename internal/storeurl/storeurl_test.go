@@ -16,6 +16,7 @@ func TestErrorsNameTheMistake(t *testing.T) {
 		"s://h?a=1&c=2":                   `unknown parameter "c": there are a, b, ca, cert, key, server_name, tls`,
 		"s://h?a=1&a=2":                   "a is given more than once",
 		"s://h?a=":                        "a is empty",
+		"s://h?a=1&SeCrEt":                "and & as %26",
 		"s://h?a=x":                       `a "x": give a number`,
 		"s://h?b=x":                       `b "x": give p or 2`,
 		"s:h":                             "give s://host",

@@ -3,9 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +11,10 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 // handle is the store's own data in a grant.
@@ -26,23 +27,20 @@ type handle struct {
 const maxToken = 1 << 53
 
 // Acquire requests the votes of all servers. See [driver.Store].
-func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := s.check(&r); err != nil {
 		return driver.Grant{}, err
 	}
 	if err := s.begin(ctx); err != nil {
-		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
-		}
-		return driver.Grant{}, err
+		return driver.Grant{}, server.WithdrawnIfEnded(ctx, err)
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
+	stop := context.AfterFunc(s.calls.Ctx, func() { cancel(calls.ErrClosed) })
 	defer stop()
 	c := candidate{s: s, r: r}
 	var g driver.Grant
@@ -63,13 +61,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 }
 
 // check returns an error for an invalid request.
-func (s *Store) check(r *driver.Request) error {
-	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
-	for _, c := range []byte(r.ID) {
-		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
-	}
-	if err := driver.CheckName(r.Name); err != nil || bad {
-		return driver.Errorf(driver.CodeInvalid, "redlock: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+func (s *store) check(r *driver.Request) error {
+	if err := server.CheckRequest("redlock", r); err != nil {
+		return err
 	}
 	if r.Limit != driver.Exclusive {
 		return driver.Errorf(driver.CodeUnsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
@@ -85,7 +79,7 @@ func (s *Store) check(r *driver.Request) error {
 
 // candidate is one Acquire, which makes one ballot after another.
 type candidate struct {
-	s       *Store
+	s       *store
 	r       driver.Request
 	ballots int   // the number of its ballots so far
 	since   int64 // when its first ballot began, by the fleet's time
@@ -150,19 +144,20 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 // withdrawn returns the error of a request whose context has ended.
 func withdrawn(ctx context.Context) error {
 	cause := context.Cause(ctx)
-	if errors.Is(cause, errClosed) {
-		return errClosed
+	if errors.Is(cause, calls.ErrClosed) {
+		return calls.ErrClosed
 	}
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
 // tally counts the servers of a ballot by their last answers.
 type tally struct {
-	given   int // the server has given its vote
-	fresh   int // of the given votes, those of servers whose counters are below the proposed token
-	refused int // another request has the vote
-	late    int // the server found the request late
-	pending int // the ballot waits for the answer
+	given    int // the server has given its vote
+	fresh    int // of the given votes, those of servers whose counters are below the proposed token
+	refused  int // another request has the vote
+	late     int // the server found the request late
+	withheld int // the server has no vote
+	pending  int // the ballot waits for the answer
 	// rival is the other ballot with the most votes, and rivalVotes their number. Of two ballots
 	// with as many votes, it is the one with the smaller identifier.
 	rival      string
@@ -184,7 +179,7 @@ func (b *ballot) count() (t tally) {
 			slow++
 		case v.state == voteRequested:
 			t.pending++
-		case v.state == voteGiven:
+		case v.state == voteGiven: // mutation: redlock-given
 			t.given++
 			t.highest = max(t.highest, v.counter)
 			if v.counter < b.token {
@@ -198,8 +193,11 @@ func (b *ballot) count() (t tally) {
 			}
 			rivals[id]++
 		default:
-			if v.last == answerClock {
+			switch v.last {
+			case answerClock:
 				t.late++
+			case answerWithheld:
+				t.withheld++
 			}
 			t.errs = append(t.errs, v.err)
 		}
@@ -238,13 +236,13 @@ func (c *candidate) requestVotes(entry string) (*ballot, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := micros() + offset
+	now := server.Micros() + offset
 	if c.since == 0 {
 		c.since = now
 	}
 	c.ballots++
 	b := s.newBallot(c.r, c.ballots, entry, c.since)
-	b.owner = ownerText(c.r.From.Owner())
+	b.owner = server.OwnerText(c.r.From.Owner())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.token = b.propose(now)
@@ -358,14 +356,19 @@ func (c *candidate) noQuorum(t tally) error {
 	if len(t.errs) >= c.s.quorum && slices.ContainsFunc(t.errs, refused) {
 		code = driver.CodeRefused
 	}
-	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
+	advice := ""
+	if t.withheld > 0 {
+		advice = c.s.advice
+	}
+	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w%s",
+		len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...), advice)
 }
 
 // raise writes a token above highest to the servers that voted, and returns when a quorum has
 // acknowledged it.
 func (b *ballot) raise(ctx context.Context, highest uint64) error {
 	s := b.s
-	token := max(highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
+	token := max(highest, s.tokens.Of(b.bucket).Load(), uint64(max(s.now(), 0))) + 1
 	if token >= maxToken {
 		return driver.Errorf(driver.CodeRefused, "tokens are used up")
 	}
@@ -442,12 +445,13 @@ func (c *candidate) grant(b *ballot) (result, error) {
 		return result{}, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
 	}
 	b.granted, b.validFrom = true, b.sent
-	s.tokens.see(b.bucket, b.token)
-	s.checkInBackground()
-	return result{grant: driver.Grant{
+	s.tokens.Raise(b.bucket, b.token)
+	b.held = held.Grant{From: c.r.From, Grant: driver.Grant{
 		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: b.token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
 		Handle: &handle{b: b, token: b.token},
-	}}, nil
+	}}
+	s.held.Hold(&b.held)
+	return result{grant: b.held.Grant}, nil
 }
 
 // busy returns when the name may be free, and with quorum the holder of the name: the ballot that
@@ -488,7 +492,7 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 
 // readHolder parses the value of a lock that expires after left; see ballot.value. It returns the
 // holder and the TTL that the holder requested. ours is false for a value of another client library.
-func (s *Store) readHolder(value string, left time.Duration) (h driver.Holder, ttl time.Duration, ours bool) {
+func (s *store) readHolder(value string, left time.Duration) (h driver.Holder, ttl time.Duration, ours bool) {
 	h = driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
 	foreign := h
 	foreign.Note = "of another client library"
@@ -500,14 +504,13 @@ func (s *Store) readHolder(value string, left time.Duration) (h driver.Holder, t
 	token, err1 := strconv.ParseUint(part[1], 10, 64)
 	since, err2 := strconv.ParseInt(part[2], 10, 64)
 	ms, err3 := strconv.ParseInt(part[3], 10, 64)
-	owner, err4 := url.ParseQuery(part[4])
-	released := part[0] == "*" // written by end.lua
-	if !isBallot && !released || errors.Join(err1, err2, err3, err4) != nil {
+	owner, known := server.ReadOwner(id, part[4], since)
+	released := strings.HasPrefix(part[0], "*") // written by end.lua
+	if !isBallot && !released || !known || errors.Join(err1, err2, err3) != nil {
 		return foreign, 0, false
 	}
 	h.Token = token
-	h.Owner = driver.Owner{ID: id, Host: owner.Get("h"), Instance: owner.Get("i"), Reason: owner.Get("r"), Since: time.UnixMicro(since)}
-	h.PID, _ = strconv.Atoi(owner.Get("p"))
+	h.Owner = owner
 	ttl = time.Duration(ms) * time.Millisecond
 	if released {
 		h.ID, h.Note = "", "released, kept for a while"
@@ -516,16 +519,4 @@ func (s *Store) readHolder(value string, left time.Duration) (h driver.Holder, t
 		h.TTL = max(min(left-(s.standing(ttl)-ttl), ttl), time.Millisecond)
 	}
 	return h, ttl, true
-}
-
-// ownerText returns an owner as one word.
-func ownerText(o driver.Owner) string {
-	clip := func(s string) string {
-		const most = 1024
-		if len(s) > most {
-			s = strings.ToValidUTF8(s[:most], "")
-		}
-		return s
-	}
-	return fmt.Sprintf("h=%s&i=%s&p=%d&r=%s", url.QueryEscape(clip(o.Host)), url.QueryEscape(clip(o.Instance)), o.PID, url.QueryEscape(clip(o.Reason)))
 }

@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 // state is the answer of one server to state.lua.
@@ -27,8 +30,8 @@ func (f *state) votes() bool { return f.err == nil && f.run != "" && f.fields["r
 // since then, because its clock was out of line.
 func (f *state) whole() bool { return f.err == nil && f.run != "" && f.fields["whole"] == f.run }
 
-// empty reports whether the server has no state of a fleet.
-func (f *state) empty() bool { return f.err == nil && len(f.fields) == 0 }
+// empty reports whether the server was never admitted to a fleet.
+func (f *state) empty() bool { return f.err == nil && f.fields["max"] == "" }
 
 // overdue reports whether the wait that the server has recorded is over at now, the
 // fleet's time.
@@ -44,10 +47,11 @@ func (f *state) longest() time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// addCounters raises counters to those of the server.
+// addCounters raises counters to those of the server, and adds the locks that it keeps.
 func (f *state) addCounters(counters map[string]uint64) {
 	for k, v := range f.fields {
-		if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "least" || strings.HasPrefix(k, "c")) {
+		copied := k == "least" || strings.HasPrefix(k, "c") || strings.HasPrefix(k, "kept ")
+		if x, err := strconv.ParseUint(v, 10, 64); err == nil && copied {
 			counters[k] = max(counters[k], x)
 		}
 	}
@@ -64,7 +68,7 @@ const stateGrace = 200 * time.Millisecond
 const maxAdmissionFailures = 20
 
 // states requests the states of several servers in parallel. With check it also checks their settings.
-func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
+func (s *store) states(ctx context.Context, nodes []*node, check bool) []state {
 	found := make([]state, len(nodes))
 	done := make(chan int, len(nodes))
 	all := make([]state, len(nodes))
@@ -73,7 +77,7 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 			all[i] = n.readState(check)
 			done <- i
 		}) {
-			all[i].err = errClosed
+			all[i].err = calls.ErrClosed
 			done <- i
 		}
 	}
@@ -106,7 +110,7 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 // readState requests the state of a server. With check it first checks the server's settings.
 func (n *node) readState(check bool) state {
 	if check {
-		ctx, cancel := context.WithTimeout(n.s.ctx, stateTimeout)
+		ctx, cancel := context.WithTimeout(n.s.calls.Ctx, stateTimeout)
 		defer cancel()
 		if _, err := n.store.Guarantees(ctx); err != nil {
 			if code := driver.CodeOf(err); code != driver.CodeRefused {
@@ -116,7 +120,7 @@ func (n *node) readState(check bool) state {
 		}
 	}
 	at := n.s.now()
-	r, err := n.eval(stateTimeout, stateScript, []string{stateKey}, nil)
+	r, err := n.eval(stateTimeout, stateScript, []string{stateKey, keptKey}, nil)
 	f := state{err: err, at: at}
 	if err == nil && len(r.values) > 0 {
 		f.run, f.fields = r.values[0], map[string]string{}
@@ -127,8 +131,32 @@ func (n *node) readState(check bool) state {
 	return f
 }
 
+// adviseNew returns what to do if too few servers have a vote, given their states. It returns the empty
+// text if there is nothing to do.
+func (s *store) adviseNew(found []state) string {
+	answered, empty := 0, 0
+	for i := range found {
+		if found[i].err == nil {
+			answered++
+		}
+		if found[i].empty() {
+			empty++
+		}
+	}
+	switch {
+	case !s.cfg.fresh && empty == answered:
+		return fmt.Sprintf("; the servers are new, or have lost their data: they vote after max_ttl (%s), "+
+			"or at once if the fleet is new and you open it once with fresh=true", s.cfg.maxTTL)
+	case s.cfg.fresh && answered < len(found):
+		return "; fresh=true has no effect while a server does not answer: open the fleet again when all do"
+	case s.cfg.fresh && empty < len(found):
+		return "; fresh=true has no effect, because the fleet is not new"
+	}
+	return ""
+}
+
 // admitNew admits all servers at once if none has a state of a fleet.
-func (s *Store) admitNew(ctx context.Context, found []state) {
+func (s *store) admitNew(ctx context.Context, found []state) {
 	now := s.now()
 	for i := range found {
 		if !found[i].empty() || now == 0 {
@@ -174,7 +202,7 @@ func (n *node) awaitAdmission() {
 		delay := time.Duration(0)
 		out := n.outOfLine() && s.measure() && n.outOfLine()
 		r, err := n.eval(stateTimeout, withholdScript, []string{stateKey},
-			[]string{text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.standing(n.longest())), digit(out)})
+			[]string{text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.standing(n.longest())), server.Digit(out)})
 		switch {
 		case err != nil:
 			failures++
@@ -206,7 +234,7 @@ func (n *node) awaitAdmission() {
 				delay = min(left, 5*time.Second)
 			}
 		}
-		if backoff.Sleep(s.ctx, delay+rand.N(delay/8+time.Millisecond)) != nil {
+		if backoff.Sleep(s.calls.Ctx, delay+rand.N(delay/8+time.Millisecond)) != nil {
 			return
 		}
 	}
@@ -214,9 +242,9 @@ func (n *node) awaitAdmission() {
 
 // measure measures the clocks of the servers, and reports whether a quorum answered. The client's own
 // clock may have stood still. Then the first server that answers seems to be out of line with the others.
-func (s *Store) measure() bool {
+func (s *store) measure() bool {
 	answered := 0
-	for _, f := range s.states(s.ctx, s.nodes, false) {
+	for _, f := range s.states(s.calls.Ctx, s.nodes, false) {
 		if f.err == nil {
 			answered++
 		}
@@ -233,7 +261,7 @@ func (n *node) longest() time.Duration { return max(n.s.cfg.maxTTL, time.Duratio
 // counters and at least the present time.
 func (n *node) restore() {
 	s := n.s
-	found := s.states(s.ctx, s.nodes, false)
+	found := s.states(s.calls.Ctx, s.nodes, false)
 	if found[n.i].err != nil {
 		return
 	}
@@ -278,11 +306,12 @@ func (n *node) restore() {
 	_ = n.admit(&found[n.i], at, s.cfg.unprotected, args)
 }
 
-// admit allows the server to vote, and raises its counters to the given ones: fields and their values.
-// at is when the client read the states of the servers. With unwaited the server need not have waited.
+// admit allows the server to vote, and raises its counters to the given ones: fields and their values. The
+// locks among them that other servers keep are set. at is when the client read the states of the servers. With
+// unwaited the server need not have waited.
 func (n *node) admit(f *state, at int64, unwaited bool, counters []string) error {
-	args := append([]string{text(at), text(n.s.cfg.skew.Microseconds()), f.run, digit(unwaited), millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
-	r, err := n.eval(stateTimeout, admitScript, []string{stateKey}, args)
+	args := append([]string{text(at), text(n.s.cfg.skew.Microseconds()), f.run, server.Digit(unwaited), millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
+	r, err := n.eval(stateTimeout, admitScript, []string{stateKey, keptKey}, args)
 	if err == nil && r.kind != answerDone {
 		err = n.s.unavailable("%s: it cannot be admitted yet", n.store)
 	}

@@ -11,7 +11,10 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 // voteState is the state of one server's vote for a ballot, as far as this client has learned it.
@@ -46,12 +49,12 @@ type vote struct {
 // ballot is one attempt to get a quorum of votes, and then its grant. Each server has at most one request
 // of a ballot in flight, so that requests take effect in order.
 type ballot struct {
-	s        *Store
+	s        *store
 	r        driver.Request
 	id       string // the request's ID, a dot, and a number
 	key      string
-	bucket   int
-	owner    string // see ownerText
+	bucket   uint16
+	owner    string // see server.OwnerText
 	entry    string // the queue entry, "" if none
 	since    int64  // when the request began to wait, by the fleet's time
 	ttl      time.Duration
@@ -64,20 +67,21 @@ type ballot struct {
 	token   uint64
 	sent    driver.Instant // just before the first request
 	granted bool
+	held    held.Grant // set when the ballot is granted
 	// validFrom is when the last confirmed request was sent. The TTL counts from there.
 	validFrom driver.Instant
-	ended     bool          // end was called
-	undone    bool          // Undo has ended the ballot
-	answered  bool          // a Release has decided about the grant; each later one is denied
-	broken    bool          // the servers have a tombstone of Break or Undo, so that no renewal counts
-	wake      bool          // ending a vote notifies a waiter
-	keep      time.Duration // for how long an ended vote keeps the name taken
-	graceEnd  time.Time     // until when awaitEnd waits for the servers beyond a quorum
+	ended     bool      // end was called
+	undone    bool      // Undo has ended the ballot
+	answered  bool      // a Release has decided about the grant; each later one is denied
+	broken    bool      // the servers have a tombstone of Break or Undo, so that no renewal counts
+	wake      bool      // ending a vote notifies a waiter
+	keepUntil time.Time // until when a release keeps the name taken; zero if it does not
+	graceEnd  time.Time // until when awaitEnd waits for the servers beyond a quorum
 }
 
 // standing returns how long a vote for a TTL stands: the TTL, plus the possible drift of the clocks in that
 // time, plus twice the tolerated difference between clocks.
-func (s *Store) standing(ttl time.Duration) time.Duration {
+func (s *store) standing(ttl time.Duration) time.Duration {
 	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.skew
 }
 
@@ -87,11 +91,11 @@ func timeout(ttl time.Duration) time.Duration {
 	return min(max(ttl/4, time.Second), 2*time.Second)
 }
 
-func (s *Store) newBallot(r driver.Request, n int, entry string, since int64) *ballot {
+func (s *store) newBallot(r driver.Request, n int, entry string, since int64) *ballot {
 	key := s.prefix() + r.Name
 	ttl := (r.TTL + time.Millisecond - 1).Truncate(time.Millisecond)
 	b := &ballot{
-		s: s, r: r, id: r.ID + "." + strconv.Itoa(n), key: key, bucket: bucketOf(key), entry: entry, since: since,
+		s: s, r: r, id: r.ID + "." + strconv.Itoa(n), key: key, bucket: server.Bucket(key), entry: entry, since: since,
 		ttl: ttl, stands: s.standing(ttl), votes: make([]vote, len(s.nodes)), changed: make(chan struct{}, 1),
 	}
 	s.mu.Lock()
@@ -120,7 +124,7 @@ func (b *ballot) value(token uint64, owner string) string {
 
 // propose returns a token above every token that the client has seen, and not below now.
 func (b *ballot) propose(now int64) uint64 {
-	return max(b.s.tokens.of(b.bucket)+1, uint64(max(now, 1)))
+	return max(b.s.tokens.Of(b.bucket).Load()+1, uint64(max(now, 1)))
 }
 
 // requestVote requests the vote of a server, in the background. The caller holds the mutex.
@@ -139,7 +143,7 @@ func (b *ballot) requestVote(n *node) {
 		b.recordAnswer(n, r, err)
 		b.mu.Unlock()
 	}) {
-		v.state, v.err = voteNone, errClosed
+		v.state, v.err = voteNone, calls.ErrClosed
 		wakeup.Send(b.changed)
 	}
 }
@@ -166,11 +170,11 @@ func (b *ballot) recordAnswer(n *node, r reply, err error) {
 	switch {
 	case err == nil:
 		b.recordReply(n, v, r)
-		b.s.tokens.see(b.bucket, v.counter)
+		b.s.tokens.Raise(b.bucket, v.counter)
 	case driver.CodeOf(err) == driver.CodeUnknown:
 		v.state = voteUnsure
 	}
-	if b.ended {
+	if b.ended { // mutation: redlock-late
 		b.endVote(n)
 	}
 	wakeup.Send(b.changed)
@@ -186,12 +190,12 @@ func (b *ballot) recordReply(n *node, v *vote, r reply) {
 	case r.kind == answerVoted && len(r.values) == 1:
 		v.state = voteGiven
 		v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
-	case r.kind == answerBusy && len(r.values) == 4:
+	case r.kind == answerBusy && len(r.values) == 3:
 		v.queued = b.entry != ""
 		v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
 		v.until = time.Now().Add(never)
 		if ms, _ := strconv.ParseInt(r.values[2], 10, 64); ms >= 0 {
-			v.until = time.Now().Add(time.Duration(ms) * time.Millisecond)
+			v.until = time.Now().Add(time.Duration(min(ms, never.Milliseconds())) * time.Millisecond)
 		}
 		v.rival = r.values[1]
 	case r.kind == answerWithheld:
@@ -227,7 +231,10 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	if b.ended {
 		return
 	}
-	b.ended, b.wake, b.keep, b.graceEnd = true, wake, keep, time.Now().Add(quorumGrace)
+	b.ended, b.wake, b.graceEnd = true, wake, time.Now().Add(quorumGrace)
+	if keep > 0 {
+		b.keepUntil = time.Now().Add(keep)
+	}
 	for _, n := range b.s.nodes {
 		b.endVote(n)
 	}
@@ -246,47 +253,59 @@ func (b *ballot) endVote(n *node) {
 	}
 	v.state = voteEnding
 	if !b.s.task(func() { b.endAt(n, keepOut) }) {
-		v.state, v.err = voteUnsure, errClosed
+		v.state, v.err = voteUnsure, calls.ErrClosed
 		wakeup.Send(b.changed)
 	}
 }
 
 // endArgs returns the arguments of end.lua for a request that is sent now.
-func (s *Store) endArgs(prefix, keepOut, keep, entry string, wake bool) []string {
-	return []string{prefix, keepOut, keep, entry, digit(wake), text(s.now()), text(s.cfg.skew.Microseconds())}
+func (s *store) endArgs(prefix, keepOut, keep, entry string, wake bool) []string {
+	return []string{prefix, keepOut, keep, entry, server.Digit(wake), text(s.now()), text(s.cfg.skew.Microseconds())}
 }
 
-func digit(b bool) string {
-	if b {
-		return "1"
+// endKeys returns the keys of end.lua, for a lock and the ID of a tombstone.
+func endKeys(lock, id string) []string {
+	return []string{lock, stateKey, tombstone + id, queueKey + lock, keptKey}
+}
+
+// keepMillis returns for how long a request that is sent now keeps the name taken. lost reports that it does
+// not although it should: the TTL has passed, so a server that was restarted may be admitted without the lock.
+func (b *ballot) keepMillis() (keep string, lost bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	left := time.Until(b.keepUntil)
+	if left <= 0 {
+		return "0", false
 	}
-	return "0"
+	if passed, _ := b.validFrom.Elapsed(); passed >= b.ttl {
+		return "0", true
+	}
+	return millis(left), false
 }
 
 // late returns the age after which every server refuses a request for a vote. It is also how long a
 // tombstone stands that refuses such a request.
-func (s *Store) late() time.Duration { return 4*s.cfg.skew + time.Second }
+func (s *store) late() time.Duration { return 4*s.cfg.skew + time.Second }
 
-func (s *Store) keepOutMillis() string { return millis(s.late()) }
+func (s *store) keepOutMillis() string { return millis(s.late()) }
 
 // endAt ends the vote at one server. It repeats the request until the server has answered or the vote
 // must have expired. A tombstone stands for keepOut milliseconds.
 func (b *ballot) endAt(n *node, keepOut string) {
 	expiry := b.expiry()
-	keep := "0"
-	if b.keep > 0 {
-		keep = millis(b.keep)
-	}
 	for failures := 0; ; failures++ {
-		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key},
-			b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake))
+		keep, lost := b.keepMillis()
+		args := b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake)
+		r, err := n.eval(timeout(b.ttl), endScript, endKeys(b.key, b.id), args)
 		unclear := err != nil && driver.CodeOf(err) == driver.CodeUnknown
-		if err == nil || time.Now().After(expiry) {
+		late := err == nil && r.kind == answerClock
+		if err == nil && !late || time.Now().After(expiry) {
 			b.mu.Lock()
 			v := &b.votes[n.i]
 			v.state = voteNone
-			v.unclear = v.unclear || unclear
-			if v.ended != answerVoteEnded { // the answer of a renewal may arrive later, so that the vote ends twice
+			v.unclear = v.unclear || unclear || lost
+			// The answer of a renewal may arrive later, so that the vote ends twice.
+			if v.ended != answerVoteEnded && v.ended != answerKept && !lost {
 				v.ended = r.kind
 			}
 			last := b.clean() == len(b.votes)
@@ -313,11 +332,11 @@ func (b *ballot) endAt(n *node, keepOut string) {
 	}
 }
 
-// expiry returns when every vote must have expired.
+// expiry returns when every vote must have expired. A lock that a release keeps is no longer a vote.
 func (b *ballot) expiry() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.voteSent.Add(2*b.s.cfg.skew + b.stands + b.keep)
+	return b.voteSent.Add(2*b.s.cfg.skew + b.stands)
 }
 
 // clean returns how many servers certainly have no vote. The caller holds the mutex.

@@ -77,6 +77,17 @@
 // takes the largest counters of all servers, and at least the fleet's time. Tokens then
 // rise as long as the clocks were not set back.
 //
+// # Kept locks
+//
+// A release with keep replaces each vote by a kept lock, for that time. It succeeds when a quorum keeps
+// the lock; a server without the vote does not count. A server that finds the request late by more than
+// Skew changes nothing, and the client repeats the request, until the TTL has passed. No client renews a
+// kept lock. So the client that admits a restarted server gives it the kept locks of the others, with
+// their counters. Each server that keeps the lock has it before the TTL has passed, and so before the
+// wait of a server that restarted meanwhile is over. A quorum of the others includes one that keeps the lock
+// or has taken it over. The servers also list their kept locks in holdfast:redlock:kept, because a clock
+// that is set ahead lets the keys expire.
+//
 // model/redlock.pml is a model of these rules, which spin checks exhaustively for small
 // fleets. Tests plant mistakes in the model and require that spin finds them.
 //

@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 var (
@@ -48,75 +48,40 @@ var (
 )
 
 // script returns a script, with the functions of run.lua where it includes them.
-func script(name, source string) *redisstore.Script {
-	return redisstore.NewScript("redlock "+name, strings.Replace(source, "-- include run\n", runSource, 1))
+func script(name, source string) *server.Script {
+	return server.NewScript("redlock "+name, strings.Replace(source, "-- include run\n", runSource, 1))
 }
 
-// The keys at a server. stateKey has the server's state. The keys of locks, queues and
-// tombstones begin with lockPrefix, queueKey and tombstone.
+// The keys at a server. stateKey has the server's state, and keptKey the locks that stay taken after
+// their release. The keys of locks, queues and tombstones begin with lockPrefix, queueKey and tombstone.
 const (
 	stateKey   = "holdfast:redlock"
+	keptKey    = "holdfast:redlock:kept"
 	lockPrefix = "holdfast:redlock:l:"
 	queueKey   = "holdfast:redlock:q:"
 	tombstone  = "holdfast:redlock:v:"
-	buckets    = 1 << 12
 )
 
 // prefix returns the part of a lock's key before the name.
-func (s *Store) prefix() string {
+func (s *store) prefix() string {
 	switch {
 	case !s.cfg.redsync:
-		return lockPrefix + strings.NewReplacer("%", "%25", ":", "%3A").Replace(s.cfg.namespace) + ":"
+		return lockPrefix + server.EscapeNamespace(s.cfg.namespace) + ":"
 	case s.cfg.namespace != "":
 		return s.cfg.namespace + ":"
 	}
 	return ""
 }
 
-// bucketOf returns the number of the counter of a key. Each counter serves several names.
-func bucketOf(key string) int {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(key))
-	n := h.Sum64()
-	n ^= n >> 32
-	n ^= n >> 16
-	return int(n % buckets)
-}
-
-func field(bucket int) string { return "c" + strconv.Itoa(bucket) }
-
-// counters are the largest tokens that this client has seen, by bucket.
-type counters struct {
-	mu  sync.Mutex
-	max map[int]uint64
-}
-
-func (c *counters) see(bucket int, token uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.max == nil {
-		c.max = map[int]uint64{}
-	}
-	c.max[bucket] = max(c.max[bucket], token)
-}
-
-func (c *counters) of(bucket int) uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.max[bucket]
-}
-
-var started = time.Now()
-
-// micros returns the time of this process, in microseconds. It is monotonic.
-func micros() int64 { return time.Since(started).Microseconds() }
+// field returns the field of a bucket's counter. Each counter serves several names.
+func field(bucket uint16) string { return "c" + strconv.Itoa(int(bucket)) }
 
 // node is one server.
 type node struct {
-	s      *Store
+	s      *store
 	i      int
 	store  *redisstore.Store
-	client redisstore.Client
+	client server.Client
 
 	// silent is true if the last request had no answer. Then at most fewRequests
 	// requests are in flight.
@@ -134,13 +99,13 @@ type node struct {
 }
 
 // sample is a measurement of a server's clock. offset is the server's time minus
-// micros, at most err from the true difference. at is when it was measured, by micros.
+// server.Micros, at most err from the true difference. at is when it was measured, by server.Micros.
 type sample struct {
 	offset, err, at int64
 	known           bool
 }
 
-func newNode(s *Store, i int, store *redisstore.Store) *node {
+func newNode(s *store, i int, store *redisstore.Store) *node {
 	return &node{s: s, i: i, store: store, client: store.Client()}
 }
 
@@ -149,12 +114,13 @@ const (
 	answerVoted     = 'G' // vote: the server votes for the ballot
 	answerBusy      = 'B' // vote: another ballot has the server's vote
 	answerWithheld  = 'U' // vote, end: the server is withheld
-	answerClock     = 'C' // vote, renew, withhold: the clocks differ, or the request came late
+	answerClock     = 'C' // vote, renew, end, withhold: the clocks differ, or the request came late
 	answerWithdrawn = 'V' // vote: the ballot was withdrawn
 	answerMaxTTL    = 'M' // vote: the fleet's longest TTL is smaller
 	answerSize      = 'S' // vote: the fleet has another number of servers
 	answerDone      = 'A' // raise: the token is written; withhold, admit: the server votes
 	answerVoteEnded = 'R' // end: the vote existed
+	answerKept      = 'K' // end: the lock stays taken
 	answerRenewed   = 'R' // renew
 	answerNoVote    = 'N' // raise, end: the ballot has no vote; renew: the lock is free
 	answerOther     = 'O' // renew: another ballot has the vote
@@ -169,7 +135,7 @@ type reply struct {
 }
 
 // notSent wraps a reason for which a request was not sent.
-func notSent(err error) error { return &redisstore.NotSentError{Err: err} }
+func notSent(err error) error { return &server.NotSentError{Err: err} }
 
 // fewRequests is how many requests at a time the client sends to a server that does not
 // answer.
@@ -178,8 +144,8 @@ const fewRequests = 32
 var errSilent = errors.New("the server does not answer")
 
 // eval runs a script. An error of code Unknown means that it may have run, or may run later.
-func (n *node) eval(timeout time.Duration, sc *redisstore.Script, keys, args []string) (reply, error) {
-	r := n.evalAll(timeout, sc, []redisstore.Call{{Keys: keys, Args: args}})[0]
+func (n *node) eval(timeout time.Duration, sc *server.Script, keys, args []string) (reply, error) {
+	r := n.evalAll(timeout, sc, []server.Call{{Keys: keys, Args: args}})[0]
 	return r.reply, r.err
 }
 
@@ -189,7 +155,7 @@ type answer struct {
 }
 
 // evalAll runs a script for several calls, in one round trip.
-func (n *node) evalAll(timeout time.Duration, sc *redisstore.Script, calls []redisstore.Call) []answer {
+func (n *node) evalAll(timeout time.Duration, sc *server.Script, calls []server.Call) []answer {
 	out := make([]answer, len(calls))
 	ctx, cancel := context.WithTimeout(n.s.life, timeout)
 	defer cancel()
@@ -200,20 +166,20 @@ func (n *node) evalAll(timeout time.Duration, sc *redisstore.Script, calls []red
 		}
 		return out
 	}
-	sent := micros()
-	var results []redisstore.Answer
+	sent := server.Micros()
+	var results []server.Answer
 	if len(calls) == 1 {
 		v, err := n.client.Eval(ctx, sc, calls[0].Keys, calls[0].Args)
-		results = []redisstore.Answer{{Values: v, Err: err}}
+		results = []server.Answer{{Values: v, Err: err}}
 	} else {
 		results = n.client.EvalAll(ctx, sc, calls)
 	}
-	received := micros()
+	received := server.Micros()
 	for i, r := range results {
 		if r.Err != nil {
-			_, answered := errors.AsType[redisstore.ServerError](r.Err)
+			_, answered := errors.AsType[server.ServerError](r.Err)
 			n.silent.Store(!answered)
-			out[i].err = n.fail(r.Err)
+			out[i].err = n.fail(r.Err, calls[i].Keys...)
 			continue
 		}
 		n.silent.Store(false)
@@ -226,12 +192,12 @@ func (n *node) evalAll(timeout time.Duration, sc *redisstore.Script, calls []red
 }
 
 // fail adds the code and the server's address to an error.
-func (n *node) fail(err error) error {
-	err = n.store.Explain(err)
+func (n *node) fail(err error, keys ...string) error {
+	err = server.Of(n.store).Explain(err, keys...)
 	return driver.Errorf(driver.CodeOf(err), "%s: %w", n.store, err)
 }
 
-func (n *node) read(sc *redisstore.Script, values []string) (reply, error) {
+func (n *node) read(sc *server.Script, values []string) (reply, error) {
 	if len(values) >= 2 && len(values[0]) == 1 {
 		if at, err := strconv.ParseInt(values[1], 10, 64); err == nil {
 			return reply{values[0][0], at, values[2:]}, nil
@@ -262,9 +228,9 @@ func (n *node) sample() sample {
 	return n.clock
 }
 
-// offset returns the difference between the fleet's time and micros. The fleet's time is the
+// offset returns the difference between the fleet's time and server.Micros. The fleet's time is the
 // median of the servers' clocks. offset needs the answers of a quorum.
-func (s *Store) offset() (int64, error) {
+func (s *store) offset() (int64, error) {
 	var room [maxServers]int64
 	all := room[:0]
 	for _, n := range s.nodes {
@@ -280,12 +246,12 @@ func (s *Store) offset() (int64, error) {
 }
 
 // now returns the fleet's time, 0 before a quorum has answered.
-func (s *Store) now() int64 {
+func (s *store) now() int64 {
 	offset, err := s.offset()
 	if err != nil {
 		return 0
 	}
-	return micros() + offset
+	return server.Micros() + offset
 }
 
 // outOfLine reports whether the server's clock certainly differs from the fleet's time

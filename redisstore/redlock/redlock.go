@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 const (
@@ -20,8 +23,10 @@ const (
 	noticeTimeout    = 3 * time.Second
 )
 
-// Store is one client of the locks on a fleet of servers.
-type Store struct {
+// Store is one client of the locks on a fleet of servers. It implements [driver.Store], Inspector, Breaker and Exposer.
+type Store struct{ *store }
+
+type store struct {
 	cfg     config
 	nodes   []*node
 	owned   bool // the stores of the nodes are closed with this one
@@ -29,32 +34,31 @@ type Store struct {
 	where   string
 	channel string
 
-	// ctx ends when Close begins, life when Close has completed its work or has given
-	// up.
-	ctx, life      context.Context
-	cancel, giveUp context.CancelFunc
-	ops, tasks     sync.WaitGroup
-	work           chan func() // the tasks for idle goroutines
-	idle           atomic.Int32
-	finished       chan struct{}
-	probing        chan struct{}
-	known          atomic.Bool
-	tokens         counters
-	listening      sync.Once
+	calls *calls.Calls
+	// life ends when Close has completed its work or has given up.
+	life      context.Context
+	giveUp    context.CancelFunc
+	work      chan func() // the tasks for idle goroutines
+	idle      atomic.Int32
+	finished  chan struct{}
+	probing   chan struct{}
+	known     atomic.Bool
+	advice    string           // about a fleet without votes; written before known is set
+	tokens    server.HighWater // of the tokens that this client has seen
+	listening sync.Once
+	held      *held.Grants
 
 	// A goroutine locks mu after the mutex of a ballot, never before it.
 	mu           sync.Mutex
-	closing      bool
-	checking     bool                 // a background task checks the held grants
 	ballots      map[string][]*ballot // requested, held, or not yet ended at every server; by request
 	waiters      map[string]*waiter   // by request
 	subscription chan struct{}        // replaced and closed when a subscription begins
 }
 
 var (
-	_ driver.Store     = (*Store)(nil)
-	_ driver.Inspector = (*Store)(nil)
-	_ driver.Breaker   = (*Store)(nil)
+	_ driver.Store     = (*store)(nil)
+	_ driver.Inspector = (*store)(nil)
+	_ driver.Breaker   = (*store)(nil)
 )
 
 // New makes a store over one store for each server of a fleet: 3, 5 or 7 of them. It
@@ -72,17 +76,19 @@ func New(stores []*redisstore.Store, options ...Option) (*Store, error) {
 	if len(stores) < 1 || len(stores) > maxServers {
 		return invalid("%d servers: give 3, 5 or 7, at most %d", len(stores), maxServers)
 	}
-	s := &Store{
-		cfg: c, quorum: len(stores)/2 + 1, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),
-		finished: make(chan struct{}), probing: make(chan struct{}, 1), work: make(chan func()),
+	s := &store{
+		cfg: c, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),
+		quorum: len(stores)/2 + 1, // mutation: redlock-quorum
+		calls:  calls.New(), finished: make(chan struct{}), probing: make(chan struct{}, 1), work: make(chan func()),
 		ballots: map[string][]*ballot{}, waiters: map[string]*waiter{}, subscription: make(chan struct{}),
 	}
+	s.held = held.New(checkInterval, 0, s.checkHeld)
 	var where []string
 	for i, store := range stores {
 		switch {
 		case store == nil:
 			return invalid("server %d is nil", i+1)
-		case store.Client().Mode() != redisstore.Standalone:
+		case store.Client().Mode() != server.Standalone:
 			return invalid("%s is a Cluster or a group under Sentinel: a fleet consists of single servers", store)
 		case slices.Contains(where, store.String()):
 			return invalid("%s is given twice: each server has one vote", store)
@@ -91,41 +97,37 @@ func New(stores []*redisstore.Store, options ...Option) (*Store, error) {
 		s.nodes = append(s.nodes, newNode(s, i, store))
 	}
 	s.where = "redlock over " + strings.Join(where, ", ")
-	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.life, s.giveUp = context.WithCancel(context.Background())
-	return s, nil
+	return &Store{s}, nil
 }
 
 // String returns where the locks live, without passwords.
-func (s *Store) String() string { return s.where }
+func (s *store) String() string { return s.where }
 
-// GoString returns the same as String, so that %#v shows no password.
-func (s *Store) GoString() string { return s.where }
-
-// Classify returns the code of an error of this store.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-var errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
-
-// enter begins a call; the caller ends it with ops.Done.
-func (s *Store) enter() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing {
-		return errClosed
+// Exposed implements driver.Exposer.
+func (s *store) Exposed() string {
+	for _, n := range s.nodes {
+		if e := n.store.Exposed(); e != "" {
+			return e
+		}
 	}
-	s.ops.Add(1)
-	return nil
+	return ""
 }
 
+// GoString returns the same as String, so that %#v shows no password.
+func (s *store) GoString() string { return s.where }
+
+// Classify returns the code of an error of this store.
+func (s *store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
 // begin begins a call, and reads the states of the servers if no call has read them.
-// The caller ends it with ops.Done.
-func (s *Store) begin(ctx context.Context) error {
-	if err := s.enter(); err != nil {
+// The caller ends it with calls.Leave.
+func (s *store) begin(ctx context.Context) error {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
 	if err := s.readStates(ctx); err != nil {
-		s.ops.Done()
+		s.calls.Leave()
 		return err
 	}
 	return nil
@@ -133,13 +135,13 @@ func (s *Store) begin(ctx context.Context) error {
 
 // task runs f in the background, and reports whether it does: not if the store is
 // closed. Close waits for f.
-func (s *Store) task(f func()) bool {
+func (s *store) task(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing && s.life.Err() != nil {
+	if s.life.Err() != nil {
 		return false
 	}
-	s.tasks.Add(1)
+	s.calls.Tasks.Add(1)
 	select {
 	case s.work <- f:
 	default:
@@ -151,10 +153,10 @@ func (s *Store) task(f func()) bool {
 // serve runs f, and then further tasks, because each task would have to grow the stack
 // of a new goroutine. At most two idle goroutines per server remain, for two requests
 // to all servers.
-func (s *Store) serve(f func()) {
+func (s *store) serve(f func()) {
 	for ok := true; ok; {
 		f()
-		s.tasks.Done()
+		s.calls.Tasks.Done()
 		if int(s.idle.Add(1)) > 2*len(s.nodes) {
 			s.idle.Add(-1)
 			return
@@ -171,18 +173,16 @@ const closeTimeout = 2 * time.Second
 // ends, until the servers have confirmed the releases and withdrawals under way. Grants
 // stand until their TTL expires. At last it closes the stores that Open opened, all at
 // once, and not those that were given to New.
-func (s *Store) Close(ctx context.Context) error {
-	s.mu.Lock()
-	first := !s.closing
-	s.closing = true
-	s.mu.Unlock()
+func (s *store) Close(ctx context.Context) error {
+	first := s.calls.Stop()
+	s.held.Stop()
 	if first {
-		s.cancel()
+		s.calls.Cancel()
 		go func() {
 			defer close(s.finished)
 			timer := time.AfterFunc(closeTimeout, s.giveUp)
-			s.ops.Wait()
-			s.tasks.Wait()
+			s.calls.Running.Wait()
+			s.calls.Tasks.Wait()
 			timer.Stop()
 			s.giveUp()
 			s.mu.Lock()
@@ -209,7 +209,7 @@ func (s *Store) Close(ctx context.Context) error {
 }
 
 // readStates requests the state of every server, once, and returns when a quorum has answered.
-func (s *Store) readStates(ctx context.Context) error {
+func (s *store) readStates(ctx context.Context) error {
 	if s.known.Load() {
 		return nil
 	}
@@ -243,6 +243,7 @@ func (s *Store) readStates(ctx context.Context) error {
 	if answered < s.quorum {
 		return s.unavailable("%d of %d servers answer, and a quorum is %d: %w", answered, len(s.nodes), s.quorum, errors.Join(failures...))
 	}
+	s.advice = s.adviseNew(found)
 	if s.cfg.fresh {
 		s.admitNew(ctx, found)
 	}
@@ -255,28 +256,28 @@ func (s *Store) readStates(ctx context.Context) error {
 	return nil
 }
 
-func (s *Store) unavailable(format string, args ...any) error {
+func (s *store) unavailable(format string, args ...any) error {
 	return driver.Errorf(driver.CodeUnavailable, format, args...)
 }
 
 // Guarantees returns the guarantees of locks on this fleet. It reads the states of a
 // quorum of the servers.
-func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err := s.begin(ctx); err != nil {
 		return driver.Guarantees{}, err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	return s.guarantees(), nil
 }
 
-func (s *Store) guarantees() driver.Guarantees {
+func (s *store) guarantees() driver.Guarantees {
 	n := len(s.nodes)
 	g := driver.Guarantees{
 		Kind: "redlock", Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: fallbackInterval, TryFirst: true,
-		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the servers' clock in microseconds. " +
-			"Tokens may fall only if a majority loses its data and its clocks were set back",
+		Tokens: "above the counters of a majority, and at least the servers' clock in microseconds. " +
+			"They may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
 		Notice:   noticeTimeout,
 		MinTTL:   minTTL, MaxTTL: s.cfg.maxTTL, Granularity: time.Millisecond, LeftoversExpire: true,
@@ -288,7 +289,7 @@ func (s *Store) guarantees() driver.Guarantees {
 		},
 	}
 	if n < 3 || n%2 == 0 {
-		g.Notes = append(g.Notes, fmt.Sprintf("WARNING: use 3, 5 or 7 servers: %d tolerate no more failures than %d", n, max(n-1, 1)))
+		g.Notes = append(g.Notes, fmt.Sprintf("WARNING: use 3, 5 or 7 servers: %d servers tolerate only %d failures", n, n-s.quorum))
 	}
 	if s.cfg.redsync {
 		g.Notes = append(g.Notes, "redsync ignores that a vote is withheld, writes no tokens and notifies no waiters")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -30,8 +31,8 @@ func unconnected(t *testing.T) *Store {
 	return s
 }
 
-// TestCheckBesideRequests runs checkGrants while another goroutine starts tasks under the mutex of a
-// ballot. task locks the mutex of the store. If checkGrants locked the two in the other order, both
+// TestCheckBesideRequests runs checkHeld while another goroutine starts tasks under the mutex of a
+// ballot. task locks the mutex of the store. If checkHeld locked the two in the other order, both
 // goroutines would wait forever.
 func TestCheckBesideRequests(t *testing.T) {
 	s := unconnected(t)
@@ -41,7 +42,7 @@ func TestCheckBesideRequests(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range rounds {
-			s.checkGrants()
+			s.checkHeld([]*held.Grant{{Grant: driver.Grant{Handle: &handle{b: b}}}})
 		}
 	}()
 	for range rounds {

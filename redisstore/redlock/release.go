@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/held"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 func notHeld(g *driver.Grant) error {
@@ -24,16 +26,18 @@ func own(g *driver.Grant) *ballot {
 }
 
 // Release ends a grant. It returns when a quorum of servers has confirmed that. The
-// client ends the other votes in the background. See [driver.Store].
-func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	if err := s.enter(); err != nil {
+// client ends the other votes in the background. While a server finds a release with keep
+// late, the client repeats it, until the grant's TTL has passed. See [driver.Store].
+func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if err := s.calls.Enter(); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	b := own(&g)
 	if b == nil {
 		return notHeld(&g)
 	}
+	s.held.Forget(g.ID)
 	b.mu.Lock()
 	if b.answered {
 		b.mu.Unlock()
@@ -56,29 +60,32 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			b.awaitEnd(ctx, 0)
 			return nil
 		case impossible:
-			return driver.Errorf(driver.CodeUnknown, "redlock: %q: answers to the release were lost, and the votes have ended", g.Name)
+			return driver.Errorf(driver.CodeUnknown,
+				"redlock: %q: %d of %d servers have confirmed the release, a quorum is %d, and the votes have ended",
+				g.Name, ended, len(s.nodes), s.quorum)
 		}
 		select {
 		case <-b.changed:
 		case <-ctx.Done():
 			return driver.Errorf(driver.CodeUnknown, "redlock: %d of %d servers have confirmed the release, and a quorum is %d: %w", ended, len(s.nodes), s.quorum, context.Cause(ctx))
 		case <-s.life.Done():
-			return errClosed
+			return calls.ErrClosed
 		}
 	}
 }
 
 // countEnded returns on how many servers the release has ended a vote, on how many it may have, because an
-// answer was lost, and on how many the outcome is pending. The caller holds the mutex.
+// answer was lost, and on how many the outcome is pending. A withheld server has given no vote to another
+// client, but it does not keep a lock. The caller holds the mutex.
 func (b *ballot) countEnded() (ended, unclear, pending int) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
 		case v.state != voteNone:
 			pending++
 		case b.undone:
-		case v.ended == answerVoteEnded, v.ended == answerWithheld: // a withheld server has given no vote to another client
+		case v.ended == answerKept, v.ended == answerVoteEnded, v.ended == answerWithheld && b.keepUntil.IsZero():
 			ended++
-		case v.unclear:
+		case v.ended == answerWithheld, v.unclear:
 			unclear++
 		}
 	}
@@ -86,11 +93,12 @@ func (b *ballot) countEnded() (ended, unclear, pending int) {
 }
 
 // Undo withdraws a request. See [driver.Store].
-func (s *Store) Undo(ctx context.Context, r driver.Request) error {
+func (s *store) Undo(ctx context.Context, r driver.Request) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
+	s.held.Forget(r.ID)
 	s.mu.Lock()
 	all := slices.Clone(s.ballots[r.ID])
 	s.mu.Unlock()
@@ -104,20 +112,20 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	defer cancel()
 	key := s.prefix() + r.Name
 	return s.await(ctx, func(n *node) error {
-		_, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.keepOutMillis(), "0", r.ID+" "+s.channel, true))
+		_, err := n.eval(2*time.Second, endScript, endKeys(key, r.ID), s.endArgs(r.ID+".", s.keepOutMillis(), "0", r.ID+" "+s.channel, true))
 		return err
 	})
 }
 
 // await calls onAll, and returns soon after the context ends.
-func (s *Store) await(ctx context.Context, call func(*node) error) error {
+func (s *store) await(ctx context.Context, call func(*node) error) error {
 	timeout := 2 * time.Second
 	if end, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, time.Until(end))
 	}
 	done := make(chan error, 1)
 	if !s.task(func() { done <- s.onAll(timeout, call) }) {
-		return errClosed
+		return calls.ErrClosed
 	}
 	select {
 	case err := <-done:
@@ -143,15 +151,15 @@ type renewal struct {
 // Renew extends the votes of grants. It also requests votes from servers that have no vote for the grant,
 // because they were restarted or could not be reached. A grant is renewed if a quorum confirms the
 // renewal before the grant ends. See [driver.Store].
-func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
-	if err := s.enter(); err != nil {
+	if err := s.calls.Enter(); err != nil {
 		for i := range out {
 			out[i].Err = err
 		}
 		return out
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	sent := driver.Now()
 	live := make([]renewal, 0, len(grants))
 	for i := range grants {
@@ -268,22 +276,22 @@ func (r *renewal) decide(sent driver.Instant) bool {
 // renew renews grants at one server. It then requests a vote for each grant that has no vote there.
 func (n *node) renew(live []renewal) []answer {
 	now, skew := text(n.s.now()), text(n.s.cfg.skew.Microseconds())
-	calls := make([]redisstore.Call, len(live))
+	calls := make([]server.Call, len(live))
 	var longest time.Duration
 	for j := range live {
 		b := live[j].b
 		longest = max(longest, b.ttl)
-		calls[j] = redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", millis(b.stands), now, skew}}
+		calls[j] = server.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", millis(b.stands), now, skew}}
 	}
 	answers := n.evalAll(timeout(longest), renewScript, calls)
 	var missing []int // the grants without a vote
-	var requests []redisstore.Call
+	var requests []server.Call
 	for j := range live {
 		b := live[j].b
 		b.mu.Lock()
 		if b.recordRenewal(n, answers[j]) {
 			missing = append(missing, j)
-			requests = append(requests, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
+			requests = append(requests, server.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, server.OwnerText(b.r.From.Owner()))})
 		}
 		b.mu.Unlock()
 	}
@@ -334,57 +342,27 @@ func (b *ballot) recordRenewal(n *node, a answer) (request bool) {
 // checkInterval is the interval at which a client checks that its grants still stand.
 const checkInterval = noticeTimeout / 4
 
-// checkInBackground starts the background task that checks the held grants.
-func (s *Store) checkInBackground() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.checking || s.closing {
+// checkHeld reads the votes of held grants from every server. It reports a grant as lost if fewer servers than a
+// quorum may still have its vote.
+func (s *store) checkHeld(due []*held.Grant) {
+	if s.calls.Enter() != nil {
 		return
 	}
-	s.checking = true
-	s.tasks.Add(1)
-	go s.serve(func() {
-		t := time.NewTicker(checkInterval)
-		defer t.Stop()
-		for {
-			select {
-			case <-t.C:
-			case <-s.ctx.Done():
-				return
-			}
-			if !s.checkGrants() {
-				return
-			}
-		}
-	})
-}
-
-// checkGrants reads the votes of the held grants from every server. It reports a grant as lost if fewer
-// servers than a quorum may still have its vote. It returns false if there are no ballots.
-func (s *Store) checkGrants() bool {
-	var all []*ballot
-	s.mu.Lock()
-	for _, some := range s.ballots {
-		all = append(all, some...)
-	}
-	if len(all) == 0 {
-		s.checking = false
-		s.mu.Unlock()
-		return false
-	}
-	s.mu.Unlock()
-	var held []renewal
-	var calls []redisstore.Call
-	for _, b := range all { // without the store's mutex, which is locked after a ballot's
+	defer s.calls.Leave()
+	standing := make([]renewal, 0, len(due))
+	grants := due[:0]
+	var calls []server.Call
+	for _, h := range due {
+		b := own(&h.Grant)
 		b.mu.Lock()
 		if b.stillHeld() {
-			held = append(held, renewal{b: b})
-			calls = append(calls, redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", "0", "0", "0"}})
+			grants, standing = append(grants, h), append(standing, renewal{b: b})
+			calls = append(calls, server.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", "0", "0", "0"}})
 		}
 		b.mu.Unlock()
 	}
-	if len(held) == 0 {
-		return true
+	if len(calls) == 0 {
+		return
 	}
 	reports := make(chan []answer, len(s.nodes))
 	for _, n := range s.nodes {
@@ -397,45 +375,40 @@ func (s *Store) checkGrants() bool {
 			if a.err == nil && a.kind == answerClock {
 				a.kind = answerRenewed // the vote exists: such a request is always late, so the server changes nothing
 			}
-			held[j].add(a)
+			standing[j].add(a)
 		}
 	}
-	for j := range held {
-		held[j].reportLoss()
+	for j := range standing {
+		if lost, cause := standing[j].lost(); lost && standing[j].b.lose(cause) {
+			s.held.Lose(grants[j], cause, nil)
+		}
 	}
-	return true
 }
 
-// reportLoss notifies the holder if the grant is lost.
-func (r *renewal) reportLoss() {
-	lost, cause := r.lost()
-	if !lost {
-		return
-	}
-	b := r.b
+// lose reports whether a grant that is lost was held until now. After a break, no renewal counts.
+func (b *ballot) lose(cause driver.Cause) bool {
 	b.mu.Lock()
-	held := b.stillHeld() // and not released since
-	if held && cause == driver.CauseTaken {
-		b.broken = true
-	}
-	b.mu.Unlock()
-	if held {
-		b.r.From.Lost(cause, nil)
-	}
+	defer b.mu.Unlock()
+	held := b.stillHeld()
+	b.broken = b.broken || held && cause == driver.CauseTaken
+	return held
 }
 
 // Break ends the grant of a token. It returns when a quorum of servers has confirmed
 // that. See [driver.Breaker].
-func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+func (s *store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
-	defer s.ops.Done()
+	defer s.calls.Leave()
 	found, err := s.read(ctx, []string{name})
 	if err != nil {
 		return err
 	}
 	h := found[0]
+	if h.id == "" && h.open {
+		return s.unavailable("redlock: %q: too few servers have answered to find its holder", name)
+	}
 	if h.id == "" || h.holder.Token != token || h.holder.ID == "" {
 		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d exists", name, token)
 	}
@@ -444,7 +417,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	keepOut := millis(max(h.holder.TTL, h.ttl) + s.late())
 	var ended atomic.Bool // at any server
 	err = s.await(ctx, func(n *node) error {
-		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", keepOut, "0", "", true))
+		r, err := n.eval(2*time.Second, endScript, endKeys(key, h.id), s.endArgs(h.id+" ", keepOut, "0", "", true))
 		if err == nil && r.kind == answerVoteEnded {
 			ended.Store(true)
 		}

@@ -2,13 +2,15 @@ package redlock
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -37,7 +39,7 @@ func init() {
 //	skew=500ms        as Skew
 //	layout=redsync    as Redsync
 //	fresh=true        as Fresh
-//	insist=true, ca=FILE, cert=FILE, key=FILE, server_name=NAME
+//	insist=true, ca=FILE, cert=FILE, key=FILE, server_name=NAME, require_tls=true
 //	                  as for the URLs of package redisstore
 func Open(ctx context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
@@ -54,17 +56,12 @@ func invalidURL(format string, args ...any) error {
 
 func openParsed(ctx context.Context, u *url.URL, given []Option) (*Store, error) {
 	scheme, ok := map[string]string{"redlock": "redis", "redlocks": "rediss"}[u.Scheme]
-	switch {
-	case !ok:
+	if !ok {
 		return nil, invalidURL("scheme %q: use redlock, or redlocks for TLS", u.Scheme)
-	case u.Opaque != "":
-		return nil, invalidURL("write two slashes, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
-	case u.Fragment != "":
-		return nil, invalidURL("a fragment has no meaning here: write # in a password as %%23")
 	}
-	options, hosts, passed, err := parseQuery(u.RawQuery)
+	options, hosts, passed, err := parseQuery(u)
 	if err != nil {
-		return nil, err
+		return nil, invalidURL("%w", err)
 	}
 	if u.Host != "" {
 		hosts = append([]string{u.Host}, hosts...)
@@ -100,56 +97,52 @@ func openParsed(ctx context.Context, u *url.URL, given []Option) (*Store, error)
 }
 
 // parseQuery returns the options, the nodes, and the parameters that belong to the URL of each server.
-func parseQuery(raw string) (options []Option, nodes []string, passed url.Values, err error) {
-	fail := func(format string, args ...any) ([]Option, []string, url.Values, error) {
-		return nil, nil, nil, invalidURL(format, args...)
-	}
-	query, err := url.ParseQuery(raw)
+func parseQuery(u *url.URL) (options []Option, nodes []string, passed url.Values, err error) {
+	query, err := storeurl.Query(u, "redlock://?node=one:6379&node=two:6379&node=three:6379", "node")
 	if err != nil {
-		return fail("the parameters of the URL cannot be read")
+		return nil, nil, nil, err
+	}
+	nodes = query.TakeAll("node")
+	for _, host := range nodes {
+		if host == "" || strings.ContainsAny(host, "/@?#") {
+			err := errors.New("a node is HOST or HOST:PORT: user, password and database come before the parameters")
+			return nil, nil, nil, err
+		}
+	}
+	for _, p := range []struct {
+		name   string
+		option func(time.Duration) Option
+	}{{"max_ttl", MaxTTL}, {"skew", Skew}} {
+		d, err := query.Duration(p.name, -1)
+		if err == nil && d == 0 {
+			err = fmt.Errorf("%s 0: give a duration such as 500ms", p.name)
+		}
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if d != -1 {
+			options = append(options, p.option(d))
+		}
+	}
+	switch layout := query.Take("layout"); layout {
+	case "":
+	case "redsync":
+		options = append(options, Redsync())
+	default:
+		return nil, nil, nil, fmt.Errorf("layout %q: there is redsync, and without the parameter holdfast's own", layout)
+	}
+	fresh, err := query.Choose("fresh", "false", "true")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if fresh {
+		options = append(options, Fresh())
 	}
 	passed = url.Values{}
-	for name, values := range query {
-		if name != "node" && len(values) > 1 {
-			return fail("parameter %s is given more than once", name)
-		}
-		v := values[0]
-		switch name {
-		case "node":
-			for _, host := range values {
-				if host == "" || strings.ContainsAny(host, "/@?#") {
-					return fail("a node is HOST or HOST:PORT: user, password and database come before the parameters")
-				}
-				nodes = append(nodes, host)
-			}
-		case "max_ttl", "skew":
-			d, err := time.ParseDuration(v)
-			if err != nil || d <= 0 {
-				return fail("%s %q: give a duration such as 500ms", name, v)
-			}
-			if name == "skew" {
-				options = append(options, Skew(d))
-			} else {
-				options = append(options, MaxTTL(d))
-			}
-		case "layout":
-			if v != "redsync" {
-				return fail("layout %q: there is redsync, and without the parameter holdfast's own", v)
-			}
-			options = append(options, Redsync())
-		case "fresh":
-			fresh, err := strconv.ParseBool(v)
-			if err != nil {
-				return fail("fresh %q: give true or false", v)
-			}
-			if fresh {
-				options = append(options, Fresh())
-			}
-		case "insist", "ca", "cert", "key", "server_name":
+	for _, name := range []string{"insist", "ca", "cert", "key", "server_name", "require_tls"} {
+		if v := query.Take(name); v != "" {
 			passed.Set(name, v)
-		default:
-			return fail("unknown parameter %q: there are node, max_ttl, skew, layout, fresh, insist, ca, cert, key, server_name", name)
 		}
 	}
-	return options, nodes, passed, nil
+	return options, nodes, passed, query.End()
 }

@@ -50,7 +50,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 	const three = "redlock://?node=a&node=b&node=c"
 	for url, says := range map[string]string{
 		"redis://one":                                 "use redlock",
-		"redlock:one":                                 "two slashes",
+		"redlock:one":                                 "give redlock://",
 		three + "#rest":                               "%23",
 		"redlock://u:secret%zz@one":                   "cannot be read",
 		"redlock://one?node=%zz":                      "cannot be read",
@@ -67,7 +67,7 @@ func TestOpenRefusesBadURLs(t *testing.T) {
 		three + "&skew=0s":                            "skew",
 		three + "&skew=1m":                            "skew",
 		three + "&layout=redisson":                    "redsync",
-		three + "&fresh=perhaps":                      "true or false",
+		three + "&fresh=perhaps":                      "false or true",
 		three + "&nodes=d":                            "nodes",
 		three + "&ca=/none":                           "ca",
 		"redlocks://?node=a&node=b&ca=/does/not/be":   "/does/not/be",

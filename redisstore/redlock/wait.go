@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/backoff"
-	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
+	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
 const (
@@ -104,7 +104,7 @@ func pollDelay(ctx context.Context, res result, failures int) time.Duration {
 		return rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
 	}
 	// A lost message delays the waiter by at most this time.
-	delay := fallback.After(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
+	delay := wakeup.Fallback(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
 	if left := time.Until(res.free); left < delay {
 		delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
 	}
@@ -136,7 +136,7 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 func (c *candidate) leave(entry string) bool {
 	return c.s.onAll(withdrawTimeout, func(n *node) error {
 		key := c.s.prefix() + c.r.Name
-		_, err := n.eval(withdrawTimeout, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
+		_, err := n.eval(withdrawTimeout, endScript, endKeys(key, c.r.ID), c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
 		return err
 	}) == nil
 }
@@ -144,11 +144,11 @@ func (c *candidate) leave(entry string) bool {
 // onAll makes a call at every server. It returns nil when a quorum has confirmed the
 // call and the others have had a little more time. It returns an error if that takes
 // longer than timeout, or if all have answered and fewer than a quorum confirmed the call.
-func (s *Store) onAll(timeout time.Duration, call func(*node) error) error {
+func (s *store) onAll(timeout time.Duration, call func(*node) error) error {
 	done := make(chan error, len(s.nodes))
 	for _, n := range s.nodes {
 		if !s.task(func() { done <- call(n) }) {
-			return errClosed
+			return calls.ErrClosed
 		}
 	}
 	limit := time.NewTimer(timeout)
@@ -177,24 +177,18 @@ func (s *Store) onAll(timeout time.Duration, call func(*node) error) error {
 }
 
 // listen subscribes to the client's channel at every server, until Close.
-func (s *Store) listen() {
+func (s *store) listen() {
 	for _, n := range s.nodes {
 		s.task(func() {
-			for failures := 0; s.ctx.Err() == nil; failures++ {
-				_ = n.client.Subscribe(s.ctx, s.channel, func() {
-					failures = 0
-					s.setSubscribed(n, true)
-				}, s.receive)
-				s.setSubscribed(n, false)
-				_ = backoff.Sleep(s.ctx, min(time.Second, 5*time.Millisecond<<min(failures, 8)))
-			}
+			server.KeepSubscribed(s.calls.Ctx, n.client.Subscribe, s.channel,
+				func() { s.setSubscribed(n, true) }, s.receive, func() { s.setSubscribed(n, false) })
 		})
 	}
 }
 
 // setSubscribed records whether messages of a server arrive. When they begin to arrive,
 // every waiter repeats its request, because earlier messages are lost.
-func (s *Store) setSubscribed(n *node, yes bool) {
+func (s *store) setSubscribed(n *node, yes bool) {
 	n.mu.Lock()
 	n.subscribed = yes
 	n.mu.Unlock()
@@ -211,7 +205,7 @@ func (s *Store) setSubscribed(n *node, yes bool) {
 }
 
 // receive handles a message: the ID of a request that may be granted.
-func (s *Store) receive(id string) {
+func (s *store) receive(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.waiters[id]; w != nil {
@@ -220,7 +214,7 @@ func (s *Store) receive(id string) {
 }
 
 // awaitSubscriptions waits until the messages of a quorum of servers arrive, or for subscribeTimeout.
-func (s *Store) awaitSubscriptions(ctx context.Context) error {
+func (s *store) awaitSubscriptions(ctx context.Context) error {
 	t := time.NewTimer(subscribeTimeout)
 	defer t.Stop()
 	for {

@@ -43,21 +43,21 @@ local now = tonumber(text)
 if now > tonumber(ARGV[4]) then return {'L', text} end
 
 if KEYS[2] and not ARGV[6] then
-  -- The fast path. Usually the name is free. Every lock takes these commands, so they are few. The
-  -- script may raise the counter in vain, which does no harm.
-  local token, seen = text, tonumber(ARGV[5])
-  local last = redis.call('SET', KEYS[2], token, 'GET')
-  last = last and tonumber(last) or 0
-  if last >= now or seen >= now then
-    last = math.max(last, seen) + 1
-    token = string.format('%.0f', last)
-    if last >= 9007199254740992 then -- EXACT in plain.lua
-      redis.call('SET', KEYS[2], string.format('%.0f', last - 1))
-      return redis.error_reply('ERR holdfast: tokens of this bucket are used up')
+  -- The fast path. Usually the name is free. Every lock takes these commands, so they are few.
+  if redis.call('HLEN', K) == 0 then -- mutation: redis-first
+    local token, seen = text, tonumber(ARGV[5])
+    local last = redis.call('SET', KEYS[2], token, 'GET')
+    last = last and tonumber(last) or 0
+    if last >= now or seen >= now then
+      last = math.max(last, seen) + 1
+      token = string.format('%.0f', last)
+      if last >= 9007199254740992 then -- EXACT in plain.lua
+        redis.call('SET', KEYS[2], string.format('%.0f', last - 1))
+        return redis.error_reply('ERR holdfast: tokens of this bucket are used up')
+      end
+      redis.call('SET', KEYS[2], token)
     end
-    redis.call('SET', KEYS[2], token)
-  end
-  if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then -- mutation: redis-first
+    redis.call('HSET', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2])
     local done = redis.pcall('PEXPIRE', K, ARGV[3])
     if type(done) == 'table' then -- refused: the name stays free
       if type(redis.pcall('HDEL', K, 's0')) == 'table' then redis.call('DEL', K) end
@@ -85,13 +85,13 @@ local found = redis.call('HMGET', K, 's0', 'm', 'v' .. id, 'i' .. id)
 
 local e, h, t, k
 if limit == '1' and waits and KEYS[2] and found[2] and not found[3] then
-  e, h, t, k = string.match(found[2], PLAIN)
+  e, h, t, k = plainState(found[1], found[2])
 end
 if e and now < tonumber(e) then
   local own = found[4]
   if old and (own or again or oldSlot ~= '0' or oldUntil ~= '0' or not string.find(found[1], old, 1, true)) then
     -- The general path decides.
-  elseif old and t == '0' then
+  elseif old and t == '0' then -- mutation: redis-swap
     -- No client waits, so the grant of this request replaces the old one. A full server refuses the
     -- first write. HDEL of a missing field tries the user's right to remove fields before the change.
     local least = math.max(tonumber(k), seen) + 1
@@ -107,7 +107,7 @@ if e and now < tonumber(e) then
       call('HDEL', K, '-')
       if count > 1 then since = since .. '-' .. num(count) end
       call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. num(token) .. ' ' .. since .. ' ' .. ends .. '+0',
-        'i' .. id, '=0', 'm', plain(ends, '0', '0', text))
+        'i' .. id, '=0', 'm', plain(ends, '0', '0', text)) -- mutation: redis-swapped
       call('HDEL', K, 'i' .. string.match(old, '%S+'))
       return {'G', text, num(token), '0', num(count)}
     end
@@ -168,7 +168,7 @@ if e and now < tonumber(e) then
     if holder == id and seen < tonumber(k) then
       if call('PTTL', K) < ttl / 1000 then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) else call('HDEL', K, '-') end
       local count = math.max(1, math.min(tonumber(tokens or '1'), now - k + 1))
-      local last = num(k + count - 1)
+      local last = num(k + count - 1) -- mutation: redis-reserved
       local had = call('SET', KEYS[2], last, 'GET')
       if not had and count > 1 then
         count, last = 1, k
@@ -192,7 +192,14 @@ counter = KEYS[2]
 known.s0, known.m, known['v' .. id], known['i' .. id] = found[1], found[2], found[3], found[4]
 load()
 local withdrawn = get('v' .. id)
-if withdrawn and now <= tonumber(withdrawn) then return {'V', text} end
+if withdrawn and now <= (tonumber(withdrawn) or broken('v' .. id)) then return {'V', text} end
+local late, lateGrant = find(id)
+if late and lateGrant.expires <= now and string.find(get('i' .. id) or '', '^%-%d+$') then
+  -- The server has stopped before this first confirmation of a promoted client. The grant stands, since
+  -- no script has granted to another client.
+  lateGrant.expires = now + CONFIRM
+  writeGrant(late, lateGrant)
+end
 sweep()
 local ended
 if old then
@@ -251,6 +258,7 @@ if rec then
   -- The call proves that the client lives. So the script refreshes its entry before it removes dead
   -- entries.
   local seq, entry = tonumber(own), parseEntry(rec)
+  if entry.id ~= id or not seq or seq < st.h or seq > st.t then broken('i' .. id) end
   entry.deadline, entry.channel, entry.tag, entry.owner = deadline(math.max(0, seq - st.h)), channel, tag, owner
   keep(entry.deadline)
   writeEntry(own, entry)

@@ -18,7 +18,7 @@
 --   G  granted in slot 0; the token is the server's time
 --   R  released
 --   N  there is no such grant
---   F  not decided; the script may have raised the counter, and has changed nothing else
+--   F  not decided; the script has changed nothing
 local call, try, byte, find, match = redis.call, redis.pcall, string.byte, string.find, string.match
 local time = call('TIME')
 local text = time[2]
@@ -30,22 +30,23 @@ local millis, ends, tail
 
 -- acquire does what the fast path of acquire.lua does.
 local function acquire(K, C, request)
-  local last = call('SET', C, text, 'GET')
-  last = last and tonumber(last) or 0
-  local record, token
-  if last < now then
-    record = request .. tail
-  else
-    last = last + 1
-    token = string.format('%.0f', last)
-    if last >= 9007199254740992 then -- EXACT in plain.lua
-      call('SET', C, string.format('%.0f', last - 1))
-      return '*', 'EERR holdfast: tokens of this bucket are used up'
+  if call('HLEN', K) == 0 then -- mutation: redis-combined
+    local last = call('SET', C, text, 'GET')
+    last = last and tonumber(last) or 0
+    local record, token
+    if last < now then
+      record = request .. tail
+    else
+      last = last + 1
+      token = string.format('%.0f', last)
+      if last >= 9007199254740992 then -- EXACT in plain.lua
+        call('SET', C, string.format('%.0f', last - 1))
+        return '*', 'EERR holdfast: tokens of this bucket are used up'
+      end
+      call('SET', C, token)
+      record = request .. ' ' .. token .. ends
     end
-    call('SET', C, token)
-    record = request .. ' ' .. token .. ends
-  end
-  if call('HSETNX', K, 's0', record) == 1 then -- mutation: redis-combined
+    call('HSET', K, 's0', record)
     local done = try('PEXPIRE', K, millis)
     if type(done) == 'table' then -- refused: the name stays free
       if type(try('HDEL', K, 's0')) == 'table' then call('DEL', K) end
@@ -69,7 +70,7 @@ local function release(K, mine)
   local found = call('HMGET', K, 's0', 'm')
   if found[2] then return 'F' end
   if not found[1] or not find(found[1], mine, 1, true) then return 'N' end
-  call('DEL', K)
+  call('HDEL', K, 's0') -- the only field, so this removes the key
   return 'R'
 end
 

@@ -5,8 +5,8 @@
 -- A name is a hash from its first grant on. Its fields:
 --   s<slot>  a grant: "limit channel owner id token since at+ttl". It expires ttl after at. A grant
 --            with n tokens, from token on, has "since-n" in place of since. Field s0 exists as long
---            as the key, and is empty while slot 0 is free. So HSETNX of s0 grants a name only if
---            the name has no key.
+--            as the key, and is empty while slot 0 is free. So HSET of s0 grants a name that has
+--            no key.
 --   m        the state: see load. It is missing while the name has one grant, in slot 0, and no
 --            other state. Such a grant is called lone.
 --   r<i>     free slots: a stack of F entries (see load). An entry may be out of date, so a script
@@ -28,13 +28,14 @@
 local function parseGrant(rec)
   local limit, channel, owner, id, token, since, tokens, at, ttl =
     string.match(rec, '^(%d+) (%S+) (%S+) (%S+) (%d+) (%d+)%-?(%d*) (%d+)%+(%d+)$')
-  if not limit then error({err = 'WRONGTYPE holdfast: the key ' .. K .. ' holds something that is no lock'}) end
+  if not limit or at + ttl >= EXACT or tonumber(token) >= EXACT then broken('a grant') end
   return {id = id, token = token, tokens = tonumber(tokens) or 1, limit = tonumber(limit), expires = at + ttl, since = since, channel = channel, owner = owner}
 end
 
 local function parseEntry(rec)
   local id, limit, ttl, deadline, since, channel, tag, owner =
     string.match(rec, '^(%S+) (%d+) (%d+) (%d+) (%d+) ([^%s,]+),?(%S*) (.*)$')
+  if not id or ttl + deadline >= EXACT then broken('a queue entry') end
   return {id = id, limit = tonumber(limit), ttl = tonumber(ttl), deadline = tonumber(deadline), since = since, channel = channel, tag = tag, owner = owner}
 end
 
@@ -83,27 +84,38 @@ local st
 --   c  the slot at which the search for expired grants continues; 0 if no search is under way
 --   d  the earliest expiry that this search has found
 -- After these the state has the number of grants of each limit: "1:1", "2147483647:12 3:1".
+-- load ends the script if the state is not one that commit writes. So the fields of the hash limit
+-- the steps of all loops, also if another program has written the state.
 local function load(fields)
   if fields then read(fields) end
-  local first, m = get('s0'), get('m')
+  local first, m, length = get('s0'), get('m'), call('HLEN', K)
   st = {count = 0, limits = {}, least = ABOVE_LIMITS, e = 0, n = 0, F = 0, h = 0, t = 0, k = 0, V = 0, y = 1, z = 0, c = 0, d = 0, exists = first ~= false}
   if m then
     local e, n, F, h, t, k, V, y, z, c, d, limits =
       string.match(m, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
+    if not e then broken('the state') end
     st.e, st.n, st.F, st.h, st.t, st.k = tonumber(e), tonumber(n), tonumber(F), tonumber(h), tonumber(t), tonumber(k)
     st.V, st.y, st.z, st.c, st.d = tonumber(V), tonumber(y), tonumber(z), tonumber(c), tonumber(d)
     for limit, count in string.gmatch(limits, '(%d+):(%d+)') do
       limit, count = tonumber(limit), tonumber(count)
+      if limit == 0 or st.limits[limit] then broken('the limits') end
       st.limits[limit] = count
       st.count = st.count + count
       if limit < st.least then st.least = limit end
     end
+    if string.gsub(limits, ' %d+:%d+', '') ~= '' or math.max(st.e, st.h, st.k, st.V, st.z, st.d) > EXACT or st.t >= EXACT
+      or math.max(st.count, st.F, st.z - st.y + 1) > length or st.n > st.count + st.F
+      or not first or st.count == 0 and first ~= '' then
+      broken('the state')
+    end
   elseif first then
+    if length > 1 then broken('there is no state') end
     local g = parseGrant(first)
     st.lone = g
     st.limits[g.limit], st.count, st.least = 1, 1, g.limit
     st.e, st.n, st.k = g.expires, 1, g.token + g.tokens - 1
   end
+  if length > 0 and not first then broken('there is no s0') end
   st.h0 = st.h
 end
 
@@ -197,7 +209,11 @@ local function admits(limit) return st.count < limit and st.count < st.least end
 -- grantAt returns the grant in a slot, or nil.
 local function grantAt(slot)
   local rec = get('s' .. slot)
-  if rec and rec ~= '' then return parseGrant(rec) end
+  if rec and rec ~= '' then
+    local g = parseGrant(rec)
+    if tonumber(slot) >= st.n or (st.limits[g.limit] or 0) == 0 then broken('s' .. slot) end
+    return g
+  end
 end
 
 local function writeGrant(slot, g)
@@ -288,6 +304,32 @@ local function leave(seq, p)
   st.changed = true
 end
 
+-- GAP limits the numbers without an entry that a call tries one by one. Then it reads the numbers of
+-- all entries into order, the last one first. So its steps do not depend on the numbers.
+local GAP = 64
+local tried, order = 0, nil
+
+-- nextNumber returns a number above st.h: no entry has a number between the two.
+local function nextNumber()
+  if not order and tried < GAP then
+    tried = tried + 1
+    return st.h + 1
+  end
+  if not order then
+    order = {}
+    for _, field in ipairs(call('HKEYS', K)) do
+      local seq = tonumber(string.match(field, '^q(%d+)$') or nil)
+      if seq and seq <= st.t then order[#order + 1] = seq end
+    end
+    table.sort(order, function(a, b) return a > b end)
+  end
+  while #order > 0 do
+    local seq = table.remove(order)
+    if seq > st.h then return seq end
+  end
+  return st.t + 1
+end
+
 -- head returns the first queue entry that is alive, or nil, and removes the dead entries before it.
 local function head()
   while st.t > 0 do
@@ -299,10 +341,12 @@ local function head()
     local rec = get('q' .. seq)
     if rec then
       local p = parseEntry(rec)
-      if p.deadline > now then return p end
+      if p.deadline > now then return p end -- mutation: redis-sweep
       leave(seq, p)
+      st.h = st.h + 1
+    else
+      st.h = nextNumber()
     end
-    st.h = st.h + 1
     st.changed = true
   end
 end
@@ -333,6 +377,18 @@ local function freeSlot(limit)
   return st.n - 1
 end
 
+-- checkSlot ends the script if the state does not count a grant that excludes the new one: if the slot
+-- is taken, an exclusive grant stands in slot 0, or any grant stands beside a new exclusive one. A permit
+-- is in a slot below its limit, so there are never more permits than slots.
+local function checkSlot(slot, limit)
+  local first = get('s0') or ''
+  if slot >= limit or (get('s' .. slot) or '') ~= '' or string.sub(first, 1, 2) == '1 ' then broken('s' .. slot) end
+  if limit > 1 or not st.exists then return end
+  for _, field in ipairs(call('HKEYS', K)) do
+    if string.sub(field, 1, 1) == 's' and (get(field) or '') ~= '' then broken(field) end
+  end
+end
+
 -- grant writes a grant, and returns its first token, its slot and its number of tokens. seen is the
 -- highest token that the client has seen. mark is - if the client must still confirm the grant, and
 -- = if it need not. tokens is the requested number. Several tokens are the microseconds since the
@@ -352,6 +408,7 @@ local function grant(seen, mark, id, limit, ttl, channel, owner, tokens)
   end
   if token >= EXACT then error({err = 'ERR holdfast: tokens of this bucket are used up'}) end
   local slot = freeSlot(limit)
+  checkSlot(slot, limit)
   local text = num(token)
   if counter and mark == '=' then raised = num(token + count - 1) end
   keep(now + ttl)
@@ -415,6 +472,8 @@ local function purge(id)
   end
   local seq = get('i' .. id)
   if seq then
+    local rec = string.find(seq, '^%d+$') and get('q' .. seq)
+    if rec and parseEntry(rec).id ~= id then broken('i' .. id) end
     put('i' .. id, false)
     if tonumber(seq) and tonumber(seq) > 0 then put('q' .. seq, false) end
     st.changed = true
@@ -447,7 +506,7 @@ end
 -- arrive, or 0.
 local function released(mine, slot, refuseUntil)
   local rec, id = get('s' .. slot), string.match(mine, '%S+')
-  local g = rec and string.find(rec, mine, 1, true) and parseGrant(rec)
+  local g = rec and string.find(rec, mine, 1, true) and grantAt(slot)
   if not g then
     local seq = get('i' .. id)
     -- A failover may have lost the grant, and not its queue entry.

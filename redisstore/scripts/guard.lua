@@ -7,11 +7,13 @@
 --          these arguments
 --
 -- Returns the largest token, after the write if there was one. If it is larger than
--- ARGV[1], nothing was written.
+-- ARGV[1], nothing was written. If KEYS[2] has no token, the script returns its value, and
+-- then an empty text; nothing was written.
 local seen, token = redis.call('GET', KEYS[2]), ARGV[1]
+if seen and not string.find(seen, '^[1-9]%d*$') then return {seen, ''} end
 if token == '0' then return {seen or '0'} end
 -- Compared as text, because Lua's numbers are exact only up to 2^53.
-if seen and (#seen > #token or #seen == #token and seen > token) then return {seen} end
+if seen and (#seen > #token or #seen == #token and seen > token) then return {seen} end -- mutation: redis-guard
 if seen ~= token then redis.call('SET', KEYS[2], token) end
 local i = 2
 while i <= #ARGV do

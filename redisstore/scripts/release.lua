@@ -26,7 +26,7 @@ local found = redis.call('HMGET', K, 's0', 'm', 's' .. slot)
 if minHold == 0 and refuseUntil == 0 and not found[2] then
   -- The fast path. Usually the name has only this grant. The key exists, so it has not expired.
   if not found[1] or not string.find(found[1], mine, 1, true) then return 'N' end
-  redis.call('DEL', K)
+  redis.call('HDEL', K, 's0') -- the only field, so this removes the key
   return 'R'
 end
 local time = redis.call('TIME')
@@ -36,7 +36,7 @@ local now = time[1] * 1000000 + time[2]
 
 local e, h, t, k
 if minHold == 0 and refuseUntil == 0 and slot == '0' and found[1] and string.find(found[1], mine, 1, true) then
-  e, h, t, k = string.match(found[2], PLAIN)
+  e, h, t, k = plainState(found[1], found[2])
 end
 if e and h ~= '0' and now < tonumber(e) then
   -- The script grants to the first entry, and notifies the entry that comes near the head.
@@ -91,9 +91,16 @@ load()
 sweep()
 local g = released(mine, slot, refuseUntil)
 if not g then
+  local answer, rec = 'N', get('s' .. slot)
+  if minHold > 0 and rec and string.find(rec, ' * ' .. string.match(mine, '%d+ $'), 1, true) then
+    -- An earlier call has kept the grant. Replicas acknowledge writes, so this call writes it again.
+    answer = 'R'
+    writeGrant(slot, parseGrant(rec)) -- mutation: failover-keep-again
+    st.changed = true
+  end
   promote()
   commit()
-  return 'N'
+  return answer
 end
 slot = tonumber(slot)
 if minHold > 0 then

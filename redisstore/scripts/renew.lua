@@ -18,6 +18,9 @@ local found = redis.call('HMGET', K, 's' .. ARGV[2], 'm', 'v' .. id)
 local rec, m = found[1], found[2]
 if not rec or not string.find(rec, ARGV[1], 1, true) then return {found[3] and 'T' or 'N', text} end
 local before, at, had = string.match(rec, '^(.* )(%d+)%+(%d+)$')
+-- The state begins with the earliest expiry. If the name has one grant, that is its expiry.
+local e, slots = string.match(m or '0 1 ', '^(%d+) (%d+) ')
+if not at or not e or tonumber(ARGV[2]) >= tonumber(slots) then return redis.error_reply('ERR holdfast: broken record 1: the grant or the state') end
 if at + had <= now then return {'N', text} end
 local ttl = tonumber(ARGV[3])
 local after = before .. text .. '+' .. ARGV[3]
@@ -28,8 +31,6 @@ if m then ms = math.max(ms, redis.call('PTTL', K)) end -- mutation: redis-life
 redis.call('PEXPIRE', K, string.format('%.0f', ms))
 if m then
   if ARGV[4] then redis.call('HSET', K, 'i' .. id, '=' .. ARGV[2]) end
-  -- The state begins with the earliest expiry. If the name has one grant, that is its expiry.
-  local e = string.match(m, '^%d+')
   if string.match(m, '^[%d ]+ %d+:1$') or now + ttl < tonumber(e) then
     redis.call('HSET', K, 's' .. ARGV[2], after, 'm', string.format('%.0f', now + ttl) .. string.sub(m, #e + 1))
     return {'R', text}

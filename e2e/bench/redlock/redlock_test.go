@@ -18,10 +18,9 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -34,7 +33,7 @@ func contenders(b *testing.B) []contender {
 	_, err := servers.RedisInstalled()
 	servertest.Started(b, err)
 	var pools []redsyncredis.Pool
-	var overGoredis, own []*redisstore.Store
+	var own []*redisstore.Store
 	dir := b.TempDir()
 	for i := range 5 {
 		r, err := servers.StartRedis(context.Background(), filepath.Join(dir, fmt.Sprintf("redis-%d", i)))
@@ -45,12 +44,8 @@ func contenders(b *testing.B) []contender {
 		c := goredis.NewClient(&goredis.Options{Addr: r.Address(), PoolSize: 64})
 		b.Cleanup(func() { _ = c.Close() })
 		pools = append(pools, redsyncgoredis.NewPool(c))
-		s, err := adapter.New(c)
+		s, err := redisstore.Open(b.Context(), "redis://"+r.Address())
 		if err != nil {
-			b.Fatal(err)
-		}
-		overGoredis = append(overGoredis, s)
-		if s, err = redisstore.Open(b.Context(), "redis://"+r.Address()); err != nil {
 			b.Fatal(err)
 		}
 		own = append(own, s)
@@ -82,8 +77,7 @@ func contenders(b *testing.B) []contender {
 	rs := redsync.New(pools...)
 	return []contender{
 		holdfastOver("holdfast", own),
-		holdfastOver("holdfast/goredis", overGoredis),
-		{name: "redsync/goredis", pair: func(ctx context.Context, name string) error {
+		{name: "redsync", pair: func(ctx context.Context, name string) error {
 			m := rs.NewMutex("redsync:"+name, redsync.WithExpiry(30*time.Second))
 			if err := m.LockContext(ctx); err != nil {
 				return err

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,9 +11,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // TestConformanceCluster runs the suite on three members.
@@ -34,51 +36,37 @@ func TestConformanceDistribution(t *testing.T) {
 // leader returns the index of the member that reports itself as the leader.
 func (c *cluster) leader(t *testing.T, client *clientv3.Client) int {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); time.Now().Before(end); {
-		for i, m := range c.members {
+	lead := -1
+	eventually(t, "a member leads", func() bool {
+		lead = slices.IndexFunc(c.members, func(m *servers.Etcd) bool {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
 			st, err := client.Status(ctx, m.Client)
-			cancel()
-			if err == nil && st.Leader == st.Header.MemberId {
-				return i
-			}
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatal("no leader")
-	panic("unreachable")
+			return err == nil && st.Leader == st.Header.MemberId
+		})
+		return lead >= 0
+	})
+	return lead
 }
 
 // TestLockAndWaiterSurviveKilledLeader: the lock is held and the queue entry stands after an
 // election.
 func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
+	t.Parallel()
 	c := start(t, servers.EtcdConfig{Members: 3})
 	client := c.direct(t)
 	l, o := locker(t, c.open(t)), locker(t, c.open(t))
 	k, err := l.Lock(t.Context(), "n", holdfast.TTL(10*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	waited := make(chan error, 1)
 	go func() {
-		k, err := o.Lock(t.Context(), "n", holdfast.TTL(10*time.Second))
-		if err == nil {
-			err = k.Unlock()
-		}
-		waited <- err
+		waited <- o.Do(t.Context(), "n", func(context.Context) error { return nil }, holdfast.TTL(10*time.Second))
 	}()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
+	eventually(t, "the waiter has a queue entry", func() bool {
 		st, err := o.Inspect(t.Context(), "n")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(st.Holders)+len(st.Waiters) == 2 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the waiter's queue entry did not come: %+v", st)
-		}
-	}
+		check(t, err)
+		return len(st.Holders)+len(st.Waiters) == 2
+	})
 	dead := c.leader(t, client)
 	c.members[dead].Kill()
 	c.leader(t, client)
@@ -88,45 +76,33 @@ func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
 	if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 		t.Fatal(err)
 	}
-	if err := receive(t, "the waiter's lock", waited); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.members[dead].Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, receive(t, "the waiter's lock", waited))
+	check(t, c.members[dead].Restart(t.Context()))
 }
 
 // TestHolderOnCutOffMemberEndsInTime: a member without a connection to the others still serves its clients'
 // connections. A holder on that member alone loses its context before another client can get the
 // lock. A waiter on that member continues to wait. Both are also true if that member is the leader.
 func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
+	t.Parallel()
 	network, err := newNetwork(3)
 	if errors.Is(err, errNoNetwork) {
 		servertest.Missing(t, err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(network.close)
 	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.addresses(), Enter: network.enter})
 	client := c.direct(t)
 	only := func(i int) *etcdstore.Store {
 		s, err := etcdstore.Open(t.Context(), "etcd://"+c.members[i].Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		t.Cleanup(func() { _ = s.Close(context.Background()) })
 		return s
 	}
 	// A member that has lost its leader does not answer requests. A restarted member needs a while
 	// to find the present leader.
 	lock := func(l *holdfast.Locker, name string, o ...holdfast.LockOption) (*holdfast.Lock, error) {
-		for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
-			k, err := l.Lock(t.Context(), name, o...)
-			if !errors.Is(err, holdfast.ErrUnavailable) || time.Now().After(end) {
-				return k, err
-			}
-		}
+		return requests.Retried(func() (*holdfast.Lock, error) { return l.Lock(t.Context(), name, o...) })
 	}
 	for _, lead := range []bool{false, true} {
 		at := c.leader(t, client)
@@ -136,14 +112,10 @@ func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 		name := map[bool]string{true: "leader", false: "follower"}[lead]
 		holder, other := locker(t, only(at)), locker(t, only((at+1)%3))
 		k, err := lock(holder, name, holdfast.TTL(3*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		ended := make(chan time.Time, 1)
 		context.AfterFunc(k.Context(), func() { ended <- time.Now() })
-		if err := network.cut(at); err != nil {
-			t.Fatal(err)
-		}
+		check(t, network.cut(at))
 		next, err := lock(other, name, holdfast.TTL(3*time.Second))
 		granted := time.Now()
 		if err != nil {
@@ -155,12 +127,8 @@ func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 		if at := receive(t, "the end of the context", ended); at.After(granted) {
 			t.Errorf("%s: the context ended %s after the next grant", name, at.Sub(granted))
 		}
-		if next.Token() <= k.Token() {
-			t.Errorf("%s: token %d after %d", name, next.Token(), k.Token())
-		}
-		if err := network.heal(at); err != nil {
-			t.Fatal(err)
-		}
+		requests.LocksRise(t, k, next)
+		check(t, network.heal(at))
 		if err := next.Unlock(); err != nil {
 			t.Error(err)
 		}
@@ -169,9 +137,7 @@ func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 		}
 		// The client of that member can lock again.
 		again, err := lock(holder, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if err := again.Unlock(); err != nil {
 			t.Error(err)
 		}

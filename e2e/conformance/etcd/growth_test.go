@@ -8,7 +8,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // TestGrowthWithoutCompaction checks the numbers of docs/etcd.md. A lock and its release make two
@@ -21,20 +21,17 @@ func TestGrowthWithoutCompaction(t *testing.T) {
 	status := func() *clientv3.StatusResponse {
 		t.Helper()
 		st, err := client.Status(t.Context(), c.members[0].Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return st
 	}
 	defragment := func() *clientv3.StatusResponse {
 		t.Helper()
 		// The server first writes its pending changes.
-		if _, err := client.Defragment(t.Context(), c.members[0].Client); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Defragment(t.Context(), c.members[0].Client)
+		check(t, err)
 		return status()
 	}
-	must(t, s, request("warm", "warm", 1, time.Hour))
+	must(t, s, request("warm", 1, time.Hour))
 	c.watched(t, 1) // of the sentinel of the lease: no write follows
 	before := defragment()
 	first := before
@@ -42,9 +39,7 @@ func TestGrowthWithoutCompaction(t *testing.T) {
 	for _, length := range []int{16, 216} {
 		for i := range pairs {
 			name := fmt.Sprintf("%d-%s", i, strings.Repeat("n", length))[:length]
-			if err := s.Release(t.Context(), must(t, s, request(fmt.Sprint("r", i), name, 1, time.Hour)), 0); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Release(t.Context(), must(t, s, request(name, 1, time.Hour)), 0))
 		}
 		after := defragment()
 		if made := after.Header.Revision - before.Header.Revision; made != 2*pairs {
@@ -62,19 +57,13 @@ func TestGrowthWithoutCompaction(t *testing.T) {
 		t.Errorf("a pair adds %.0f bytes beside the name, want about 300", rest)
 	}
 
-	if _, err := client.Compact(t.Context(), before.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) { // the server frees the space a while later
-		if st := status(); st.DbSizeInUse < before.DbSizeInUse/4 {
-			if st.DbSize < before.DbSize {
-				t.Errorf("the file shrank from %d to %d bytes without defragmentation", before.DbSize, st.DbSize)
-			}
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d of %d bytes are in use after the compaction", status().DbSizeInUse, before.DbSizeInUse)
-		}
+	_, err := client.Compact(t.Context(), before.Header.Revision, clientv3.WithCompactPhysical())
+	check(t, err)
+	eventually(t, "the server frees the space, a while later", func() bool {
+		return status().DbSizeInUse < before.DbSizeInUse/4
+	})
+	if st := status(); st.DbSize < before.DbSize {
+		t.Errorf("the file shrank from %d to %d bytes without defragmentation", before.DbSize, st.DbSize)
 	}
 	if after := defragment(); after.DbSize > 2*first.DbSize {
 		t.Errorf("the file has %d bytes after compaction and defragmentation, and had %d at first", after.DbSize, first.DbSize)

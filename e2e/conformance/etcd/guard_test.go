@@ -6,10 +6,10 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 func TestGuardPassesFencetest(t *testing.T) {
@@ -20,9 +20,7 @@ func TestGuardPassesFencetest(t *testing.T) {
 		Write: func(key, content string) []clientv3.Op { return []clientv3.Op{clientv3.OpPut(key, content)} },
 		Read: func(t testing.TB, key string) string {
 			resp, err := client.Get(t.Context(), key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if len(resp.Kvs) == 0 {
 				return ""
 			}
@@ -43,9 +41,7 @@ func TestGuardWithConditions(t *testing.T) {
 			[]clientv3.Op{clientv3.OpPut("total", value)}, nil))
 		return err == nil && answers[0].GetResponseTxn().Succeeded, err
 	}
-	if err := g.Write(ctx, "total", 33, []clientv3.Op{clientv3.OpPut("total", "1")}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, g.Write(ctx, "total", 33, []clientv3.Op{clientv3.OpPut("total", "1")}))
 	for _, step := range []struct {
 		token      uint64
 		was, value string
@@ -69,15 +65,12 @@ func TestGuardWithConditions(t *testing.T) {
 	if n, err := g.Newest(ctx, "total"); n != 34 || err != nil {
 		t.Errorf("a refused transaction raised the token to %d, %v", n, err)
 	}
-	if _, err := client.Put(ctx, "_holdfast/fence/total", "zzz"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = client.Put(ctx, "_holdfast/fence/total", "zzz")
+	check(t, err)
 	if err := g.Raise(ctx, "total", 36); !errors.Is(err, fence.ErrCorrupt) {
 		t.Errorf("a token that is no number: %v", err)
 	}
-	if err := s.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Close(ctx))
 	if err := g.Raise(ctx, "total", 37); !errors.Is(err, fence.ErrUnavailable) {
 		t.Errorf("after Close: %v", err)
 	}

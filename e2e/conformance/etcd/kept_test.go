@@ -1,88 +1,64 @@
 package etcd
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// TestKeptGrantKeepsItsKey: a grant that was released with a minimum hold keeps its key. The next
-// request of the same store makes a queue entry with another key.
+// TestKeptGrantKeepsItsKey: grants that were released with a minimum hold keep their keys. The next request of the
+// same store makes a queue entry with a key of its own, and overwrites none of them.
 func TestKeptGrantKeepsItsKey(t *testing.T) {
+	t.Parallel()
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
-	for _, test := range []struct {
-		what  string
-		limit int
-		wait  bool
+	for name, test := range map[string]struct {
+		limit, kept int
+		wait        bool
 	}{
-		{"wait", driver.Exclusive, true},
-		{"shared wait", driver.Unlimited, true},
-		{"permit wait", 2, true},
-		{"permit", 2, false},
+		"wait":        {driver.Exclusive, 1, true},
+		"shared wait": {driver.Unlimited, 2, true},
+		"permit wait": {3, 2, true},
+		"shared":      {driver.Unlimited, 2, false},
+		"permit":      {3, 2, false},
 	} {
-		t.Run(test.what, func(t *testing.T) {
-			n := test.what
-			kept := must(t, s, request("kept-"+n, n, test.limit, time.Minute))
-			if err := s.Release(t.Context(), kept, 3*time.Second); err != nil {
-				t.Fatal(err)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			keep := time.Minute
+			if test.limit == driver.Exclusive {
+				keep = 3 * time.Second // the request waits for the end
 			}
-			r := request("next-"+n, n, test.limit, time.Minute)
+			var kept []driver.Grant
+			for range test.kept {
+				kept = append(kept, must(t, s, request(name, test.limit, time.Minute)))
+			}
+			for _, g := range kept {
+				check(t, s.Release(t.Context(), g, keep))
+			}
+			r := request(name, test.limit, time.Minute)
 			r.Wait = test.wait
 			g := must(t, s, r)
+			st, err := s.Inspect(t.Context(), name)
+			check(t, err)
 			if test.limit == driver.Exclusive {
-				if !r.From.(*requester).wasQueued() {
-					t.Error("granted at once beside a grant that was kept")
-				}
-			} else if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
-				t.Errorf("holders %+v, %v: want the kept grant and the new grant", st.Holders, err)
+				receive(t, "the report of the queue entry", requests.Of(r).Waits)
+				test.kept = 0
+			} else if n := test.kept; len(st.Holders) != n+1 || st.Holders[n].ID != g.ID || st.Holders[n].Token != g.Token {
+				t.Errorf("holders %+v: want the kept grants and the new grant", st.Holders)
 			}
 			if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
 				t.Errorf("Renew: %v", a.Err)
 			}
-			if err := s.Release(t.Context(), g, 0); err != nil {
-				t.Errorf("Release: %v", err)
+			check(t, s.Release(t.Context(), g, 0))
+			if st, err := s.Inspect(t.Context(), name); err != nil || len(st.Holders) != test.kept {
+				t.Errorf("after Release: %+v, %v, want the kept grants", st, err)
 			}
 		})
-	}
-}
-
-// TestTryBesideKeptGrantsMakesItsOwnEntry: two grants were released with a minimum hold. A try
-// makes a queue entry of its own, and overwrites neither of them.
-func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	s := c.open(t)
-	for _, limit := range []int{driver.Unlimited, 3} {
-		n := fmt.Sprint("n", limit)
-		var kept []driver.Grant
-		for i := range 2 {
-			kept = append(kept, must(t, s, request(fmt.Sprint("kept", i, n), n, limit, time.Minute)))
-		}
-		for _, g := range kept {
-			if err := s.Release(t.Context(), g, testTimeout); err != nil {
-				t.Fatal(err)
-			}
-		}
-		g := must(t, s, request("next"+n, n, limit, time.Minute))
-		st, err := s.Inspect(t.Context(), n)
-		if err != nil || len(st.Holders) != 3 {
-			t.Fatalf("limit %d: %+v, %v, want two that were kept and the new one", limit, st, err)
-		}
-		if last := st.Holders[2]; last.ID != "next"+n || last.Token != g.Token {
-			t.Errorf("limit %d: the new one is %+v, want token %d", limit, last, g.Token)
-		}
-		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
-			t.Errorf("limit %d: Renew: %v", limit, a.Err)
-		}
-		if err := s.Release(t.Context(), g, 0); err != nil {
-			t.Errorf("limit %d: Release: %v", limit, err)
-		}
-		if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
-			t.Errorf("limit %d: after Release: %+v, %v, want the two that were kept", limit, st, err)
-		}
 	}
 }
 
@@ -90,32 +66,47 @@ func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 // hold. The undo of the request does not delete that grant.
 func TestUndoKeepsKeptGrant(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
-	s, l := c.late(t)
-	kept := must(t, s, request("kept", "n", 1, time.Minute))
-	if err := s.Release(t.Context(), kept, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	r := request("next", "n", 1, time.Minute)
+	s, d := c.disturbed(t)
+	kept := must(t, s, request("n", 1, time.Minute))
+	check(t, s.Release(t.Context(), kept, time.Minute))
+	r := request("n", 1, time.Minute)
 	r.Wait = true
-	l.mu.Lock()
-	l.hold = makes
-	l.mu.Unlock()
-	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Acquire returned %v, want an unknown outcome", err)
-	}
-	if err := s.Undo(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
-	if st, err := s.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 || st.Holders[0].ID != "kept" {
+	d.next(makes, instead(errBroken))
+	_, err := s.Acquire(t.Context(), r)
+	requests.Code(t, s, err, driver.CodeUnknown)
+	check(t, s.Undo(t.Context(), r))
+	if st, err := s.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 || st.Holders[0].ID != kept.ID {
 		t.Fatalf("after Undo: %+v, %v, want the kept grant", st, err)
 	}
 }
 
-func (a *requester) wasQueued() bool {
-	select {
-	case <-a.queued:
-		return true
-	default:
-		return false
+// TestMinimumHoldEndsAlthoughLeadersChange: each new leader gives every lease its whole TTL again. A grant that
+// is kept for a minimum hold ends in time nevertheless, while the store that has released it is open.
+func TestMinimumHoldEndsAlthoughLeadersChange(t *testing.T) {
+	t.Parallel()
+	c := start(t, servers.EtcdConfig{Members: 3})
+	client := c.direct(t)
+	s := c.open(t)
+	const keep = 3 * time.Second
+	check(t, s.Release(t.Context(), must(t, s, request("n", driver.Exclusive, time.Minute)), keep))
+	free := func() bool {
+		st, err := s.Inspect(t.Context(), "n")
+		return err == nil && len(st.Holders) == 0
+	}
+	for end := time.Now().Add(testTimeout); !free(); {
+		if time.Now().After(end) {
+			t.Fatal("each change of the leader keeps the grant for longer")
+		}
+		leader := c.leader(t, client)
+		next, err := client.Status(t.Context(), c.members[(leader+1)%len(c.members)].Client)
+		check(t, err)
+		there := c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.members[leader].Client} })
+		_, _ = there.MoveLeader(t.Context(), next.Header.MemberId) // the leader may have changed by itself
+		for range 20 {
+			if free() {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
 	}
 }

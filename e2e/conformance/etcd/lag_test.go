@@ -11,8 +11,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // lagging is an interceptor that makes a client's watches lag: a watch without a start revision
@@ -50,6 +51,7 @@ func (s *laggingStream) RecvMsg(m any) error {
 // TestLaggingWatchGrantsNothing: a lagging member reports an old deletion of the holder's key. The
 // holder has made the same key again since, so the waiter must not be granted the lock.
 func TestLaggingWatchGrantsNothing(t *testing.T) {
+	t.Parallel()
 	c := start(t, servers.EtcdConfig{})
 	l := &lagging{}
 	waiter := over(t, c.direct(t, func(cfg *clientv3.Config) {
@@ -57,29 +59,19 @@ func TestLaggingWatchGrantsNothing(t *testing.T) {
 	}))
 	holder := c.open(t)
 
-	g := must(t, holder, request("first", "n", 1, time.Minute))
-	l.at.Store(int64(g.Token) + 1)
-	if err := holder.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
-	g = must(t, holder, request("second", "n", 1, time.Minute))
-	w := waitIn(t, waiter, request("waiter", "n", 1, time.Minute))
-	for end := time.Now().Add(testTimeout); l.reported.Load() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the watch reports nothing")
-		}
-	}
+	g := must(t, holder, request("n", 1, time.Minute))
+	l.at.Store(int64(g.Token)/tokenRoom + 1)
+	check(t, holder.Release(t.Context(), g, 0))
+	g = must(t, holder, request("n", 1, time.Minute))
+	w := queue(t, waiter, request("n", 1, time.Minute))
+	eventually(t, "the watch reports something", func() bool { return l.reported.Load() > 0 })
 	select {
-	case res := <-w:
-		t.Fatalf("granted beside the holder: %+v, %v", res.g, res.err)
+	case <-w.Done:
+		t.Fatalf("granted beside the holder: %+v, %v", w.Grant, w.Err)
 	case <-time.After(500 * time.Millisecond):
 	}
-	if err := holder.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
-	if res := receive(t, "the grant", w); res.err != nil {
-		t.Fatal(res.err)
-	}
+	check(t, holder.Release(t.Context(), g, 0))
+	w.Granted()
 }
 
 // TestDeletedEntryAtALaggingMember: the member that serves a waiter is paused. Meanwhile the holder
@@ -87,6 +79,7 @@ func TestLaggingWatchGrantsNothing(t *testing.T) {
 // continues it first reports the release, so the waiter may start. The waiter is then notified of
 // its loss, and its token is below that of the other grant.
 func TestDeletedEntryAtALaggingMember(t *testing.T) {
+	t.Parallel()
 	c := start(t, servers.EtcdConfig{Members: 3})
 	client := c.direct(t)
 	lead := c.leader(t, client)
@@ -99,42 +92,31 @@ func TestDeletedEntryAtALaggingMember(t *testing.T) {
 	started := 0
 	for i := range 10 {
 		name := fmt.Sprint("n", i)
-		g := must(t, holder, request("holder-"+name, name, 1, time.Hour))
-		r := request("waiter-"+name, name, 1, time.Hour)
-		w := waitIn(t, waiter, r)
+		g := must(t, holder, request(name, 1, time.Hour))
+		r := request(name, 1, time.Hour)
+		w := queue(t, waiter, r)
 		key := keyOf(t, direct, name)
-		b := waitIn(t, other, request("behind-"+name, name, 1, time.Hour))
-		if err := lagging.Pause(); err != nil {
-			t.Fatal(err)
-		}
-		if err := holder.Release(t.Context(), g, 0); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := direct.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
-		next := receive(t, "the grant of the next waiter", b)
-		if err := lagging.Cont(); err != nil {
-			t.Fatal(err)
-		}
-		if next.err != nil {
-			t.Fatal(next.err)
-		}
-		switch res := receive(t, "the outcome of the waiter", w); {
-		case res.err == nil:
+		b := queue(t, other, request(name, 1, time.Hour))
+		check(t, lagging.Pause())
+		check(t, holder.Release(t.Context(), g, 0))
+		remove(t, direct, key)
+		next := b.Granted()
+		check(t, lagging.Cont())
+		switch err := w.Ended(); {
+		case err == nil:
 			started++
-			if res.g.Token >= next.g.Token {
-				t.Errorf("token %d beside %d", res.g.Token, next.g.Token)
+			if w.Grant.Token >= next.Token {
+				t.Errorf("token %d beside %d", w.Grant.Token, next.Token)
 			}
-			receive(t, "the loss of the deleted grant", r.From.(*requester).lost)
-		case driver.CodeOf(res.err) == driver.CodeUnknown:
+			receive(t, "the loss of the deleted grant", requests.Of(r).Losses)
+		case driver.CodeOf(err) == driver.CodeUnknown:
 			if err := waiter.Undo(t.Context(), r); err != nil {
 				t.Error(err)
 			}
-		case driver.CodeOf(res.err) != driver.CodeUnavailable:
-			t.Errorf("the waiter: %v", res.err)
+		case driver.CodeOf(err) != driver.CodeUnavailable:
+			t.Errorf("the waiter: %v", err)
 		}
-		release(t, other, next.g)
+		release(t, other, next)
 	}
 	t.Logf("the waiter started in %d rounds", started)
 }

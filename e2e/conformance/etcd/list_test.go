@@ -10,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // TestListReadsOneRevision: List reads three pages. After the first one, the holder of a lock releases
@@ -24,9 +24,7 @@ func TestListReadsOneRevision(t *testing.T) {
 	leases := map[string]clientv3.LeaseID{}
 	for range 2 {
 		lease, err := client.Grant(t.Context(), 3600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		key := "lock/" + strconv.FormatInt(int64(lease.ID), 16)
 		keys, leases[key] = append(keys, key), lease.ID
 	}
@@ -40,9 +38,8 @@ func TestListReadsOneRevision(t *testing.T) {
 		fill = append(fill, clientv3.OpPut(fmt.Sprintf("a%04d", i), ""))
 	}
 	for part := range slices.Chunk(append(fill, put(older)), 100) {
-		if _, err := client.Txn(t.Context()).Then(part...).Commit(); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Txn(t.Context()).Then(part...).Commit()
+		check(t, err)
 	}
 
 	reads := 0
@@ -59,9 +56,7 @@ func TestListReadsOneRevision(t *testing.T) {
 	})))
 	var names []string
 	for st, err := range s.List(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		names = append(names, st.Name)
 	}
 	if reads != 3 || !slices.Equal(names, []string{"lock"}) {

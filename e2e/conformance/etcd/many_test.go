@@ -3,15 +3,15 @@ package etcd
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // TestManyLocksOverASlowLink: the client renews thousands of locks over a link with a round
@@ -29,31 +29,10 @@ func TestManyLocksOverASlowLink(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(test.locks, "-", test.delay), func(t *testing.T) {
 			c := start(t, servers.EtcdConfig{})
-			if err := c.proxies[0].Delay(test.delay); err != nil {
-				t.Fatal(err)
-			}
+			check(t, c.proxies[0].Delay(test.delay))
 			l := locker(t, c.open(t))
 			held := make([]*holdfast.Lock, test.locks)
-			each := func(do func(int) error) {
-				t.Helper()
-				next := make(chan int)
-				var running sync.WaitGroup
-				for range 200 {
-					running.Go(func() {
-						for i := range next {
-							if err := do(i); err != nil {
-								t.Error(err)
-							}
-						}
-					})
-				}
-				for i := range held {
-					next <- i
-				}
-				close(next)
-				running.Wait()
-			}
-			each(func(i int) (err error) {
+			requests.Each(t, test.locks, 200, func(i int) (err error) {
 				held[i], err = l.TryLock(t.Context(), fmt.Sprint("n-", i), holdfast.TTL(test.ttl))
 				return err
 			})
@@ -72,7 +51,7 @@ func TestManyLocksOverASlowLink(t *testing.T) {
 			if lost > 0 {
 				t.Errorf("%d of %d locks were lost", lost, test.locks)
 			}
-			each(func(i int) error { return held[i].Unlock() })
+			requests.Each(t, test.locks, 200, func(i int) error { return held[i].Unlock() })
 		})
 	}
 }
@@ -81,20 +60,18 @@ func TestManyLocksOverASlowLink(t *testing.T) {
 // fails. Only the grants of that one have an error.
 func TestFailedRenewalAffectsItsTransactionOnly(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
-	s, l := c.late(t)
+	s, d := c.disturbed(t)
 	var grants []driver.Grant
 	for i := range 250 {
-		grants = append(grants, must(t, s, request(fmt.Sprint("r", i), fmt.Sprint("n", i), 1, time.Minute)))
+		grants = append(grants, must(t, s, request(fmt.Sprint("n", i), 1, time.Minute)))
 	}
-	l.mu.Lock()
-	looks := 0
-	l.lose = func(txn *etcdserverpb.TxnRequest) bool {
+	reads := 0
+	d.next(func(txn *etcdserverpb.TxnRequest) bool {
 		if !makes(txn) {
-			looks++
+			reads++
 		}
-		return looks == 2
-	}
-	l.mu.Unlock()
+		return reads == 2
+	}, after(errBroken))
 	failed := 0
 	for _, a := range s.Renew(t.Context(), grants) {
 		if a.Err != nil {

@@ -8,45 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
-
-// TestNextEntryNeedsNoRead: a client queues again and again for one name. Its watch of the name stays, so
-// each time it sends two requests: its entry and its release.
-func TestNextEntryNeedsNoRead(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	s, n := c.counted(t)
-	other := c.open(t)
-	held := must(t, other, request("first", "n", 1, time.Hour))
-	const rounds = 60
-	var began time.Time
-	for i := range rounds + 1 {
-		if i == 1 { // the first entry makes the watch
-			began = time.Now()
-			n.Store(0)
-		}
-		next := waitIn(t, s, request(fmt.Sprint("s", i), "n", 1, time.Hour))
-		release(t, other, held)
-		got := receive(t, "the grant", next)
-		if got.err != nil {
-			t.Fatal(got.err)
-		}
-		again := waitIn(t, other, request(fmt.Sprint("other", i), "n", 1, time.Hour))
-		release(t, s, got.g)
-		if got = receive(t, "the grant of the other client", again); got.err != nil {
-			t.Fatal(got.err)
-		}
-		held = got.g
-	}
-	// If the watch was unused for a second, the client makes a new one and then reads the queue.
-	if most := 2*rounds + 3*checksSince(began); n.Load() > most {
-		t.Errorf("%d entries and releases took %d requests, want %d at most", rounds, n.Load(), most)
-	}
-}
 
 // gate delays the answers to the next transaction, and can end the stream of watches.
 type gate struct {
@@ -57,11 +25,8 @@ type gate struct {
 	end     context.CancelFunc
 }
 
-func (g *gate) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	err := invoke(ctx, method, req, reply, cc, opts...)
-	if !strings.HasSuffix(method, "/Txn") {
-		return err
-	}
+func (g *gate) txn(_ *etcdserverpb.TxnRequest, send func() error) error {
+	err := send()
 	g.mu.Lock()
 	reached, through := g.reached, g.through
 	g.reached = nil
@@ -101,7 +66,7 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client, other := c.direct(t), c.open(t)
 	g := &gate{}
-	s := over(t, c.direct(t, unary(g.unary), func(cfg *clientv3.Config) {
+	s := over(t, c.direct(t, onTxn(g.txn), func(cfg *clientv3.Config) {
 		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(g.stream))
 	}))
 	for i, test := range []struct {
@@ -119,26 +84,22 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 	} {
 		name := fmt.Sprint("n", i)
 		// The first round makes the watch of the name.
-		held := must(t, other, request("warm-"+name, name, 1, time.Hour))
-		first := waitIn(t, s, request("first-"+name, name, 1, time.Hour))
+		held := must(t, other, request(name, 1, time.Hour))
+		first := queue(t, s, request(name, 1, time.Hour))
 		release(t, other, held)
-		warm := receive(t, test.what+": the first grant", first)
-		if warm.err != nil {
-			t.Fatal(warm.err)
-		}
-		release(t, s, warm.g)
+		release(t, s, first.Granted())
 
-		must(t, other, request("holder-"+name, name, 1, time.Hour))
+		must(t, other, request(name, 1, time.Hour))
 		delete := []string{keyOf(t, client, name)}
-		for j := range test.before - 1 {
-			waitIn(t, other, request(fmt.Sprint("waiter-", j, name), name, 1, time.Hour))
+		for range test.before - 1 {
+			queue(t, other, request(name, 1, time.Hour))
 			delete = append(delete, keyOf(t, client, name))
 		}
 		reached, through, closed := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		g.mu.Lock()
 		g.reached, g.through = reached, through
 		g.mu.Unlock()
-		done := submit(t, s, request("late-"+name, name, 1, time.Hour))
+		w := submit(t, s, request(name, 1, time.Hour))
 		receive(t, test.what+": the answer to the entry", reached)
 		if test.own { // delete it first: after the others it would be a grant that is lost
 			delete = append([]string{keyOf(t, client, name)}, delete...)
@@ -149,11 +110,7 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 			g.end()
 			g.mu.Unlock()
 		}
-		for _, key := range delete {
-			if _, err := client.Delete(t.Context(), key); err != nil {
-				t.Fatal(err)
-			}
-		}
+		remove(t, client, delete...)
 		if test.behind {
 			close(through)
 		}
@@ -166,14 +123,14 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 		if !test.behind {
 			close(through)
 		}
-		res := receive(t, test.what+": the outcome", done)
+		err := w.Ended()
 		switch {
-		case test.own && driver.CodeOf(res.err) != driver.CodeUnavailable:
-			t.Fatalf("%s deleted: %+v, %v, want unavailable", test.what, res.g, res.err)
-		case !test.own && res.err != nil:
-			t.Fatalf("%s deleted: %v", test.what, res.err)
+		case test.own && driver.CodeOf(err) != driver.CodeUnavailable:
+			t.Fatalf("%s deleted: %+v, %v, want unavailable", test.what, w.Grant, err)
+		case !test.own && err != nil:
+			t.Fatalf("%s deleted: %v", test.what, err)
 		case !test.own:
-			release(t, s, res.g)
+			release(t, s, w.Grant)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,9 +9,10 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // checksSince returns how many checks of its granted entries a session may have made since then. A
@@ -39,10 +39,8 @@ func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
 func TestRequestsOfLockAndWait(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, n := c.counted(t)
-	g := must(t, s, request("warm", "n", 1, time.Minute))
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
+	g := must(t, s, request("n", 1, time.Minute))
+	check(t, s.Release(t.Context(), g, 0))
 	cost := func(what string, want int64, f func()) {
 		t.Helper()
 		before, began := n.Load(), time.Now()
@@ -52,68 +50,75 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 		}
 	}
 	cost("20 free locks", 40, func() {
-		for i := range 20 {
-			r := request(fmt.Sprint("free", i), "n", 1, time.Minute)
+		for range 20 {
+			r := request("n", 1, time.Minute)
 			r.Wait = true
-			if err := s.Release(t.Context(), must(t, s, r), 0); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Release(t.Context(), must(t, s, r), 0))
 		}
 	})
 
-	g = must(t, s, request("first", "n", 1, time.Minute))
-	own := waitIn(t, s, request("own", "n", 1, time.Minute))
+	g = must(t, s, request("n", 1, time.Minute))
+	own := queue(t, s, request("n", 1, time.Minute))
 	// One request is the release. The other is the read that follows the creation of a watch.
 	cost("a release with a waiter", 2, func() {
-		if err := s.Release(t.Context(), g, 0); err != nil {
-			t.Fatal(err)
-		}
-		res := receive(t, "the grant", own)
-		if res.err != nil {
-			t.Fatal(res.err)
-		}
-		g = res.g
+		check(t, s.Release(t.Context(), g, 0))
+		g = own.Granted()
 	})
 
 	// Another client makes ten queue entries first.
 	other := c.open(t)
-	var line []<-chan result
-	for i := range 10 {
-		line = append(line, waitIn(t, other, request(fmt.Sprint("before", i), "n", 1, time.Minute)))
+	var line []*requests.Waiter
+	for range 10 {
+		line = append(line, queue(t, other, request("n", 1, time.Minute)))
 	}
-	far, requests := c.counted(t)
-	last := waitIn(t, far, request("last", "n", 1, time.Minute))
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
+	far, sent := c.counted(t)
+	last := queue(t, far, request("n", 1, time.Minute))
+	check(t, s.Release(t.Context(), g, 0))
 	var held driver.Grant
 	var began time.Time
 	for i, w := range line {
 		if i > 0 {
-			if err := other.Release(t.Context(), held, 0); err != nil {
-				t.Fatal(err)
-			}
+			check(t, other.Release(t.Context(), held, 0))
 		}
-		res := receive(t, "a grant", w)
-		if res.err != nil {
-			t.Fatal(res.err)
-		}
-		held = res.g
+		held = w.Granted()
 		if i == 0 {
 			began = time.Now()
-			requests.Store(0)
+			sent.Store(0)
 		}
 	}
 	// The waiter may send three requests. The first is the read that follows the creation of its watch,
 	// and may come this late. The second is the read after all but one of the earlier entries have gone.
 	// The third is the read that follows the creation of the next watch.
-	if got := requests.Load(); got > 3+checksSince(began) {
+	if got := sent.Load(); got > 3+checksSince(began) {
 		t.Errorf("a waiter far back sent %d requests while nine before it were served", got)
 	}
-	if err := other.Release(t.Context(), held, 0); err != nil {
-		t.Fatal(err)
+	check(t, other.Release(t.Context(), held, 0))
+	last.Granted()
+}
+
+// TestNextEntryNeedsNoRead: a client queues again and again for one name. Its watch of the name stays, so
+// each time it sends two requests: its entry and its release.
+func TestNextEntryNeedsNoRead(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, n := c.counted(t)
+	other := c.open(t)
+	held := must(t, other, request("n", 1, time.Hour))
+	const rounds = 60
+	var began time.Time
+	for i := range rounds + 1 {
+		if i == 1 { // the first entry makes the watch
+			began = time.Now()
+			n.Store(0)
+		}
+		next := queue(t, s, request("n", 1, time.Hour))
+		release(t, other, held)
+		got := next.Granted()
+		again := queue(t, other, request("n", 1, time.Hour))
+		release(t, s, got)
+		held = again.Granted()
 	}
-	if res := receive(t, "the last grant", last); res.err != nil {
-		t.Fatal(res.err)
+	// If the watch was unused for a second, the client makes a new one and then reads the queue.
+	if most := 2*rounds + 3*checksSince(began); n.Load() > most {
+		t.Errorf("%d entries and releases took %d requests, want %d at most", rounds, n.Load(), most)
 	}
 }

@@ -14,9 +14,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // TestRestoreWhileWatchIsKept: a server is replaced by one that was restored from an older copy. The copy
@@ -109,9 +110,9 @@ type replacement struct {
 	waiterClient *clientv3.Client // the client of the waiter's store
 	calls        *interceptor     // intercepts the calls of waiterClient
 
+	first       *requests.Waiter
 	cancelFirst context.CancelFunc // ends the first waiter
-	firstEnded  chan struct{}      // closed when the first waiter has ended
-	next        <-chan result      // the outcome of the next waiter, or of its last retry
+	next        *requests.Waiter   // the outcome of the next waiter, or of its last retry
 	retries     int
 }
 
@@ -120,9 +121,7 @@ func newReplacement(t *testing.T) *replacement {
 	t.Helper()
 	c := start(t, servers.EtcdConfig{})
 	holderProxy, err := servers.NewProxy(c.members[0].Client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(holderProxy.Close)
 	through := func(p *servers.Proxy) func(*clientv3.Config) {
 		return func(cfg *clientv3.Config) { cfg.Endpoints = []string{p.Address()} }
@@ -139,18 +138,11 @@ func newReplacement(t *testing.T) *replacement {
 // name. It returns when every watch is set.
 func (r *replacement) acquireWithWatch(t *testing.T) {
 	t.Helper()
-	r.held = must(t, r.holder, request("held", "n", 1, time.Hour))
+	r.held = must(t, r.holder, request("n", 1, time.Hour))
 	r.heldKey = keyOf(t, r.operator, "n")
 
-	first := request("first", "n", 1, time.Hour)
-	first.Wait = true
 	ctx, cancel := context.WithCancel(t.Context())
-	r.cancelFirst, r.firstEnded = cancel, make(chan struct{})
-	go func() {
-		defer close(r.firstEnded)
-		_, _ = r.waiter.Acquire(ctx, first)
-	}()
-	receive(t, "the first waiter", first.From.(*requester).queued)
+	r.first, r.cancelFirst = requests.QueueWith(t, ctx, r.waiter, request("n", 1, time.Hour)), cancel
 
 	// Each client watches its sentinel and its entry, and the waiter's client also the name.
 	r.replaced.watched(t, 5)
@@ -164,7 +156,7 @@ func (r *replacement) acquireWithWatch(t *testing.T) {
 // transaction that creates the waiter's entry has reached the stop.
 func (r *replacement) submitNext(t *testing.T, entry *stop) {
 	t.Helper()
-	r.next = submit(t, r.waiter, request("next", "n", 1, time.Hour))
+	r.next = submit(t, r.waiter, request("n", 1, time.Hour))
 	receive(t, "the next waiter", entry.reached)
 }
 
@@ -172,13 +164,9 @@ func (r *replacement) submitNext(t *testing.T, entry *stop) {
 func (r *replacement) copyAndRestore(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := r.replaced.members[0].Backup(filepath.Join(dir, "m0", "data")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.replaced.members[0].Backup(filepath.Join(dir, "m0", "data")))
 	restored, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Program: need(t, "etcd"), Dir: dir, NoSync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(restored[0].End)
 	r.restored = restored[0]
 }
@@ -186,9 +174,7 @@ func (r *replacement) copyAndRestore(t *testing.T) {
 // redirectHolder redirects the holder's client to the restored server.
 func (r *replacement) redirectHolder(t *testing.T) {
 	t.Helper()
-	if err := r.holderProxy.Redirect(r.restored.Client); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.holderProxy.Redirect(r.restored.Client))
 }
 
 // raiseRevision makes the revision of the replaced server far larger than that of the copy, and returns
@@ -197,9 +183,7 @@ func (r *replacement) raiseRevision(t *testing.T) (rev int64) {
 	t.Helper()
 	for i := range 20 {
 		resp, err := r.operator.Put(t.Context(), "raise", fmt.Sprint(i))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		rev = resp.Header.Revision
 	}
 	return rev
@@ -220,10 +204,8 @@ func (r *replacement) deleteOnReplaced(t *testing.T) {
 	t.Helper()
 	r.raiseRevision(t)
 	r.cancelFirst()
-	receive(t, "the end of the first waiter", r.firstEnded)
-	if _, err := r.operator.Delete(t.Context(), r.heldKey); err != nil {
-		t.Fatal(err)
-	}
+	_ = r.first.Ended()
+	remove(t, r.operator, r.heldKey)
 	eventually(t, "the watch reports the deletion", func() bool { return r.calls.reportedDeletion(r.heldKey) })
 }
 
@@ -231,9 +213,7 @@ func (r *replacement) deleteOnReplaced(t *testing.T) {
 // it.
 func (r *replacement) redirectWaiter(t *testing.T) {
 	t.Helper()
-	if err := r.waiterProxy.Redirect(r.restored.Client); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.waiterProxy.Redirect(r.restored.Client))
 	eventually(t, "the waiter's client reaches the restored server", func() bool {
 		_, err := r.waiterClient.Get(t.Context(), "x")
 		return err == nil
@@ -263,11 +243,11 @@ func (r *replacement) requireNoGrantBesideHolder(t *testing.T) {
 	t.Helper()
 	for timeout := time.After(500 * time.Millisecond); ; {
 		select {
-		case res := <-r.next:
-			if res.err == nil {
-				t.Fatalf("granted beside the holder: %+v", res.g)
+		case <-r.next.Done:
+			if r.next.Err == nil {
+				t.Fatalf("granted beside the holder: %+v", r.next.Grant)
 			}
-			r.retryNext(t, res.err)
+			r.retryNext(t, r.next.Err)
 		case <-timeout:
 			return
 		}
@@ -278,12 +258,8 @@ func (r *replacement) requireNoGrantBesideHolder(t *testing.T) {
 func (r *replacement) requireGrantAfterRelease(t *testing.T) {
 	t.Helper()
 	release(t, r.holder, r.held)
-	for {
-		res := receive(t, "the grant after the holder's release", r.next)
-		if res.err == nil {
-			return
-		}
-		r.retryNext(t, res.err)
+	for r.next.Ended() != nil {
+		r.retryNext(t, r.next.Err)
 	}
 }
 
@@ -294,7 +270,7 @@ func (r *replacement) retryNext(t *testing.T, err error) {
 	if r.retries++; r.retries > 20 {
 		t.Fatal(err)
 	}
-	r.next = submit(t, r.waiter, request(fmt.Sprint("retry-", r.retries), "n", 1, time.Hour))
+	r.next = submit(t, r.waiter, request("n", 1, time.Hour))
 }
 
 // interceptor intercepts the calls of one client. It stops a transaction that creates a queue entry, and
@@ -315,7 +291,8 @@ func newInterceptor() *interceptor { return &interceptor{deleted: map[string]boo
 
 // install adds the interceptor to a client's calls.
 func (i *interceptor) install(cfg *clientv3.Config) {
-	cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(i.unary), grpc.WithChainStreamInterceptor(i.stream))
+	onTxn(i.txn)(cfg)
+	cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(i.stream))
 }
 
 // stop is a point at which one call waits. reached is closed when the call arrives there. The call
@@ -360,12 +337,12 @@ func (i *interceptor) take(at **stop) *stop {
 	return s
 }
 
-func (i *interceptor) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if txn, is := req.(*etcdserverpb.TxnRequest); !is || !puts(txn) {
-		return invoke(ctx, method, req, reply, cc, opts...)
+func (i *interceptor) txn(txn *etcdserverpb.TxnRequest, send func() error) error {
+	if !puts(txn) {
+		return send()
 	}
 	i.take(&i.beforeSend).wait()
-	err := invoke(ctx, method, req, reply, cc, opts...)
+	err := send()
 	i.take(&i.beforeReturn).wait()
 	return err
 }

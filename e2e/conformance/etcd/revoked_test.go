@@ -19,9 +19,10 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // mute is an interceptor that stops the messages of the client while it is set. The client
@@ -151,84 +152,49 @@ func (c *cluster) watched(t *testing.T, n int) {
 // its watches in its first heartbeats.
 func watching(t *testing.T, m *mute, prefixes ...string) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
-		missing := slices.DeleteFunc(slices.Clone(prefixes), m.watches)
-		if len(missing) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("after %s no watch of %q", testTimeout, missing)
-		}
+	for _, prefix := range prefixes {
+		eventually(t, "the server watches "+prefix, func() bool { return m.watches(prefix) })
 	}
 }
 
 // TestDeletionIsPushed: an operator deletes a key, revokes a lease, or breaks a lock. The
 // holder's context ends although its client can send the server nothing: the server pushes
-// the event.
+// the event. A grant that is too young for a watch of its own ends with its lease.
 func TestDeletionIsPushed(t *testing.T) {
+	t.Parallel()
 	c := start(t, servers.EtcdConfig{})
 	client := c.direct(t)
-	for _, test := range []struct {
-		name  string
-		do    func(key string, g driver.Grant, lease clientv3.LeaseID) error
+	deletes := func(t *testing.T, g driver.Grant) { remove(t, client, keyOf(t, client, g.Name)) }
+	revokes := func(t *testing.T, g driver.Grant) { revoke(t, client, g.Name) }
+	breaks := func(t *testing.T, g driver.Grant) { check(t, c.open(t).Break(t.Context(), g.Name, g.Token)) }
+	for name, test := range map[string]struct {
+		do    func(t *testing.T, g driver.Grant)
+		young bool
 		cause driver.Cause
 	}{
-		{"deleted", func(key string, _ driver.Grant, _ clientv3.LeaseID) error {
-			_, err := client.Delete(t.Context(), key)
-			return err
-		}, driver.CauseTaken},
-		{"revoked", func(_ string, _ driver.Grant, lease clientv3.LeaseID) error {
-			_, err := client.Revoke(t.Context(), lease)
-			return err
-		}, driver.CauseSessionEnded},
-		{"broken", func(_ string, g driver.Grant, _ clientv3.LeaseID) error {
-			return c.open(t).Break(t.Context(), g.Name, g.Token)
-		}, driver.CauseTaken},
+		"deleted": {deletes, false, driver.CauseTaken},
+		"revoked": {revokes, false, driver.CauseSessionEnded},
+		"broken":  {breaks, false, driver.CauseTaken},
+		"young":   {revokes, true, driver.CauseSessionEnded},
 	} {
-		s, m := c.muted(t)
-		r := request("h-"+test.name, test.name, 1, time.Hour)
-		g := must(t, s, r)
-		watching(t, m, sentinels, test.name+"/")
-		keys, err := client.Get(t.Context(), test.name+"/", clientv3.WithPrefix())
-		if err != nil || len(keys.Kvs) != 1 {
-			t.Fatal(keys, err)
-		}
-		m.on.Store(true)
-		if err := test.do(string(keys.Kvs[0].Key), g, clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
-			t.Fatal(err)
-		}
-		if cause := receive(t, "the loss of what was "+test.name, r.From.(*requester).lost); cause != test.cause {
-			t.Errorf("%s: cause %s, want %s", test.name, cause, test.cause)
-		}
-		m.on.Store(false)
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, m := c.muted(t)
+			if test.young {
+				must(t, s, request("first", 1, time.Hour))
+				watching(t, m, sentinels)
+			}
+			r := request(name, 1, time.Hour)
+			g := must(t, s, r)
+			if !test.young {
+				watching(t, m, sentinels, name+"/")
+			}
+			m.on.Store(true)
+			defer m.on.Store(false) // before the store is closed
+			test.do(t, g)
+			requests.Lost(t, r, test.cause)
+		})
 	}
-}
-
-// TestYoungGrantEndsByRevocation: a lease is revoked while a grant is too young for a
-// watch of its own. The grant ends without a request of its client.
-func TestYoungGrantEndsByRevocation(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	client := c.direct(t)
-	s, m := c.muted(t)
-	must(t, s, request("first", "first", 1, time.Hour))
-	watching(t, m, sentinels)
-	r := request("young", "young", 1, time.Hour)
-	must(t, s, r)
-	m.on.Store(true)
-	keys, err := client.Get(t.Context(), "young/", clientv3.WithPrefix())
-	if err != nil || len(keys.Kvs) != 1 {
-		t.Fatal(keys, err)
-	}
-	if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
-		t.Fatal(err)
-	}
-	if cause := receive(t, "the loss", r.From.(*requester).lost); cause != driver.CauseSessionEnded {
-		t.Errorf("cause %s, want %s", cause, driver.CauseSessionEnded)
-	}
-	m.on.Store(false)
 }
 
 // versions returns the programs of the current etcd and of the distribution's, which is older.
@@ -250,9 +216,7 @@ func TestFormerLeaderConfirms(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			out, err := exec.Command(program, "--version").Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			confirms := strings.HasPrefix(string(out), "etcd Version: 3.4.2")
 			c := start(t, servers.EtcdConfig{Program: program, Members: 3, Heartbeat: 60 * time.Millisecond, Disks: true})
 			for round := range 5 {
@@ -279,18 +243,13 @@ func (c *cluster) confirmed(t *testing.T, lead int) (int64, error) {
 	}
 	former, others := at(c.members[lead]), at(slices.Delete(slices.Clone(c.members), lead, lead+1)...)
 	lease, err := former.Grant(t.Context(), 3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := former.KeepAliveOnce(t.Context(), lease.ID); err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
+	_, err = former.KeepAliveOnce(t.Context(), lease.ID)
+	check(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	answers, err := former.KeepAlive(ctx, lease.ID) // otherwise the lease expires at the former leader, too
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	go func() {
 		for range answers {
 		}
@@ -340,24 +299,20 @@ func TestFormerLeaderRevokes(t *testing.T) {
 				c := start(t, servers.EtcdConfig{Program: program, Members: 3, Heartbeat: 60 * time.Millisecond, Disks: true})
 				const ttl = 3 * time.Second
 				client := c.direct(t)
-				missed := 0
-				for round := range 12 {
+				missed, rounds := 0, 12
+				if testing.Short() {
+					rounds = 3
+				}
+				for round := range rounds {
 					holder, m := c.muted(t)
 					m.hide(sentinels)
 					l, o := locker(t, holder), locker(t, c.open(t))
 					k, err := lockOnceLed(t, l, ttl) // the cluster may still be busy with the former round
-					if err != nil {
-						t.Fatal(err)
-					}
+					check(t, err)
 					watching(t, m, "n/")
-					keys, err := client.Get(t.Context(), "n/", clientv3.WithPrefix())
-					if err != nil || len(keys.Kvs) != 1 {
-						t.Fatal(keys, err)
-					}
+					key := keyOf(t, client, "n")
 					lead := c.members[c.leader(t, client)]
-					if err := do.begin(lead); err != nil {
-						t.Fatal(err)
-					}
+					check(t, do.begin(lead))
 					waited := make(chan *holdfast.Lock, 1)
 					go func() {
 						k, err := lockOnceLed(t, o, ttl)
@@ -368,21 +323,17 @@ func TestFormerLeaderRevokes(t *testing.T) {
 					}()
 					time.Sleep(ttl + ttl/2)
 					// The leader may have served the watch: wait until another member serves it.
-					for end := time.Now().Add(testTimeout); k.Context().Err() == nil && !m.watches("n/"); time.Sleep(10 * time.Millisecond) {
-						if time.Now().After(end) {
-							t.Fatalf("after %s no watch of the holder's key", testTimeout)
-						}
-					}
+					eventually(t, "a member watches the holder's key", func() bool {
+						return k.Context().Err() != nil || m.watches("n/")
+					})
 					alive := k.Context().Err() == nil
 					m.on.Store(true)
 					until := time.Now().Add(k.Remaining())
-					if err := do.end(lead); err != nil {
-						t.Fatal(err)
-					}
+					check(t, do.end(lead))
 					// The deletion of the key, long before the end of the validity, is a revocation.
 					revoked := false
 					for k.Context().Err() == nil && !revoked {
-						revoked = deleted(t, client, string(keys.Kvs[0].Key)) && time.Until(until) > time.Second
+						revoked = deleted(t, client, key) && time.Until(until) > time.Second
 					}
 					<-k.Context().Done() // a muted holder cannot renew
 					var lost *holdfast.LostError
@@ -393,9 +344,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 					if next == nil {
 						t.FailNow()
 					}
-					if next.Token() <= k.Token() {
-						t.Errorf("token %d after %d", next.Token(), k.Token())
-					}
+					requests.LocksRise(t, k, next)
 					// The cluster may still be busy with the change of its leader.
 					if err := next.Unlock(); err != nil && !errors.Is(err, holdfast.ErrLost) && !errors.Is(err, holdfast.ErrUnavailable) {
 						t.Error(err)
@@ -428,10 +377,5 @@ func deleted(t *testing.T, client *clientv3.Client, key string) bool {
 
 // lockOnceLed locks "n". It tries again while the cluster has no leader.
 func lockOnceLed(t *testing.T, l *holdfast.Locker, ttl time.Duration) (*holdfast.Lock, error) {
-	for {
-		k, err := l.Lock(t.Context(), "n", holdfast.TTL(ttl))
-		if !errors.Is(err, holdfast.ErrUnavailable) || t.Context().Err() != nil {
-			return k, err
-		}
-	}
+	return requests.Retried(func() (*holdfast.Lock, error) { return l.Lock(t.Context(), "n", holdfast.TTL(ttl)) })
 }

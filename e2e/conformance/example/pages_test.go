@@ -15,7 +15,7 @@ import (
 const module = "github.com/holdfast-go/holdfast"
 
 // published are the modules of this repository, by their directories.
-var published = []string{"", "etcdstore", "mysqlstore", "otelhooks", "pgstore", "redisstore", "redisstore/goredis", "zkstore", "check"}
+var published = []string{"", "etcdstore", "mysqlstore", "natsstore", "otelhooks", "pgstore", "redisstore", "s3store", "sqlitestore", "zkstore", "check", "internal/servers", "internal/sqlkit"}
 
 // outside is a module outside the repository. It uses the published modules from this
 // clone.
@@ -87,26 +87,31 @@ func blocks(t *testing.T, page, word string) []string {
 	return all
 }
 
-// TestStorePagesBuild builds the programs on the pages of the stores in a module outside
-// the repository. That module requires the modules that the page lists.
+// TestStorePagesBuild builds the program of README.md with the import and the URL of each store's page, in a
+// module outside the repository. That module requires the imported modules alone.
 func TestStorePagesBuild(t *testing.T) {
-	for page, programs := range map[string]int{"docs/files.md": 1, "docs/redis.md": 1, "docs/etcd.md": 1, "docs/zookeeper.md": 1, "docs/sql.md": 2} {
+	library := strings.Join(blocks(t, "README.md", "go"), "")
+	lines := regexp.MustCompile(`(?m)\Aimport _ "(\S+)"\n\nlocker, err := holdfast\.Open\(ctx, ("\S+")\)\n\z`)
+	for page, programs := range map[string]int{"docs/files.md": 1, "docs/redis.md": 1, "docs/etcd.md": 1, "docs/zookeeper.md": 1, "docs/nats.md": 1, "docs/s3.md": 1, "docs/sql.md": 2} {
 		t.Run(page, func(t *testing.T) {
-			gets, mains := blocks(t, page, "sh module"), blocks(t, page, "go program")
-			if len(gets) != programs || len(mains) != programs {
-				t.Fatalf("%d blocks \"sh module\" and %d \"go program\", want %d of each", len(gets), len(mains), programs)
-			}
-			for i, get := range gets {
-				var require []string
-				for _, word := range strings.Fields(get) {
-					if path, version, ok := strings.Cut(word, "@"); ok && version == "latest" {
-						require = append(require, path)
-					}
+			for _, block := range blocks(t, page, "go") {
+				m := lines.FindStringSubmatch(block)
+				if m == nil {
+					continue
 				}
-				o := newOutside(t, require)
-				o.write("main.go", mains[i])
+				programs--
+				program := strings.Replace(library, module+"/filestore", m[1], 1)
+				program = strings.Replace(program, `"file:///tmp/holdfast-example"`, m[2], 1)
+				if !strings.Contains(program, `"`+m[1]+`"`) || !strings.Contains(program, m[2]) {
+					t.Fatalf("README.md has no program to change:\n%s", program)
+				}
+				o := newOutside(t, []string{module, m[1]})
+				o.write("main.go", program)
 				o.write("other/other.go", "package other\n") // with two packages go build links no program
 				o.run("go", "build", "./...")
+			}
+			if programs != 0 {
+				t.Fatalf("%d blocks that change the two lines are missing", programs)
 			}
 		})
 	}
@@ -158,9 +163,9 @@ var imports = map[string]string{
 	"atomic": "sync/atomic", "context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os",
 	"signal": "os/signal", "slog": "log/slog", "sql": "database/sql", "sync": "sync", "syscall": "syscall", "testing": "testing", "time": "time",
 	"holdfast": module, "fence": module + "/fence", "optimistic": module + "/optimistic", "sequence": module + "/sequence", "memstore": module + "/memstore", "etcdstore": module + "/etcdstore",
-	"goredis": module + "/redisstore/goredis", "mysqlstore": module + "/mysqlstore", "otelhooks": module + "/otelhooks",
-	"pgstore": module + "/pgstore", "redisstore": module + "/redisstore", "zkstore": module + "/zkstore",
-	"check": module + "/check", "checktest": module + "/check/checktest",
+	"mysqlstore": module + "/mysqlstore", "otelhooks": module + "/otelhooks",
+	"pgstore": module + "/pgstore", "redisstore": module + "/redisstore", "layouts": module + "/redisstore/layouts", "zkstore": module + "/zkstore",
+	"check": module + "/check", "checktest": module + "/check/checktest", "console": module + "/console", "holdfasttest": module + "/holdfasttest",
 	"clientv3": "go.etcd.io/etcd/client/v3", "redis": "github.com/redis/go-redis/v9",
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	msqlite "modernc.org/sqlite"
 
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 )
@@ -32,9 +33,7 @@ func each(t *testing.T, run func(t *testing.T, d database, db *sql.DB, s subject
 			db := d.open(t)
 			table := fence.SQL{Dialect: d.dialect}
 			for range 2 { // the statements are idempotent
-				if err := table.CreateTable(t.Context(), db); err != nil {
-					t.Fatal(err)
-				}
+				check(t, table.CreateTable(t.Context(), db))
 			}
 			must(t, db, accounts(d.dialect))
 			column := fence.Column{Dialect: d.dialect, Table: "accounts", Key: "id", Column: "fence"}
@@ -83,9 +82,7 @@ func must(t *testing.T, db *sql.DB, query string, args ...any) {
 func begin(t *testing.T, db *sql.DB, level sql.IsolationLevel) *sql.Tx {
 	t.Helper()
 	tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = tx.Rollback() })
 	return tx
 }
@@ -148,9 +145,7 @@ func TestStaleTokensAreRefusedInSequence(t *testing.T) {
 			if step.commit { // a committed refusal changes nothing
 				end = tx.Commit
 			}
-			if err := end(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, end())
 		}
 	})
 }
@@ -167,9 +162,7 @@ func TestNamesCompareByteByByte(t *testing.T) {
 			if err := s.check(t.Context(), tx, name, uint64(100-i)); err != nil {
 				t.Errorf("%q: %v", name, err)
 			}
-			if err := tx.Commit(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, tx.Commit())
 		}
 	})
 }
@@ -217,12 +210,8 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 					account(t, d, db, r)
 					if test.before != 0 {
 						tx := begin(t, db, level)
-						if err := s.check(t.Context(), tx, r, test.before); err != nil {
-							t.Fatal(err)
-						}
-						if err := tx.Commit(); err != nil {
-							t.Fatal(err)
-						}
+						check(t, s.check(t.Context(), tx, r, test.before))
+						check(t, tx.Commit())
 					}
 					second := begin(t, db, level)
 					if test.snapshot {
@@ -232,15 +221,11 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 							if level == sql.LevelSerializable && d.dialect == fence.MySQL {
 								continue // a read takes locks there, and the first transaction would wait
 							}
-							if err := second.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM "+table).Scan(&rows); err != nil {
-								t.Fatal(err)
-							}
+							check(t, second.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM "+table).Scan(&rows))
 						}
 					}
 					first := begin(t, db, level)
-					if err := s.check(t.Context(), first, r, test.first); err != nil {
-						t.Fatal(err)
-					}
+					check(t, s.check(t.Context(), first, r, test.first))
 					done := make(chan error, 1)
 					go func() { done <- s.check(t.Context(), second, r, test.second) }()
 					select {
@@ -252,9 +237,7 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 					if test.commit {
 						end = first.Commit
 					}
-					if err := end(); err != nil {
-						t.Fatal(err)
-					}
+					check(t, end())
 					err := <-done
 					if err == nil {
 						err = second.Commit()
@@ -349,22 +332,16 @@ func TestConcurrentTransactionsKeepTokenOrder(t *testing.T) {
 				wg.Wait()
 				for _, r := range resources {
 					rows, err := db.QueryContext(t.Context(), "SELECT n, token FROM journal WHERE resource = "+arg(d, 1)+" ORDER BY n", r)
-					if err != nil {
-						t.Fatal(err)
-					}
+					check(t, err)
 					var want, n, last, token int64
 					for rows.Next() {
-						if err := rows.Scan(&n, &token); err != nil {
-							t.Fatal(err)
-						}
+						check(t, rows.Scan(&n, &token))
 						if want++; n != want || token < last {
 							t.Errorf("%s: entry %d, want %d; token %d after %d", r, n, want, token, last)
 						}
 						last = token
 					}
-					if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-						t.Fatal(err)
-					}
+					check(t, errors.Join(rows.Err(), rows.Close()))
 				}
 				t.Logf("%d accepted, %d stale, %d to be tried again", accepted.Load(), refused.Load(), repeated.Load())
 				if accepted.Load() < 20 || refused.Load() == 0 {
@@ -381,9 +358,7 @@ func TestGuardRunsTransaction(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
 			table := fence.SQL{Dialect: d.dialect, Table: "tokens"}
-			if err := table.CreateTable(t.Context(), db); err != nil {
-				t.Fatal(err)
-			}
+			check(t, table.CreateTable(t.Context(), db))
 			must(t, db, "CREATE TABLE notes (what VARCHAR(99))")
 			guard := table.Guard(db, nil)
 			note := func(what string, fail error) func(context.Context) error {
@@ -395,9 +370,7 @@ func TestGuardRunsTransaction(t *testing.T) {
 				}
 			}
 			failed := errors.New("failed")
-			if err := guard.Write(t.Context(), "r", 5, note("kept", nil)); err != nil {
-				t.Fatal(err)
-			}
+			check(t, guard.Write(t.Context(), "r", 5, note("kept", nil)))
 			if err := guard.Write(t.Context(), "r", 9, note("failed", failed)); err != failed {
 				t.Errorf("got %v, want the write's own error", err)
 			}
@@ -437,9 +410,7 @@ func TestGuardPassesFencetest(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
 			table := fence.SQL{Dialect: d.dialect}
-			if err := table.CreateTable(t.Context(), db); err != nil {
-				t.Fatal(err)
-			}
+			check(t, table.CreateTable(t.Context(), db))
 			column := fence.Column{Dialect: d.dialect, Table: "accounts", Key: "name", Column: "fence"}
 			for name, guard := range map[string]fence.Guard[fence.Func]{"SQL": table.Guard(db, nil), "Column": column.Guard(db, nil)} {
 				t.Run(name, func(t *testing.T) {
@@ -466,9 +437,7 @@ func TestGuardPassesFencetest(t *testing.T) {
 						},
 						Read: func(t testing.TB, resource string) string {
 							var content string
-							if err := db.QueryRowContext(t.Context(), "SELECT content FROM accounts WHERE name = "+arg(d, 1), resource).Scan(&content); err != nil {
-								t.Fatal(err)
-							}
+							check(t, db.QueryRowContext(t.Context(), "SELECT content FROM accounts WHERE name = "+arg(d, 1), resource).Scan(&content))
 							return content
 						},
 						Retry: again,
@@ -551,9 +520,7 @@ func TestCheckWaitEndsWithContext(t *testing.T) {
 			t.Skip("one writer at a time")
 		}
 		account(t, d, db, "wait")
-		if err := s.check(t.Context(), begin(t, db, sql.LevelDefault), "wait", 5); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.check(t.Context(), begin(t, db, sql.LevelDefault), "wait", 5))
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		err := s.check(ctx, begin(t, db, sql.LevelDefault), "wait", 6)
@@ -561,4 +528,18 @@ func TestCheckWaitEndsWithContext(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// TestManyClientsCreateTheTable requires that CreateTable succeeds although many clients call it at the same
+// time.
+func TestManyClientsCreateTheTable(t *testing.T) {
+	for _, d := range databases(t) {
+		t.Run(d.name, func(t *testing.T) {
+			db := d.open(t)
+			for i := range 5 {
+				guard := fence.SQL{Dialect: d.dialect, Table: fmt.Sprintf("tokens_%d", i)}
+				sqltest.AtOnce(t, 30, func(ctx context.Context, _ int) error { return guard.CreateTable(ctx, db) })
+			}
+		})
+	}
 }

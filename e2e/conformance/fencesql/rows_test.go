@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/optimistic"
 	"github.com/holdfast-go/holdfast/sequence"
 )
@@ -75,18 +76,14 @@ func TestRowsLoseNoUpdate(t *testing.T) {
 
 			// In a transaction of the caller, Put succeeds, and Update is refused.
 			tx, err := db.BeginTx(t.Context(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if err := rows(d, tx).Put(t.Context(), 17, balance{0, "rolled back"}, version+1); err != nil {
 				t.Error(err)
 			}
 			if err := rows(d, tx).Update(t.Context(), 17, nil); !errors.Is(err, holdfast.ErrInvalid) {
 				t.Errorf("Update in a transaction: %v, want ErrInvalid", err)
 			}
-			if err := tx.Rollback(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, tx.Rollback())
 			if b, _, err := accounts.Get(t.Context(), 17); err != nil || b.Note != "it's paid" {
 				t.Errorf("after a rollback: %+v, %v", b, err)
 			}
@@ -152,9 +149,7 @@ func TestSegmentTableIsShared(t *testing.T) {
 			must(t, db, "CREATE TABLE segment_id (biz_code VARCHAR(64) PRIMARY KEY, max_id BIGINT NOT NULL, version BIGINT NOT NULL)")
 			must(t, db, "INSERT INTO segment_id VALUES ('order', 100, 3)")
 			ids, err := sequence.New(sequence.Table{DB: db, Dialect: d.dialect}, "order", sequence.Blocks(10, 10))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if id, err := ids.Next(t.Context()); id != 101 || err != nil {
 				t.Errorf("%d, %v; want 101", id, err)
 			}
@@ -162,28 +157,90 @@ func TestSegmentTableIsShared(t *testing.T) {
 			var last int64
 			for range 30 {
 				id, err := ids.Next(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				if id > 110 && id <= 1110 || id <= last {
 					t.Errorf("%d after %d is not this program's", id, last)
 				}
 				last = id
 			}
 			missing, err := sequence.New(sequence.Table{DB: db, Dialect: d.dialect}, "nothing")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if _, err := missing.Next(t.Context()); !errors.Is(err, optimistic.ErrNotExist) {
 				t.Errorf("no row: %v, want ErrNotExist", err)
 			}
 			wrong, err := sequence.New(sequence.Table{DB: db, Dialect: d.dialect, Name: "nothing"}, "order")
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if _, err := wrong.Next(t.Context()); err == nil || !strings.Contains(err.Error(), "nothing") {
 				t.Errorf("no table: %v", err)
 			}
 		})
+	}
+}
+
+// TestRowsRefuseClippingSessions: a session of MySQL may clip numbers or commit nothing. Rows and sequences
+// write nothing there, and return the reason. The server's error for a number that its column does not take
+// is definite.
+func TestRowsRefuseClippingSessions(t *testing.T) {
+	strict := mariadb(t, "")
+	must(t, strict, "CREATE TABLE segment_id (biz_code VARCHAR(64) PRIMARY KEY, max_id INT NOT NULL, version TINYINT NOT NULL)")
+	must(t, strict, "INSERT INTO segment_id VALUES ('large', 2147483640, 0), ('versions', 0, 127), ('order', 0, 0)")
+	var schema string
+	check(t, strict.QueryRow("SELECT DATABASE()").Scan(&schema))
+	table := func(db optimistic.Queryer) sequence.Table { return sequence.Table{DB: db, Dialect: fence.MySQL} }
+	for _, name := range []string{"large", "versions"} {
+		end, err := table(strict).Reserve(t.Context(), name, 100)
+		if !errors.Is(err, holdfast.ErrRefused) || errors.Is(err, optimistic.ErrUnknown) || !strings.Contains(err.Error(), "Out of range") {
+			t.Errorf("%s: %d, %v; want refused, out of range", name, end, err)
+		}
+	}
+	s := mariaServer.s
+	for params, says := range map[string]string{
+		"?sql_mode=%27%27": "sql_mode",
+		"?sql_mode=%27NO_ENGINE_SUBSTITUTION,ANSI_QUOTES%27": "sql_mode",
+		"?autocommit=0": "autocommit",
+	} {
+		db := connect(t, "mysql", s.DSN(schema, params))
+		for _, name := range []string{"large", "versions", "order"} {
+			end, err := table(db).Reserve(t.Context(), name, 100)
+			if !errors.Is(err, holdfast.ErrRefused) || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s, %s: %d, %v; want refused for %s", params, name, end, err, says)
+			}
+		}
+		conn, err := db.Conn(t.Context())
+		check(t, err)
+		if end, err := table(conn).Reserve(t.Context(), "order", 100); !errors.Is(err, holdfast.ErrRefused) {
+			t.Errorf("%s, a connection: %d, %v; want refused", params, end, err)
+		}
+		_ = conn.Close()
+	}
+	var last, version int64
+	if err := strict.QueryRow("SELECT SUM(max_id), SUM(version) FROM segment_id").Scan(&last, &version); err != nil || last != 2147483640 || version != 127 {
+		t.Errorf("max_id %d, version %d, %v; want them unchanged", last, version, err)
+	}
+
+	// In a transaction the caller commits.
+	db := connect(t, "mysql", s.DSN(schema, "?autocommit=0"))
+	must(t, strict, "CREATE TABLE balances (id BIGINT PRIMARY KEY, amount BIGINT NOT NULL, note VARCHAR(99) NOT NULL, version BIGINT NOT NULL)")
+	must(t, strict, "INSERT INTO balances VALUES (17, 1000, '', 0)")
+	tx, err := db.BeginTx(t.Context(), nil)
+	check(t, err)
+	accounts := rows(database{dialect: fence.MySQL}, tx)
+	if err := accounts.Put(t.Context(), 17, balance{1, "paid"}, 0); err != nil {
+		t.Error(err)
+	}
+	check(t, tx.Commit())
+	if _, version, err := rows(database{dialect: fence.MySQL}, strict).Get(t.Context(), 17); err != nil || version != 1 {
+		t.Errorf("version %d, %v; want 1", version, err)
+	}
+}
+
+// TestGuardRefusesClippedTokens: a table of tokens whose column clips them, outside of strict mode, is an
+// error. Otherwise every token would pass.
+func TestGuardRefusesClippedTokens(t *testing.T) {
+	db := mariadb(t, "?sql_mode=%27%27")
+	must(t, db, "CREATE TABLE holdfast_fence (resource VARBINARY(512) NOT NULL PRIMARY KEY, token INT NOT NULL, checks BIGINT NOT NULL DEFAULT 0)")
+	guard := fence.SQL{Dialect: fence.MySQL}.Guard(db, nil)
+	if err := guard.Raise(t.Context(), "r", 1<<50); !errors.Is(err, fence.ErrUnavailable) {
+		t.Errorf("%v; want ErrUnavailable", err)
 	}
 }

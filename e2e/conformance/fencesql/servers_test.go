@@ -16,10 +16,12 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
+
+var check = servertest.Check
 
 // database is a real database, with the properties in which it differs from others.
 type database struct {
@@ -49,9 +51,7 @@ func databases(t *testing.T) []database {
 func connect(t *testing.T, driver, dsn string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open(driver, dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	deadline := time.Now().Add(30 * time.Second)
 	for {

@@ -20,7 +20,6 @@ func TestLocksWorkDuringBackup(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			schema := mariadb.Create(t)
 			s := mariadb.Store(t, schema, "recipe="+c.recipe)
-			defer sqltest.Close(t, s)
 			for _, name := range []string{"held", "handed off"} { // then the names have rows
 				g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 				sqltest.Release(t, s, g)
@@ -28,9 +27,7 @@ func TestLocksWorkDuringBackup(t *testing.T) {
 			recorded, _ := sqltest.Must(t, s, "recorded", driver.Exclusive, time.Minute)
 			row(t, schema, recorded)
 			c2, err := mariadb.Pool(t, schema).Conn(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer c2.Close()
 			if _, err := c2.ExecContext(t.Context(), c.lock); err != nil {
 				t.Fatal(err)

@@ -13,12 +13,14 @@ import (
 
 	_ "github.com/go-sql-driver/mysql"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
-	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
+
+var check = servertest.Check
 
 // mariadb is the database of these tests.
 var mariadb = &sqltest.Database{
@@ -47,7 +49,7 @@ var mariadb = &sqltest.Database{
 	SessionTTL: time.Second, // the server's timer counts seconds
 
 	Holder:      "SELECT IS_USED_LOCK(CONVERT(held USING utf8mb4)) FROM holdfast_session WHERE token = %d",
-	Running:     "SELECT id FROM information_schema.processlist WHERE info LIKE '%%%s%%' AND id <> CONNECTION_ID()",
+	Running:     "SELECT id FROM information_schema.processlist WHERE info LIKE '%%%s%%' AND db = DATABASE() AND id <> CONNECTION_ID()",
 	End:         "KILL %d",
 	Interrupt:   "KILL QUERY %d",
 	Ended:       driver.CauseSessionEnded,
@@ -65,30 +67,20 @@ func store(s *mysqlstore.Store, err error) (sqltest.Store, error) {
 
 func TestMain(m *testing.M) { mariadb.Main(m) }
 
-func TestConformance(t *testing.T)             { sqltest.Conformance(t, mariadb) }
-func TestKilledSessionLosesGrant(t *testing.T) { sqltest.KilledSessionLosesGrant(t, mariadb) }
-func TestUserPoolNoticesLoss(t *testing.T)     { sqltest.UserPoolNoticesLoss(t, mariadb) }
-func TestSilentHolderLosesLockAfterTTL(t *testing.T) {
-	sqltest.SilentHolderLosesLockAfterTTL(t, mariadb)
-}
-func TestUnansweredReleaseIsUnknown(t *testing.T)   { sqltest.UnansweredReleaseIsUnknown(t, mariadb) }
-func TestLateRequestGetsNoGrant(t *testing.T)       { sqltest.LateRequestGetsNoGrant(t, mariadb) }
-func TestRestartEndsSessions(t *testing.T)          { sqltest.RestartEndsSessions(t, mariadb) }
-func TestConcurrentInsertsGrantInTurn(t *testing.T) { sqltest.ConcurrentInsertsGrantInTurn(t, mariadb) }
-func TestInterruptedWaitGetsNoGrant(t *testing.T)   { sqltest.InterruptedWaitGetsNoGrant(t, mariadb) }
-func TestWritersAreServedInOrder(t *testing.T)      { sqltest.WritersAreServedInOrder(t, mariadb) }
-func TestDurableTokensRise(t *testing.T)            { sqltest.DurableTokensRise(t, mariadb) }
-func TestTokensOfBothKindsRise(t *testing.T)        { sqltest.TokensOfBothKindsRise(t, mariadb) }
-func TestFailedTokenWriteLeavesNothingLocked(t *testing.T) {
-	sqltest.FailedTokenWriteLeavesNothingLocked(t, mariadb)
-}
-func TestRowsAreRemoved(t *testing.T) { sqltest.RowsAreRemoved(t, mariadb) }
+func TestShared(t *testing.T) { sqltest.Shared(t, mariadb) }
 
-func TestManyNamesAreRenewed(t *testing.T)       { sqltest.ManyNamesAreRenewed(t, mariadb) }
-func TestOneWriteRenewsManyPermits(t *testing.T) { sqltest.OneWriteRenewsManyPermits(t, mariadb) }
+func TestConformance(t *testing.T) { sqltest.Conformance(t, mariadb) }
+func TestUserPoolNoticesLoss(t *testing.T) {
+	sqltest.UserPoolNoticesLoss(t, mariadb, mariadb.OverSQL)
+}
 
 func TestRenewalOverFewConnections(t *testing.T) {
 	sqltest.RenewsOverFewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
+}
+
+func TestLocksLeaveConnectionsToOthers(t *testing.T) {
+	m := another(t, "--max-connections=30")
+	sqltest.LocksLeaveConnectionsToOthers(t, mariadb, sqltest.Server{Process: m, Address: m.Address})
 }
 
 func TestDocumentedRightsSuffice(t *testing.T) {
@@ -103,16 +95,6 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 		sqltest.Rights{Params: "recipe=pessimistic", Rights: slices.Concat(name, session), Unnoticed: unnoticed},
 		sqltest.Rights{Params: "recipe=named&tokens=durable", Rights: slices.Concat(floor, session), Unnoticed: unnoticed})
 }
-
-func TestReservedTokensAtGuard(t *testing.T) {
-	sqltest.ReservedTokensAtGuard(t, mariadb, fence.MySQL)
-}
-
-func TestLeasesExpireAfterClockSetBack(t *testing.T) {
-	sqltest.LeasesExpireAfterClockSetBack(t, mariadb)
-}
-
-func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }
 
 func TestReadersDoNotStarveAWriter(t *testing.T) {
 	sqltest.ReadersDoNotStarveAWriter(t, mariadb, "pessimistic")
@@ -141,9 +123,7 @@ func TestOddNamesStayUnchanged(t *testing.T) {
 func isMariaDB(t *testing.T) bool {
 	t.Helper()
 	var version string
-	if err := mariadb.Pool(t, "test").QueryRowContext(t.Context(), "SELECT VERSION()").Scan(&version); err != nil {
-		t.Fatal(err)
-	}
+	check(t, mariadb.Pool(t, "test").QueryRowContext(t.Context(), "SELECT VERSION()").Scan(&version))
 	return strings.Contains(version, "MariaDB")
 }
 
@@ -180,10 +160,7 @@ func TestTokenIsReadAfterTheWait(t *testing.T) {
 		for _, recipe := range mariadb.Sessions {
 			t.Run(name+"/"+recipe, func(t *testing.T) {
 				s := mariadb.StoreAt(t, server.Address, "test", "recipe="+recipe)
-				defer sqltest.Close(t, s)
-				if err := s.Init(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				check(t, s.Init(t.Context()))
 				sqltest.TokenIsReadAfterTheWait(t, s, driver.Exclusive)
 				g, _ := sqltest.Reserved(t, s, "token", driver.Grant{})
 				sqltest.Release(t, s, g)

@@ -29,7 +29,6 @@ func TestDeadlockVictimWaitsAgain(t *testing.T) {
 	mariadb.Exec(t, schema, "CREATE TABLE weight (n INT) ENGINE=InnoDB")
 	mariadb.Exec(t, schema, "INSERT INTO locks (name) VALUES ('dead')")
 	s := mariadb.Store(t, schema, "recipe=pessimistic&table=locks&column=name")
-	defer sqltest.Close(t, s)
 	db := mariadb.Pool(t, schema)
 	deadlocks := "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
 	if !isMariaDB(t) {
@@ -37,9 +36,7 @@ func TestDeadlockVictimWaitsAgain(t *testing.T) {
 	}
 	before := statusValue(t, db, deadlocks)
 	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer tx.Rollback()
 	for _, q := range []string{"INSERT INTO weight VALUES (1), (2), (3), (4), (5), (6), (7), (8)", "UPDATE locks SET id = id WHERE id = 1", "SELECT id FROM locks WHERE id = 1 FOR UPDATE"} {
 		if _, err := tx.Exec(q); err != nil {
@@ -53,9 +50,11 @@ func TestDeadlockVictimWaitsAgain(t *testing.T) {
 	if after := statusValue(t, db, deadlocks); after <= before {
 		t.Fatal("there was no deadlock")
 	}
-	w.StillWaits()
-	if err := tx.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	w.Pending()
+	check(t, tx.Commit())
 	sqltest.Release(t, s, w.Granted())
+}
+
+func TestPermitWaitsForOpenInsert(t *testing.T) {
+	sqltest.PermitWaitsForOpenInsert(t, mariadb, "INSERT INTO holdfast_name (name) VALUES (CONCAT(CHAR(0), 'fresh'))")
 }

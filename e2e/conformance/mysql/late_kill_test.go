@@ -15,6 +15,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
@@ -23,13 +24,13 @@ import (
 // client has another grant and another waiter. They keep their sessions, and the statement of the
 // waiter continues.
 func TestLateKillEndsNothing(t *testing.T) {
+	t.Parallel()
 	schema := mariadb.Create(t)
 	for _, recipe := range mariadb.Sessions {
 		for _, granted := range []bool{false, true} { // whether the server grants before the wait ends
 			t.Run(recipe+map[bool]string{true: " granted"}[granted], func(t *testing.T) {
 				s, kills := delayed(t, mariadb.Server(t).Address, schema, recipe)
 				other := mariadb.Store(t, schema, "recipe="+recipe)
-				defer sqltest.Close(t, other)
 				g, _ := sqltest.Must(t, other, "late", driver.Exclusive, time.Minute)
 				release := func() { sqltest.Release(t, other, g) }
 				if granted {
@@ -64,9 +65,7 @@ func cancelWait(t *testing.T, s sqltest.Store, kills *delayedKills, name string,
 	w := sqltest.Wait(t, ctx, s, name, driver.Exclusive)
 	kills.delay(true)
 	cancel()
-	if !sqltest.Soon(func() bool { return len(kills.sent()) > 0 }) {
-		t.Fatal("the client has sent no KILL")
-	}
+	requests.Eventually(t, "the client has sent a KILL", func() bool { return len(kills.sent()) > 0 })
 	sent()
 	r, err := w.Failed()
 	if s.Classify(err) != driver.CodeUnknown {
@@ -82,21 +81,17 @@ func cancelWait(t *testing.T, s sqltest.Store, kills *delayedKills, name string,
 		undone.Store(true)
 	}()
 	ends := func(statement string) bool { return !strings.HasPrefix(statement, "KILL QUERY") }
-	if !sqltest.Soon(func() bool { return undone.Load() || slices.ContainsFunc(kills.sent(), ends) }) {
-		t.Fatal("Undo has sent no KILL")
-	}
+	requests.Eventually(t, "Undo has sent a KILL", func() bool { return undone.Load() || slices.ContainsFunc(kills.sent(), ends) })
 	stop()
 	kills.delay(false)
-	sqltest.Undo(t, s, r)
+	requests.Undone(t, s, r)
 }
 
 // delayed opens a store whose KILL statements can be delayed in the network.
 func delayed(t *testing.T, address, schema, recipe string) (sqltest.Store, *delayedKills) {
 	t.Helper()
 	cfg, err := mysql.ParseDSN(mariadb.DSN(address, schema))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	k := &delayedKills{}
 	cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -106,9 +101,7 @@ func delayed(t *testing.T, address, schema, recipe string) (sqltest.Store, *dela
 		return delayingConn{c, k}, nil
 	}
 	s, err := mysqlstore.OpenConfig(t.Context(), cfg, mysqlstore.With(mysqlstore.Recipe(recipe)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { sqltest.Close(t, s) })
 	return s, k
 }

@@ -11,54 +11,14 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// TestGetLockOfOtherProgramsExcludes: GET_LOCK of another program and a lock of holdfast exclude
-// each other. A waiter of either gets the lock after the release of the other.
 func TestGetLockOfOtherProgramsExcludes(t *testing.T) {
-	schema := mariadb.Create(t)
 	shared := "Shared name"
 	if !isMariaDB(t) {
 		shared = "shared name" // MySQL ignores case, and the store refuses upper case
 	}
-	s := mariadb.Store(t, schema, "recipe=named&names=exact")
-	defer sqltest.Close(t, s)
-	c, err := mariadb.Pool(t, schema).Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	query := func(statement string) (n int) {
-		t.Helper()
-		if err := c.QueryRowContext(t.Context(), statement, shared).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	if query("SELECT GET_LOCK(?, 0)") != 1 {
-		t.Fatal("not free")
-	}
-	sqltest.Busy(t, s, shared, driver.Exclusive)
-	st, err := s.Inspect(t.Context(), shared)
-	if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || st.Holders[0].Client() != "another client" || st.Holders[0].TTL != 0 {
-		t.Errorf("the lock of another program is shown as %+v, %v", st, err)
-	}
-	w := sqltest.Wait(t, t.Context(), s, shared, driver.Exclusive)
-	if query("SELECT RELEASE_LOCK(?)") != 1 {
-		t.Fatal("not held")
-	}
-	g := w.Granted()
-	if query("SELECT GET_LOCK(?, 0)") != 0 {
-		t.Error("the lock has two holders")
-	}
-	sqltest.Release(t, s, g)
-	if query("SELECT GET_LOCK(?, 10)") != 1 {
-		t.Error("the lock was not released")
-	}
-	for _, name := range []string{strings.Repeat("x", 193)} {
-		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeInvalid {
-			t.Errorf("a name of %d bytes: %v", len(name), err)
-		}
-	}
+	sqltest.OtherLocksExclude(t, mariadb, "recipe=named&names=exact", "another client", map[string]sqltest.OtherLock{
+		shared: {Take: "SELECT GET_LOCK('" + shared + "', 0)", Free: "SELECT RELEASE_LOCK('" + shared + "')"},
+	}, strings.Repeat("x", 193))
 }
 
 // TestWaiterIsSeenOnceItWaits: Inspect shows a waiter. It does not show a statement with the same form that
@@ -66,20 +26,15 @@ func TestGetLockOfOtherProgramsExcludes(t *testing.T) {
 func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named")
-	defer sqltest.Close(t, s)
 	g, _ := sqltest.Must(t, s, "seen", driver.Exclusive, time.Minute)
 	w := sqltest.Wait(t, t.Context(), s, "seen", driver.Exclusive)
 	db := mariadb.Pool(t, schema)
 	var label string
-	if err := db.QueryRowContext(t.Context(), "SELECT SUBSTRING_INDEX(info, '*/', 1) FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&label); err != nil {
-		t.Fatal(err)
-	}
+	check(t, db.QueryRowContext(t.Context(), "SELECT SUBSTRING_INDEX(info, '*/', 1) FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&label))
 	waiters := func() int {
 		t.Helper()
 		st, err := s.Inspect(t.Context(), "seen")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return len(st.Waiters)
 	}
 	if n := waiters(); n != 1 {
@@ -94,9 +49,7 @@ func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	for age := time.Duration(0); age < 2*time.Second; time.Sleep(20 * time.Millisecond) { // MySQL counts seconds
 		err := db.QueryRowContext(t.Context(), "SELECT COALESCE(MAX(time), 0) * 1000000000 FROM information_schema.processlist WHERE state = 'User sleep' AND info LIKE 'SELECT /*hf1.%'").Scan(&age)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 	}
 	if n := waiters(); n != 1 {
 		t.Errorf("%d waiters are shown beside a statement that does not wait, want 1", n)
@@ -111,9 +64,7 @@ func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 func TestNameWithTildeIsOneLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	c, err := mariadb.Pool(t, schema).Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer c.Close()
 	foreign := "&charset=swe7"
 	if !isMariaDB(t) {
@@ -121,18 +72,13 @@ func TestNameWithTildeIsOneLock(t *testing.T) {
 	}
 	for params, name := range map[string]string{"recipe=named": "a b", "recipe=named&names=exact": "a~b"} {
 		s := mariadb.Store(t, schema, params)
-		defer sqltest.Close(t, s)
 		swedish := mariadb.Store(t, schema, params+foreign)
-		defer sqltest.Close(t, swedish)
 		g, _ := sqltest.Must(t, swedish, name, driver.Exclusive, time.Minute)
 		sqltest.Busy(t, s, name, driver.Exclusive)
 		sqltest.Release(t, swedish, g)
 		g, _ = sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 		sqltest.Busy(t, swedish, name, driver.Exclusive)
-		st, err := swedish.Inspect(t.Context(), name)
-		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
-			t.Errorf("%q is seen as %+v, %v; want token %d", name, st, err, g.Token)
-		}
+		sqltest.Shown(t, swedish, g)
 		sqltest.Release(t, s, g)
 	}
 	// Another program takes a lock with that name.
@@ -141,7 +87,6 @@ func TestNameWithTildeIsOneLock(t *testing.T) {
 		t.Fatalf("GET_LOCK returned %d, %v", got, err)
 	}
 	s := mariadb.Store(t, schema, "recipe=named&names=exact"+foreign)
-	defer sqltest.Close(t, s)
 	sqltest.Busy(t, s, "a~b", driver.Exclusive)
 }
 
@@ -165,7 +110,6 @@ func TestUnsafeServersAreRefused(t *testing.T) {
 // store cannot record it.
 func TestNamedNeedsNoTables(t *testing.T) {
 	s := mariadb.Store(t, mariadb.Bare(t), "recipe=named")
-	defer sqltest.Close(t, s)
 	g, a := sqltest.Must(t, s, "bare", driver.Exclusive, time.Minute)
 	for range 2 {
 		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // Renew tries to record the holder

@@ -14,27 +14,15 @@ import (
 // TestHeldLockOpensNoReadView: the server lists the transaction of a held lock without a read view, which
 // would hold back the purge of old rows. The transaction of a snapshot has a read view.
 func TestHeldLockOpensNoReadView(t *testing.T) {
-	mariadb.Server(t) // skips, or fails
-	server, err := mariadb.Start(t.Context(), mariadb.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := mariadb.Another(t, mariadb.Fast)
 	db := mariadb.PoolAt(t, server.Address, "test")
 	snapshot, err := db.Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer snapshot.Close()
 	s := mariadb.StoreAt(t, server.Address, "test", "recipe=pessimistic")
-	defer sqltest.Close(t, s)
-	if err := s.Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Init(t.Context()))
 	var reader int
-	if err := snapshot.QueryRowContext(t.Context(), "SELECT CONNECTION_ID()").Scan(&reader); err != nil {
-		t.Fatal(err)
-	}
+	check(t, snapshot.QueryRowContext(t.Context(), "SELECT CONNECTION_ID()").Scan(&reader))
 	for _, statement := range []string{"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION WITH CONSISTENT SNAPSHOT"} {
 		if _, err := snapshot.ExecContext(t.Context(), statement); err != nil {
 			t.Fatal(err)
@@ -69,9 +57,7 @@ func TestHeldLockOpensNoReadView(t *testing.T) {
 func readViews(t *testing.T, db *sql.DB) map[int]bool {
 	t.Helper()
 	var kind, name, status string
-	if err := db.QueryRowContext(t.Context(), "SHOW ENGINE INNODB STATUS").Scan(&kind, &name, &status); err != nil {
-		t.Fatal(err)
-	}
+	check(t, db.QueryRowContext(t.Context(), "SHOW ENGINE INNODB STATUS").Scan(&kind, &name, &status))
 	views := map[int]bool{}
 	for _, section := range strings.Split(status, "---TRANSACTION")[1:] {
 		section, _, _ = strings.Cut(section, "\n--------\n") // the last transaction is followed by other lists

@@ -17,13 +17,10 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		db := mariadb.Pool(t, schema)
 		count := func() (n int) {
 			t.Helper()
-			if err := db.QueryRow("SELECT COUNT(*) FROM holdfast_session").Scan(&n); err != nil {
-				t.Fatal(err)
-			}
+			check(t, db.QueryRow("SELECT COUNT(*) FROM holdfast_session").Scan(&n))
 			return n
 		}
 		s := mariadb.Store(t, schema, params)
-		defer sqltest.Close(t, s)
 		g, _ := sqltest.Must(t, s, "released", driver.Exclusive, time.Minute)
 		row(t, schema, g)
 		sqltest.Release(t, s, g)
@@ -40,7 +37,6 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		kept, a := sqltest.Must(t, s, "kept", driver.Exclusive, time.Minute)
 		row(t, schema, kept)
 		next := mariadb.Store(t, schema, params) // a store removes such rows when it writes its first one
-		defer sqltest.Close(t, next)
 		g, _ = sqltest.Must(t, next, "next", driver.Exclusive, time.Minute)
 		row(t, schema, g)
 		if !sqltest.Soon(func() bool { return count() == 2 }) {
@@ -59,13 +55,11 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 // TestUnrecordedHolderIsAnError: the store cannot record a holder. Inspect and Break then return an
 // error, and do not report that the lock is free. The store records the holder as soon as it can.
 func TestUnrecordedHolderIsAnError(t *testing.T) {
+	t.Parallel()
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
-		defer sqltest.Close(t, s)
 		c, err := mariadb.Pool(t, schema).Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer c.Close()
 		if _, err := c.ExecContext(t.Context(), "LOCK TABLES holdfast_session READ"); err != nil {
 			t.Fatal(err)
@@ -108,12 +102,9 @@ func TestInitReplacesEarlierLayout(t *testing.T) {
 	schema := mariadb.Bare(t)
 	mariadb.Exec(t, schema, "CREATE TABLE holdfast_session (conn BIGINT UNSIGNED NOT NULL PRIMARY KEY, token BIGINT NOT NULL) ENGINE=MEMORY")
 	s := mariadb.Store(t, schema, "recipe=pessimistic")
-	defer sqltest.Close(t, s)
 	var g driver.Grant
 	for range 2 {
-		if err := s.Init(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Init(t.Context()))
 		if g.Token == 0 {
 			g, _ = sqltest.Must(t, s, "layout", driver.Exclusive, time.Minute)
 		}

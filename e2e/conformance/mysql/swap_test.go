@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
@@ -20,14 +21,11 @@ import (
 func TestSwapHandsTheLockOff(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
-		defer sqltest.Close(t, s)
 		db := mariadb.Pool(t, schema)
 		var name string
 		var before, after int
 		count := func(n *int) {
-			if err := db.QueryRow("SHOW GLOBAL STATUS LIKE 'Com_select'").Scan(&name, n); err != nil {
-				t.Fatal(err)
-			}
+			check(t, db.QueryRow("SHOW GLOBAL STATUS LIKE 'Com_select'").Scan(&name, n))
 		}
 		count(&before) // dials
 		sqltest.SwapUntil(t, s, "passed", func() { count(&before) }, func(released, err error) bool {
@@ -41,24 +39,27 @@ func TestSwapHandsTheLockOff(t *testing.T) {
 	})
 }
 
+// pessimisticSwap begins the first statement of a swap.
+const pessimisticSwap = "SELECT @hf_now :="
+
 // TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap, because
 // its transaction, its named lock or its connection ends. The release returns an error, and the request gets a
 // new lock.
 func TestSwapNoticesLossOfTheLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	for _, test := range []struct {
-		recipe mysqlstore.Recipe
-		ends   string
+		recipe      mysqlstore.Recipe
+		swaps, ends string
 	}{
-		{mysqlstore.Pessimistic, "ROLLBACK"},
-		{mysqlstore.Pessimistic, "COMMIT"},
-		{mysqlstore.Pessimistic, "KILL CONNECTION_ID()"},
-		{mysqlstore.Named, "DO RELEASE_ALL_LOCKS()"},
-		{mysqlstore.Named, "KILL CONNECTION_ID()"},
+		{mysqlstore.Pessimistic, pessimisticSwap, "ROLLBACK"},
+		{mysqlstore.Pessimistic, pessimisticSwap, "COMMIT"},
+		{mysqlstore.Pessimistic, pessimisticSwap, "KILL CONNECTION_ID()"},
+		{mysqlstore.Named, "SELECT CASE WHEN", "DO RELEASE_ALL_LOCKS()"},
+		{mysqlstore.Named, "SELECT CASE WHEN", "KILL CONNECTION_ID()"},
 	} {
 		t.Run(string(test.recipe)+" "+test.ends, func(t *testing.T) {
 			s, inject := injected(t, schema, test.recipe)
-			sqltest.SwapUntil(t, s, "lost", func() { inject("SELECT GET_LOCK('hf:new", test.ends) }, func(released, err error) bool {
+			sqltest.SwapUntil(t, s, "lost", func() { inject(test.swaps, test.ends) }, func(released, err error) bool {
 				inject("", "")
 				if err != nil {
 					t.Fatalf("the request: %v", err)
@@ -77,9 +78,8 @@ func TestSwapNoticesDeadlock(t *testing.T) {
 	mariadb.Exec(t, schema, "CREATE TABLE victim (id INT PRIMARY KEY, n INT)")
 	mariadb.Exec(t, schema, "INSERT INTO victim SELECT slot, 0 FROM (SELECT 1 AS slot UNION SELECT 2 UNION SELECT 3 UNION SELECT 4) v")
 	watcher := mariadb.Store(t, schema, "recipe=pessimistic")
-	defer sqltest.Close(t, watcher)
 	db := mariadb.Pool(t, schema)
-	for _, before := range []string{"SELECT GET_LOCK('hf:new", "ROLLBACK TO SAVEPOINT"} {
+	for _, before := range []string{pessimisticSwap, "ROLLBACK TO SAVEPOINT"} {
 		t.Run(before[:6], func(t *testing.T) {
 			var other sync.WaitGroup // the other program
 			t.Cleanup(other.Wait)
@@ -87,9 +87,7 @@ func TestSwapNoticesDeadlock(t *testing.T) {
 			var held atomic.Bool // by the other program
 			sqltest.SwapUntil(t, s, "victim", func() {
 				tx, err := db.Begin()
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				// The server chooses the transaction that has changed less.
 				if _, err := tx.Exec("UPDATE victim SET n = n + 1"); err != nil {
 					t.Fatal(err)
@@ -128,7 +126,6 @@ func TestSwapNoticesDeadlock(t *testing.T) {
 func TestSwapAtReadOnlyServer(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
-		defer sqltest.Close(t, s)
 		db := mariadb.Pool(t, schema)
 		set := func(on int) {
 			if _, err := db.Exec(fmt.Sprintf("SET GLOBAL read_only = %d", on)); err != nil {
@@ -142,9 +139,7 @@ func TestSwapAtReadOnlyServer(t *testing.T) {
 			r, _ := sqltest.Request("read-only", driver.Exclusive, time.Minute)
 			r.Wait = true
 			g, err := s.Acquire(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			set(1)
 			next, released, err := sqltest.Swap(t, s, g)
 			set(0)
@@ -159,37 +154,14 @@ func TestSwapAtReadOnlyServer(t *testing.T) {
 	})
 }
 
-// TestSwapServesGetLock: a program that waits in GET_LOCK for a name gets the lock, although other clients
-// hand the lock off.
 func TestSwapServesGetLock(t *testing.T) {
-	schema := mariadb.Create(t)
-	s := mariadb.Store(t, schema, "recipe=named&names=exact")
-	defer sqltest.Close(t, s)
-	const name = "by-hand"
-	first, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
-	c, err := mariadb.Pool(t, schema).Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		var got int
-		if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 120) + RELEASE_LOCK(?)", name, name).Scan(&got); err != nil || got != 2 {
-			t.Error(got, err)
-		}
-	}()
-	sqltest.Release(t, s, first)
-	sqltest.SwapServesOthers(t, s, name, served)
+	sqltest.SwapServesStatement(t, mariadb, "recipe=named&names=exact", "by-hand", "DO GET_LOCK('by-hand', 120) + RELEASE_LOCK('by-hand')")
 }
 
 // gateOfWaiter returns the name of the gate that the only waiter has.
 func gateOfWaiter(t *testing.T, db *sql.DB) (gate string) {
 	t.Helper()
-	if err := db.QueryRowContext(t.Context(), "SELECT REGEXP_SUBSTR(info, 'hfw[^'']*') FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&gate); err != nil {
-		t.Fatal(err)
-	}
+	check(t, db.QueryRowContext(t.Context(), "SELECT REGEXP_SUBSTR(info, 'hfw[^'']*') FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&gate))
 	return gate
 }
 
@@ -198,7 +170,6 @@ func gateOfWaiter(t *testing.T, db *sql.DB) (gate string) {
 func TestTryDoesNotOvertakeTheGate(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named")
-	defer sqltest.Close(t, s)
 	const name = "gate"
 	g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 	w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
@@ -207,9 +178,7 @@ func TestTryDoesNotOvertakeTheGate(t *testing.T) {
 	sqltest.Release(t, s, g)
 	sqltest.Release(t, s, w.Granted())
 	c, err := db.Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer c.Close()
 	var entered int
 	if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 0)", gate).Scan(&entered); err != nil || entered != 1 {
@@ -233,14 +202,10 @@ func TestDeadClientLeavesTheGate(t *testing.T) {
 	schema := mariadb.Create(t)
 	const name = "dead"
 	s := mariadb.Store(t, schema, "recipe=named")
-	defer sqltest.Close(t, s)
 	proxy, err := servers.NewProxy(mariadb.Server(t).Address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer proxy.Close()
 	dead := mariadb.StoreAt(t, proxy.Address(), schema, "recipe=named")
-	defer sqltest.Close(t, dead)
 	db := mariadb.Pool(t, schema)
 
 	g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
@@ -254,22 +219,16 @@ func TestDeadClientLeavesTheGate(t *testing.T) {
 	sqltest.Release(t, s, g)
 	g = second.Granted()
 	if r, err := first.Failed(); dead.Classify(err) == driver.CodeUnknown {
-		if err := proxy.Heal(); err != nil {
-			t.Fatal(err)
-		}
-		sqltest.Undo(t, dead, r)
+		check(t, proxy.Heal())
+		requests.Undone(t, dead, r)
 	}
 	sqltest.Release(t, s, g)
 
 	// A session that has the gate requests the lock at once. The test stops a session in between by
 	// requesting only the gate. The client is silent, so the server ends the session by its timer.
-	if err := proxy.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, proxy.Heal())
 	c, err := mariadb.PoolAt(t, proxy.Address(), schema).Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer c.Close()
 	var session int64
 	if _, err := c.ExecContext(t.Context(), "SET SESSION wait_timeout = 2"); err != nil {
@@ -278,18 +237,14 @@ func TestDeadClientLeavesTheGate(t *testing.T) {
 	if err := c.QueryRowContext(t.Context(), "SELECT CONNECTION_ID() * GET_LOCK(?, 60)", gate).Scan(&session); err != nil || session == 0 {
 		t.Fatal(session, err)
 	}
-	if err := proxy.Silence(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, proxy.Silence())
 	defer func() { _ = proxy.Heal() }()
 	tries := 0
 	if !sqltest.Soon(func() bool {
 		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
 		g, err := s.Acquire(t.Context(), r)
 		var owner sql.NullInt64
-		if err := db.QueryRowContext(t.Context(), "SELECT IS_USED_LOCK(?)", gate).Scan(&owner); err != nil {
-			t.Fatal(err)
-		}
+		check(t, db.QueryRowContext(t.Context(), "SELECT IS_USED_LOCK(?)", gate).Scan(&owner))
 		switch {
 		case err == nil && owner.Int64 == session:
 			t.Fatalf("granted %+v while a session has the gate %q", g, gate)
@@ -305,5 +260,3 @@ func TestDeadClientLeavesTheGate(t *testing.T) {
 		t.Fatalf("%d requests ended busy, although the server has ended the session that has the gate", tries)
 	}
 }
-
-func TestSwapWithLostAnswers(t *testing.T) { sqltest.SwapWithLostAnswers(t, mariadb, mariadb.Sessions) }

@@ -1,36 +1,32 @@
 package mysql
 
 import (
-	"context"
-	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-func TestValues(t *testing.T) {
-	for _, recipe := range mariadb.Recipes {
-		t.Run(recipe, func(t *testing.T) {
-			database := mariadb.Create(t)
-			drivertest.RunValues(t, func(t testing.TB, namespace string) *mysqlstore.Store {
-				s, err := mariadb.Open(context.Background(), mariadb.URL(mariadb.Server(t).Address, database, "recipe="+recipe), namespace)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return s.(*mysqlstore.Store)
-			})
-		})
+// TestReadOnlyServerWritesNoValue requires that a Put that a read-only server refuses has no effect, although
+// the server executes the statements of a user with special rights.
+func TestReadOnlyServerWritesNoValue(t *testing.T) {
+	t.Parallel()
+	m := another(t)
+	s := mariadb.StoreAt(t, m.Address, mariadb.Home, "recipe=optimistic").(*mysqlstore.Store)
+	check(t, s.Init(t.Context()))
+	version, err := s.Put(t.Context(), "old", []byte("1"), "")
+	check(t, err)
+	set(t, m, "SET GLOBAL read_only = 1")
+	for key, expected := range map[string]string{"old": version, "new": ""} {
+		if v, err := s.Put(t.Context(), key, []byte("2"), expected); s.Classify(err) != driver.CodeRefused {
+			t.Errorf("Put(%q) = %q, %v; want refused", key, v, err)
+		}
 	}
-}
-
-// TestValuesWithoutTable requires that an error describes how to create the table.
-func TestValuesWithoutTable(t *testing.T) {
-	s := mariadb.Store(t, mariadb.Bare(t), "recipe=optimistic").(*mysqlstore.Store)
-	defer s.Close(t.Context())
-	_, err := s.Put(t.Context(), "k", nil, "")
-	if s.Classify(err) != driver.CodeRefused || !strings.Contains(err.Error(), "holdfast init") {
-		t.Errorf("got %v", err)
+	set(t, m, "SET GLOBAL read_only = 0")
+	if data, v, err := s.Get(t.Context(), "old"); err != nil || string(data) != "1" || v != version {
+		t.Errorf("old: %q, version %q, %v; want 1, version %q", data, v, err, version)
+	}
+	if data, v, err := s.Get(t.Context(), "new"); err != nil || v != "" {
+		t.Errorf("new: %q, version %q, %v; want none", data, v, err)
 	}
 }

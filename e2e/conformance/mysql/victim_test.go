@@ -28,17 +28,14 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 		t.Run(lock[:6], func(t *testing.T) {
 			mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 				s := mariadb.Store(t, schema, params)
-				defer sqltest.Close(t, s)
 				first, _ := sqltest.Must(t, s, "passed", driver.Exclusive, time.Minute)
 				// Each waiter keeps the lock for a while, and the test counts the holders.
 				const waiters = 4
 				var all sync.WaitGroup
 				var mu sync.Mutex
 				holding, most, granted := 0, 0, 0
-				stores := []sqltest.Store{}
 				for range waiters {
 					w := mariadb.Store(t, schema, params)
-					stores = append(stores, w)
 					waiter := sqltest.Wait(t, t.Context(), w, "passed", driver.Exclusive)
 					all.Go(func() {
 						g := waiter.Granted()
@@ -65,9 +62,7 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 					})
 				}
 				c, err := mariadb.Pool(t, schema).Conn(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				defer c.Close()
 				locked := make(chan error, 1)
 				go func() {
@@ -93,9 +88,6 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 				}
 				if most != 1 || granted != waiters {
 					t.Errorf("%d held it at once, and %d of %d were granted", most, granted, waiters)
-				}
-				for _, w := range stores {
-					sqltest.Close(t, w)
 				}
 			})
 		})
@@ -146,13 +138,9 @@ func TestPingNoticesLossOfNamedLock(t *testing.T) {
 func injected(t *testing.T, schema string, recipe mysqlstore.Recipe) (s sqltest.Store, inject func(before, statement string)) {
 	t.Helper()
 	cfg, err := mysql.ParseDSN(mariadb.DSN(mariadb.Server(t).Address, schema))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	real, err := mysql.NewConnector(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	i := &injector{Connector: real}
 	db := sql.OpenDB(i)
 	t.Cleanup(func() { _ = db.Close() })

@@ -12,12 +12,14 @@ import (
 
 	_ "github.com/jackc/pgx/v5/stdlib"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
-	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
+
+var check = servertest.Check
 
 // postgres is the database of these tests.
 var postgres = &sqltest.Database{
@@ -47,13 +49,14 @@ var postgres = &sqltest.Database{
 	Sessions: sqltest.Names(pgstore.Pessimistic, pgstore.Advisory),
 
 	Holder:      "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'hf %d %%'",
-	Running:     "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%%s%%' AND pid <> pg_backend_pid()",
+	Running:     "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%%s%%' AND datname = current_database() AND pid <> pg_backend_pid()",
 	End:         "SELECT pg_terminate_backend(%d)",
 	Interrupt:   "SELECT pg_cancel_backend(%d)",
 	Ended:       driver.CauseTaken, // a break uses the same statement
 	Settings:    "SELECT current_setting('idle_session_timeout') || ' ' || current_setting('application_name')",
 	LockTimeout: "lock_timeout=1s",
 	Parameter:   "$1",
+	Forge:       "SELECT pg_notify('holdfast', $1)",
 }
 
 func store(s *pgstore.Store, err error) (sqltest.Store, error) {
@@ -65,29 +68,14 @@ func store(s *pgstore.Store, err error) (sqltest.Store, error) {
 
 func TestMain(m *testing.M) { postgres.Main(m) }
 
-func TestConformance(t *testing.T)             { sqltest.Conformance(t, postgres) }
-func TestKilledSessionLosesGrant(t *testing.T) { sqltest.KilledSessionLosesGrant(t, postgres) }
-func TestUserPoolNoticesLoss(t *testing.T)     { sqltest.UserPoolNoticesLoss(t, postgres) }
-func TestSilentHolderLosesLockAfterTTL(t *testing.T) {
-	sqltest.SilentHolderLosesLockAfterTTL(t, postgres)
-}
-func TestUnansweredReleaseIsUnknown(t *testing.T) { sqltest.UnansweredReleaseIsUnknown(t, postgres) }
-func TestLateRequestGetsNoGrant(t *testing.T)     { sqltest.LateRequestGetsNoGrant(t, postgres) }
-func TestRestartEndsSessions(t *testing.T)        { sqltest.RestartEndsSessions(t, postgres) }
-func TestConcurrentInsertsGrantInTurn(t *testing.T) {
-	sqltest.ConcurrentInsertsGrantInTurn(t, postgres)
-}
-func TestInterruptedWaitGetsNoGrant(t *testing.T) { sqltest.InterruptedWaitGetsNoGrant(t, postgres) }
-func TestWritersAreServedInOrder(t *testing.T)    { sqltest.WritersAreServedInOrder(t, postgres) }
-func TestDurableTokensRise(t *testing.T)          { sqltest.DurableTokensRise(t, postgres) }
-func TestTokensOfBothKindsRise(t *testing.T)      { sqltest.TokensOfBothKindsRise(t, postgres) }
-func TestFailedTokenWriteLeavesNothingLocked(t *testing.T) {
-	sqltest.FailedTokenWriteLeavesNothingLocked(t, postgres)
-}
-func TestRowsAreRemoved(t *testing.T) { sqltest.RowsAreRemoved(t, postgres) }
+func TestShared(t *testing.T) { sqltest.Shared(t, postgres) }
 
-func TestManyNamesAreRenewed(t *testing.T)       { sqltest.ManyNamesAreRenewed(t, postgres) }
-func TestOneWriteRenewsManyPermits(t *testing.T) { sqltest.OneWriteRenewsManyPermits(t, postgres) }
+func TestConformance(t *testing.T) { sqltest.Conformance(t, postgres) }
+func TestLocksLeaveConnectionsToOthers(t *testing.T) {
+	t.Parallel()
+	server := postgres.Another(t, postgres.Fast, "max_connections=30")
+	sqltest.LocksLeaveConnectionsToOthers(t, postgres, server)
+}
 
 func TestRenewalOverFewConnections(t *testing.T) {
 	sqltest.RenewsOverFewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
@@ -104,16 +92,6 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 		sqltest.Rights{Params: "recipe=advisory"},
 		sqltest.Rights{Params: "recipe=advisory&tokens=durable", Rights: floor})
 }
-
-func TestReservedTokensAtGuard(t *testing.T) {
-	sqltest.ReservedTokensAtGuard(t, postgres, fence.PostgreSQL)
-}
-
-func TestLeasesExpireAfterClockSetBack(t *testing.T) {
-	sqltest.LeasesExpireAfterClockSetBack(t, postgres)
-}
-
-func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
 
 func TestReadersDoNotStarveAWriter(t *testing.T) {
 	sqltest.ReadersDoNotStarveAWriter(t, postgres, "pessimistic", "advisory")
@@ -152,7 +130,6 @@ func TestSettingsMakeNoDifference(t *testing.T) {
 func TestTokenIsReadAfterTheWait(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
-		defer sqltest.Close(t, s)
 		sqltest.TokenIsReadAfterTheWait(t, s, driver.Exclusive, driver.Unlimited)
 	})
 }

@@ -15,16 +15,14 @@ import (
 // resolve a deadlock. The waiter has the gate and waits for the row. Another transaction has
 // the row and requests the gate, and detects deadlocks much later than the waiter.
 func TestDeadlockVictimWaitsAgain(t *testing.T) {
+	t.Parallel()
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "recipe=pessimistic&deadlock_timeout=4s")
-	defer sqltest.Close(t, s)
 	g, _ := sqltest.Must(t, s, "dead", driver.Exclusive, time.Minute) // the name has a row
 	sqltest.Release(t, s, g)
 	db := postgres.Pool(t, database)
 	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer tx.Rollback()
 	for _, q := range []string{"SET LOCAL deadlock_timeout = '10min'", "SELECT * FROM holdfast_name FOR UPDATE"} {
 		if _, err := tx.Exec(q); err != nil {
@@ -36,16 +34,12 @@ func TestDeadlockVictimWaitsAgain(t *testing.T) {
 		" AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"); err != nil {
 		t.Fatalf("the server ended the statement of the test, not that of the waiter: %v", err)
 	}
-	w.StillWaits()
-	if err := tx.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	w.Pending()
+	check(t, tx.Commit())
 	sqltest.Release(t, s, w.Granted())
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // the server counts the deadlock later
 		var n int
-		if err := db.QueryRow("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		check(t, db.QueryRow("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").Scan(&n))
 		if n > 0 {
 			break
 		}
@@ -60,9 +54,7 @@ func TestDeadlockVictimWaitsAgain(t *testing.T) {
 func TestOneKeyForTwoNames(t *testing.T) {
 	database := postgres.Create(t)
 	hashed := postgres.Store(t, database, "recipe=advisory")
-	defer sqltest.Close(t, hashed)
 	given := postgres.Store(t, database, "recipe=advisory&keys=given")
-	defer sqltest.Close(t, given)
 	const one = "one"
 	sum := sha256.Sum256([]byte("\x00" + one))
 	other := strconv.FormatInt(int64(binary.BigEndian.Uint64(sum[:8])), 10)
@@ -83,7 +75,6 @@ func TestOneKeyForTwoNames(t *testing.T) {
 func TestHeldLockAffectsVacuumAsDocumented(t *testing.T) {
 	postgres.Each(t, postgres.Recipes, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
-		defer sqltest.Close(t, s)
 		postgres.Exec(t, database, "CREATE TABLE rubbish AS SELECT generate_series(1, 1000) AS n")
 		defer postgres.Exec(t, database, "DROP TABLE rubbish")
 		g, _ := sqltest.Must(t, s, "vacuum", driver.Exclusive, time.Minute)
@@ -93,9 +84,7 @@ func TestHeldLockAffectsVacuumAsDocumented(t *testing.T) {
 		postgres.Exec(t, database, "DELETE FROM rubbish")
 		postgres.Exec(t, database, "VACUUM rubbish")
 		size := func() (n int) {
-			if err := postgres.Pool(t, database).QueryRow("SELECT pg_relation_size('rubbish')").Scan(&n); err != nil {
-				t.Fatal(err)
-			}
+			check(t, postgres.Pool(t, database).QueryRow("SELECT pg_relation_size('rubbish')").Scan(&n))
 			return n
 		}
 		if kept := size() > 0; kept != (params == "recipe=pessimistic") {
@@ -107,4 +96,8 @@ func TestHeldLockAffectsVacuumAsDocumented(t *testing.T) {
 			t.Errorf("%d bytes are kept after the release", n)
 		}
 	})
+}
+
+func TestPermitWaitsForOpenInsert(t *testing.T) {
+	sqltest.PermitWaitsForOpenInsert(t, postgres, `INSERT INTO holdfast_name (name) VALUES ('\x006672657368')`)
 }

@@ -12,25 +12,16 @@ import (
 // before they are on its disk. Grants and renewals of the optimistic recipe and versioned values
 // stand afterwards, and durable tokens rise.
 func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
-	postgres.Server(t) // skips, or fails
-	server, err := postgres.Start(t.Context(), "synchronous_commit=off", "wal_writer_delay=10s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	t.Parallel()
+	server := postgres.Another(t, "synchronous_commit=off", "wal_writer_delay=10s")
 	crash := func(t *testing.T) {
 		t.Helper()
 		server.Kill()
-		if err := server.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check(t, server.Restart(t.Context()))
 	}
 	open := func(t *testing.T, params string) sqltest.Store {
 		s := postgres.StoreAt(t, server.Address, postgres.Home, params)
-		t.Cleanup(func() { sqltest.Close(t, s) })
-		if err := s.Init(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Init(t.Context()))
 		crash(t) // the tables survive
 		return s
 	}
@@ -50,9 +41,7 @@ func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 		deadlines := func() (sum int64) {
 			t.Helper()
 			db := postgres.PoolAt(t, server.Address, postgres.Home)
-			if err := db.QueryRowContext(t.Context(), "SELECT SUM(expires) FROM holdfast_row WHERE token IN ($1, $2)", int64(one.Token), int64(two.Token)).Scan(&sum); err != nil {
-				t.Fatal(err)
-			}
+			check(t, db.QueryRowContext(t.Context(), "SELECT SUM(expires) FROM holdfast_row WHERE token IN ($1, $2)", int64(one.Token), int64(two.Token)).Scan(&sum))
 			return sum
 		}
 		for _, a := range s.Renew(t.Context(), []driver.Grant{one, two}) {
@@ -73,15 +62,12 @@ func TestCrashForgetsNothingThatWasGranted(t *testing.T) {
 		open(t, "recipe=optimistic")
 		values := func() driver.Values { // on new connections
 			s := postgres.StoreAt(t, server.Address, postgres.Home, "recipe=optimistic")
-			t.Cleanup(func() { sqltest.Close(t, s) })
 			return s.(driver.Values)
 		}
 		put := func(data, version string) string {
 			t.Helper()
 			next, err := values().Put(t.Context(), "value", []byte(data), version)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			crash(t)
 			got, found, err := values().Get(t.Context(), "value")
 			if err != nil || string(got) != data || found != next {

@@ -5,29 +5,25 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // TestFailoverToALaggingReplicaEndsTheGrant: the primary crashes, and a replica is promoted that has not
 // received the last grant. The holder of that lease is notified, and the next grant has a larger token.
 func TestFailoverToALaggingReplicaEndsTheGrant(t *testing.T) {
+	t.Parallel()
 	postgres.Server(t) // skips, or fails
 	primary, err := servers.StartPostgres(t.Context(), postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer primary.Close()
 	tables := postgres.StoreAt(t, primary.Address, postgres.Home, "recipe=optimistic")
-	if err := tables.Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tables.Init(t.Context()))
 	sqltest.Close(t, tables)
 	replica, err := servers.StartPostgresReplica(t.Context(), primary, postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer replica.Close()
 	there := postgres.PoolAt(t, replica.Address, postgres.Home)
 	for _, statement := range []string{"ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"} {
@@ -36,13 +32,10 @@ func TestFailoverToALaggingReplicaEndsTheGrant(t *testing.T) {
 		}
 	}
 	for receivers := 1; receivers > 0; time.Sleep(20 * time.Millisecond) {
-		if err := there.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM pg_stat_wal_receiver").Scan(&receivers); err != nil {
-			t.Fatal(err)
-		}
+		check(t, there.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM pg_stat_wal_receiver").Scan(&receivers))
 	}
 
 	s := postgres.StoreAt(t, primary.Address+","+replica.Address, postgres.Home, "recipe=optimistic")
-	defer sqltest.Close(t, s)
 	g, a := sqltest.Must(t, s, "lag", driver.Exclusive, time.Hour)
 	primary.Kill()
 	if _, err := there.ExecContext(t.Context(), "SELECT pg_promote(true, 60)"); err != nil {
@@ -52,34 +45,27 @@ func TestFailoverToALaggingReplicaEndsTheGrant(t *testing.T) {
 		t.Errorf("cause %q, want %q", c, driver.CauseGone)
 	}
 	next, _ := sqltest.Must(t, s, "lag", driver.Exclusive, time.Minute)
-	sqltest.Rises(t, g, next)
+	requests.Rises(t, g, next)
 	sqltest.Release(t, s, next)
 }
 
 // TestTwoPrimariesGrantTheSameLock: an administrator promotes a replica while the primary still runs.
 // Clients of both servers get the lock, and both can renew it. A note in the guarantees warns of this.
 func TestTwoPrimariesGrantTheSameLock(t *testing.T) {
+	t.Parallel()
 	postgres.Server(t) // skips, or fails
 	primary, err := servers.StartPostgres(t.Context(), postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer primary.Close()
 	one := postgres.StoreAt(t, primary.Address, postgres.Home, "recipe=optimistic")
-	defer sqltest.Close(t, one)
-	if err := one.Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, one.Init(t.Context()))
 	replica, err := servers.StartPostgresReplica(t.Context(), primary, postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer replica.Close()
 	if _, err := postgres.PoolAt(t, replica.Address, postgres.Home).ExecContext(t.Context(), "SELECT pg_promote(true, 60)"); err != nil {
 		t.Fatal(err)
 	}
 	two := postgres.StoreAt(t, replica.Address, postgres.Home, "recipe=optimistic")
-	defer sqltest.Close(t, two)
 	g, _ := sqltest.Must(t, one, "twice", driver.Exclusive, time.Hour)
 	h, _ := sqltest.Must(t, two, "twice", driver.Exclusive, time.Hour)
 	for s, g := range map[driver.Store]driver.Grant{one: g, two: h} {
@@ -93,20 +79,16 @@ func TestTwoPrimariesGrantTheSameLock(t *testing.T) {
 // TestSilentHostIsPassedOver: the first host of the URL accepts connections and never answers. Clients use the
 // second one.
 func TestSilentHostIsPassedOver(t *testing.T) {
+	t.Parallel()
 	address := postgres.Server(t).Address
 	silent, err := servers.NewProxy(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer silent.Close()
-	if err := silent.Silence(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, silent.Silence())
 	database := postgres.Create(t)
 	for _, recipe := range postgres.Recipes {
 		t.Run(recipe, func(t *testing.T) {
 			s := postgres.StoreAt(t, silent.Address()+","+address, database, "recipe="+recipe)
-			defer sqltest.Close(t, s)
 			if !sqltest.Soon(func() bool {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
@@ -115,7 +97,7 @@ func TestSilentHostIsPassedOver(t *testing.T) {
 				if err == nil {
 					sqltest.Release(t, s, g)
 				} else if s.Classify(err) == driver.CodeUnknown {
-					sqltest.Undo(t, s, r)
+					requests.Undone(t, s, r)
 				}
 				return err == nil
 			}) {

@@ -14,26 +14,19 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestGuardsOfPgxAndSQLShareTokens: the guard for pgx and the one for database/sql share their tokens. A token whose
-// transaction was rolled back does not count.
-func TestGuardsOfPgxAndSQLShareTokens(t *testing.T) {
+// TestGuardInTransactionOfCaller: a token whose transaction was rolled back does not count.
+func TestGuardInTransactionOfCaller(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)
 	table := fence.SQL{Dialect: fence.PostgreSQL}
-	if err := table.CreateTable(t.Context(), db); err != nil {
-		t.Fatal(err)
-	}
+	check(t, table.CreateTable(t.Context(), db))
 	c, err := pgx.Connect(t.Context(), postgres.DSN(postgres.Server(t).Address, database))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer c.Close(t.Context())
-	check := func(token uint64, commit bool) error {
+	write := func(token uint64, commit bool) error {
 		t.Helper()
 		tx, err := c.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer tx.Rollback(t.Context())
 		if err := (pgstore.Guard{}).Check(t.Context(), tx, "invoices", token); err != nil || !commit {
 			return err
@@ -45,20 +38,9 @@ func TestGuardsOfPgxAndSQLShareTokens(t *testing.T) {
 		commit bool
 		stale  bool
 	}{{5, true, false}, {5, true, false}, {9, false, false}, {6, true, false}, {5, true, true}} {
-		if err := check(step.token, step.commit); errors.Is(err, fence.ErrStale) != step.stale || err != nil && !step.stale {
+		if err := write(step.token, step.commit); errors.Is(err, fence.ErrStale) != step.stale || err != nil && !step.stale {
 			t.Errorf("token %d: %v", step.token, err)
 		}
-	}
-	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := table.Check(t.Context(), tx, "invoices", 5); !errors.Is(err, fence.ErrStale) {
-		t.Errorf("database/sql: %v", err)
-	}
-	_ = tx.Rollback()
-	if err := check(0, false); !errors.Is(err, fence.ErrInvalid) {
-		t.Errorf("token 0: %v", err)
 	}
 	for what, guard := range map[string]pgstore.Guard{"no DB": {}, "table": {DB: c, Table: "a b"}} {
 		if err := guard.Raise(t.Context(), "invoices", 7); !errors.Is(err, fence.ErrInvalid) {
@@ -76,16 +58,12 @@ func TestGuardSuite(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)
 	table := fence.SQL{Dialect: fence.PostgreSQL}
-	if err := table.CreateTable(t.Context(), db); err != nil {
-		t.Fatal(err)
-	}
+	check(t, table.CreateTable(t.Context(), db))
 	if _, err := db.ExecContext(t.Context(), "CREATE TABLE accounts (name text PRIMARY KEY, content text NOT NULL)"); err != nil {
 		t.Fatal(err)
 	}
 	pool, err := pgxpool.New(t.Context(), postgres.DSN(postgres.Server(t).Address, database))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer pool.Close()
 	const update = "INSERT INTO accounts VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET content = EXCLUDED.content"
 	fencetest.Run(t, fencetest.Harness[fence.Func]{

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
@@ -31,14 +32,10 @@ func TestPoolOfOneConnection(t *testing.T) {
 		db := postgres.Pool(t, database)
 		db.SetMaxOpenConns(1)
 		cfg, err := pgxpool.ParseConfig(postgres.DSN(postgres.Server(t).Address, database))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		cfg.MaxConns = 1
 		pool, err := pgxpool.NewWithConfig(ctx, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer pool.Close()
 		for kind, open := range map[string]func() (*pgstore.Store, error){
 			"sql.DB":       func() (*pgstore.Store, error) { return pgstore.New(ctx, db, pgstore.With(recipe)) },
@@ -52,9 +49,7 @@ func TestPoolOfOneConnection(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, err)
 				defer sqltest.Close(t, s)
 				g, _ := sqltest.Must(t, s, "one "+kind, driver.Exclusive, time.Minute)
 				sqltest.Busy(t, s, "one "+kind, driver.Exclusive)
@@ -71,9 +66,7 @@ func TestPoolOfOneConnectionUnseen(t *testing.T) {
 	db := postgres.Pool(t, database)
 	db.SetMaxOpenConns(2)
 	taken, err := db.Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer taken.Close()
 	opened := make(chan error, 1)
 	go func() {
@@ -83,14 +76,7 @@ func TestPoolOfOneConnectionUnseen(t *testing.T) {
 		}
 		opened <- err
 	}()
-	select {
-	case err := <-opened:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("New waits for a second connection forever")
-	}
+	check(t, requests.Receive(t, "the end of New, which waits for a second connection", opened))
 }
 
 // TestPoolerBackendStaysAsItWas: a store leaves nothing in a backend that a pooler gives to
@@ -101,9 +87,7 @@ func TestPoolerBackendStaysAsItWas(t *testing.T) {
 	servertest.Started(t, err)
 	defer pooler.Close()
 	db, err := sql.Open("pgx", pooler.URL(database, "&default_query_exec_mode=simple_protocol"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer db.Close()
 	state := func() (backend int, left string) {
 		t.Helper()
@@ -119,9 +103,7 @@ func TestPoolerBackendStaysAsItWas(t *testing.T) {
 	backend, before := state()
 
 	s, err := store(pgstore.Open(t.Context(), pooler.URL(database, "&recipe=optimistic")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	g, _ := sqltest.Must(t, s, "pooled", driver.Exclusive, time.Minute)
 	w := sqltest.Wait(t, t.Context(), s, "pooled", driver.Exclusive)
 	sqltest.Release(t, s, g)
@@ -145,9 +127,7 @@ func TestCallersReuseConnections(t *testing.T) {
 	for _, recipe := range pgstore.Recipes() {
 		t.Run(string(recipe), func(t *testing.T) {
 			cfg, err := pgconn.ParseConfig(postgres.DSN(postgres.Server(t).Address, database))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			var dialled atomic.Int32
 			dial := cfg.DialFunc
 			cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -155,17 +135,11 @@ func TestCallersReuseConnections(t *testing.T) {
 				return dial(ctx, network, address)
 			}
 			s, err := pgstore.OpenConfig(t.Context(), cfg, pgstore.With(recipe))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer sqltest.Close(t, s)
-			if err := s.Init(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Init(t.Context()))
 			l, err := holdfast.New(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			defer l.Close(context.Background())
 			for range rounds {
 				var held [callers]*holdfast.Lock
@@ -176,15 +150,11 @@ func TestCallersReuseConnections(t *testing.T) {
 						return err
 					})
 				}
-				if err := locking.Wait(); err != nil {
-					t.Fatal(err)
-				}
+				check(t, locking.Wait())
 				for _, k := range held {
 					unlocking.Go(k.Unlock)
 				}
-				if err := unlocking.Wait(); err != nil {
-					t.Fatal(err)
-				}
+				check(t, unlocking.Wait())
 			}
 			// If the machine stands still for seconds, idle connections end meanwhile.
 			if n := dialled.Load(); n > 2*callers {

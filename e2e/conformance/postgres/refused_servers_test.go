@@ -9,63 +9,35 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestAdvisoryLockOfOtherProgramsExcludes: an advisory lock of another program and a lock of
-// holdfast exclude each other. A waiter of either gets the lock after the release of the other.
 func TestAdvisoryLockOfOtherProgramsExcludes(t *testing.T) {
+	locks := map[string]sqltest.OtherLock{}
+	for name, args := range map[string]string{"42": "42", "-9223372036854775808": "-9223372036854775808", "7,-1": "7, -1"} {
+		locks[name] = sqltest.OtherLock{Take: "SELECT pg_try_advisory_lock(" + args + ")", Free: "SELECT pg_advisory_unlock(" + args + ")"}
+	}
+	sqltest.OtherLocksExclude(t, postgres, "keys=given", "another client on 127.0.0.1", locks, "x", "042", "1,2,3", "+1", "9223372036854775808", "1, 2")
+}
+
+// TestSharedAdvisoryLockIsShared: another program's shared advisory lock and a shared lock of holdfast exclude only
+// exclusive locks.
+func TestSharedAdvisoryLockIsShared(t *testing.T) {
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "keys=given")
-	defer sqltest.Close(t, s)
-	c, err := postgres.Pool(t, database).Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	g, _ := sqltest.Must(t, s, "42", driver.Unlimited, time.Minute)
+	var exclusive, shared bool
+	check(t, postgres.Pool(t, database).QueryRowContext(t.Context(), "SELECT pg_try_advisory_lock(42), pg_try_advisory_lock_shared(42)").Scan(&exclusive, &shared))
+	if exclusive || !shared {
+		t.Errorf("beside a shared lock: exclusive %t, shared %t", exclusive, shared)
 	}
-	defer c.Close()
-	query := func(statement string) (result bool) {
-		t.Helper()
-		if err := c.QueryRowContext(t.Context(), statement).Scan(&result); err != nil {
-			t.Fatal(err)
-		}
-		return result
-	}
-	for name, args := range map[string]string{"42": "42", "-9223372036854775808": "-9223372036854775808", "7,-1": "7, -1"} {
-		if !query("SELECT pg_try_advisory_lock(" + args + ")") {
-			t.Fatal("not free")
-		}
-		sqltest.Busy(t, s, name, driver.Exclusive)
-		sqltest.Busy(t, s, name, driver.Unlimited)
-		st, err := s.Inspect(t.Context(), name)
-		if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || st.Holders[0].Client() != "another client on 127.0.0.1" || st.Holders[0].TTL != 0 {
-			t.Errorf("the lock of another program is shown as %+v, %v", st, err)
-		}
-		w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
-		if !query("SELECT pg_advisory_unlock(" + args + ")") {
-			t.Fatal("not held")
-		}
-		g := w.Granted()
-		if query("SELECT pg_try_advisory_lock(" + args + ")") {
-			t.Error("the lock has two holders")
-		}
-		sqltest.Release(t, s, g)
-		g, _ = sqltest.Must(t, s, name, driver.Unlimited, time.Minute)
-		if query("SELECT pg_try_advisory_lock("+args+")") || !query("SELECT pg_try_advisory_lock_shared("+args+")") {
-			t.Error("a shared lock is not shared")
-		}
-		sqltest.Release(t, s, g)
-	}
-	for _, name := range []string{"x", "042", "1,2,3", "+1", "9223372036854775808", "1, 2"} {
-		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeInvalid {
-			t.Errorf("the key %q: %v", name, err)
-		}
-	}
+	sqltest.Release(t, s, g)
 }
 
 // TestUnsafeServersAreRefused requires that Open refuses a bad URL, and read-only transactions for the
@@ -74,7 +46,6 @@ func TestUnsafeServersAreRefused(t *testing.T) {
 	sqltest.Refuses(t, postgres, "postgres://root:sEcReT@127.0.0.1:1/x?recipe=advisory&sslmode=nonsense")
 	// Advisory locks need no tables.
 	s := postgres.Store(t, postgres.Bare(t), "")
-	defer sqltest.Close(t, s)
 	g, _ := sqltest.Must(t, s, "x", driver.Exclusive, time.Minute)
 	sqltest.Release(t, s, g)
 	// The recipes that write rows need transactions that may write.
@@ -90,26 +61,15 @@ func TestUnsafeServersAreRefused(t *testing.T) {
 func demote(t *testing.T, p sqltest.Server) {
 	t.Helper()
 	var data string
-	if err := postgres.PoolAt(t, p.Address, postgres.Home).QueryRow("SHOW data_directory").Scan(&data); err != nil {
-		t.Fatal(err)
-	}
+	check(t, postgres.PoolAt(t, p.Address, postgres.Home).QueryRow("SHOW data_directory").Scan(&data))
 	p.Kill()
-	if err := os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644))
+	check(t, p.Restart(t.Context()))
 }
 
 // TestReplicaIsRefused: every recipe refuses a server in recovery.
 func TestReplicaIsRefused(t *testing.T) {
-	postgres.Server(t) // skips, or fails
-	p, err := postgres.Start(t.Context(), postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := postgres.Another(t, postgres.Fast)
 	demote(t, p)
 	for _, r := range postgres.Recipes {
 		_, err := postgres.Open(t.Context(), postgres.URL(p.Address, postgres.Home, "recipe="+r), "")
@@ -125,11 +85,7 @@ func TestReplicaIsRefused(t *testing.T) {
 // new primary.
 func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 	next := postgres.Server(t)
-	old, err := postgres.Start(t.Context(), postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer old.Close()
+	old := postgres.Another(t, postgres.Fast)
 	stores := map[string]sqltest.Store{}
 	both := map[string]sqltest.Store{}
 	pools := map[string]*sql.DB{}
@@ -138,10 +94,7 @@ func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 		both[recipe] = postgres.StoreAt(t, old.Address+","+next.Address, postgres.Home, "recipe="+recipe)
 		pools[recipe] = postgres.PoolAt(t, old.Address, postgres.Home)
 		for _, s := range []sqltest.Store{stores[recipe], both[recipe]} {
-			defer sqltest.Close(t, s)
-			if err := s.Init(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Init(t.Context()))
 			g, _ := sqltest.Must(t, s, "demoted", driver.Exclusive, time.Minute)
 			sqltest.Release(t, s, g)
 		}
@@ -149,18 +102,13 @@ func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 	pooled := map[string]sqltest.Store{}
 	for recipe, db := range pools {
 		s, err := postgres.New(t.Context(), db, recipe)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer sqltest.Close(t, s)
 		pooled[recipe] = s
 	}
 	demote(t, old)
 	there := postgres.StoreAt(t, next.Address, postgres.Home, "recipe=optimistic")
-	defer sqltest.Close(t, there)
-	if err := there.Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, there.Init(t.Context()))
 	for _, recipe := range postgres.Recipes {
 		t.Run(recipe, func(t *testing.T) {
 			for kind, s := range map[string]sqltest.Store{"dialled": stores[recipe], "pool": pooled[recipe]} {
@@ -175,14 +123,14 @@ func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 			g, _ := sqltest.Must(t, both[recipe], "demoted", driver.Exclusive, time.Minute)
 			defer sqltest.Release(t, both[recipe], g)
 			other := postgres.StoreAt(t, next.Address, postgres.Home, "recipe="+recipe)
-			defer sqltest.Close(t, other)
 			sqltest.Busy(t, other, "demoted", driver.Exclusive)
 		})
 	}
 }
 
 // TestOptimisticWorksBehindPooler: the recipes with sessions refuse a pooler in transaction mode,
-// with the reason. The recipe optimistic passes the whole suite behind the pooler.
+// with the reason. The recipe optimistic passes the whole suite behind the pooler,
+// which is not for short mode.
 func TestOptimisticWorksBehindPooler(t *testing.T) {
 	database := postgres.Create(t)
 	start := func(mode string) *servers.PgBouncer {
@@ -198,9 +146,7 @@ func TestOptimisticWorksBehindPooler(t *testing.T) {
 			t.Errorf("%s in transaction mode: %v", r, err)
 		}
 		db, err := sql.Open("pgx", pooler.URL(database, "&default_query_exec_mode=simple_protocol"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if _, err := pgstore.New(t.Context(), db, pgstore.With(pgstore.Recipe(r))); driver.CodeOf(err) != driver.CodeRefused {
 			t.Errorf("%s on the caller's pool in transaction mode: %v", r, err)
 		}
@@ -212,11 +158,12 @@ func TestOptimisticWorksBehindPooler(t *testing.T) {
 	sqltest.Release(t, s, g)
 	sqltest.Close(t, s)
 
+	if testing.Short() {
+		return
+	}
 	drivertest.Run(t, drivertest.Harness{Open: func(t testing.TB, ns string) driver.Store {
 		s, err := postgres.Open(context.Background(), pooler.URL(database, "&recipe=optimistic"), ns)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return s
 	}})
 }
@@ -225,20 +172,12 @@ func TestOptimisticWorksBehindPooler(t *testing.T) {
 // only their beginning. The server still queues a waiter, and the store reports that to the
 // waiter.
 func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
-	postgres.Server(t) // skips, or fails
 	for _, setting := range []string{"track_activities=off", "track_activity_query_size=100"} {
-		server, err := postgres.Start(t.Context(), postgres.Fast, setting)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer server.Close()
+		server := postgres.Another(t, postgres.Fast, setting)
 		for _, recipe := range postgres.Sessions {
 			t.Run(setting+"/"+recipe, func(t *testing.T) {
 				s := postgres.StoreAt(t, server.Address, postgres.Home, "recipe="+recipe)
-				defer sqltest.Close(t, s)
-				if err := s.Init(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				check(t, s.Init(t.Context()))
 				g, _ := sqltest.Must(t, s, "dark", driver.Exclusive, time.Minute)
 				first := sqltest.Wait(t, t.Context(), s, "dark", driver.Exclusive)
 				second := sqltest.Wait(t, t.Context(), s, "dark", driver.Unlimited)
@@ -256,10 +195,10 @@ func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
 
 // longReason is a requester whose label is longer than the text that a server with a small
 // track_activity_query_size shows.
-type longReason struct{ *sqltest.Requester }
+type longReason struct{ *requests.Recorder }
 
 func (a longReason) Owner() driver.Owner {
-	o := a.Requester.Owner()
+	o := a.Recorder.Owner()
 	o.Reason = strings.Repeat("reason ", 60)
 	return o
 }
@@ -267,25 +206,16 @@ func (a longReason) Owner() driver.Owner {
 // TestLabelFitsShownStatement: a server that shows the first 500 bytes of a statement shows the holder,
 // with a shorter reason.
 func TestLabelFitsShownStatement(t *testing.T) {
-	postgres.Server(t) // skips, or fails
-	server, err := postgres.Start(t.Context(), postgres.Fast, "track_activity_query_size=500")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := postgres.Another(t, postgres.Fast, "track_activity_query_size=500")
 	for _, recipe := range postgres.Sessions {
 		t.Run(recipe, func(t *testing.T) {
 			s := postgres.StoreAt(t, server.Address, postgres.Home, "recipe="+recipe)
-			defer sqltest.Close(t, s)
-			if err := s.Init(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Init(t.Context()))
 			r, a := sqltest.Request("long", driver.Exclusive, time.Minute)
 			r.From = longReason{a}
 			g, err := s.Acquire(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
+			sqltest.Shown(t, s, g)
 			st, err := s.Inspect(t.Context(), "long")
 			if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != r.ID || !strings.HasPrefix(st.Holders[0].Reason, "reason ") {
 				t.Errorf("%+v, %v; want the holder %s", st, err, r.ID)
@@ -304,18 +234,11 @@ func TestBreakOfHiddenHolderIsRefused(t *testing.T) {
 			postgres.Exec(t, database, "CREATE USER "+user)
 			postgres.Exec(t, database, "GRANT ALL ON ALL TABLES IN SCHEMA public TO "+user)
 			url := postgres.URL(postgres.Server(t).Address, database, params)
-			s, err := postgres.Open(t.Context(), strings.Replace(url, "postgres@", user+"@", 1), "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { sqltest.Close(t, s) })
-			return s
+			return postgres.OpenURL(t, strings.Replace(url, "postgres@", user+"@", 1))
 		}
 		s, other := as("holder"), as("other")
 		g, a := sqltest.Must(t, s, "hidden", driver.Exclusive, time.Minute)
-		if _, err := s.Inspect(t.Context(), "hidden"); err != nil { // waits until the grant is recorded
-			t.Fatal(err)
-		}
+		sqltest.Shown(t, s, g)
 		st, err := other.Inspect(t.Context(), "hidden")
 		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != 0 || st.Holders[0].Note == "" {
 			t.Errorf("%+v, %v; want a holder without a token", st, err)
@@ -342,13 +265,10 @@ func TestReleasedSessionHasNoGrantName(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		for _, given := range []string{"", "nightly"} {
 			s := postgres.Store(t, database, params+"&application_name="+given)
-			defer sqltest.Close(t, s)
 			db := postgres.Pool(t, database)
 			named := func(like string) (n int) {
 				t.Helper()
-				if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE $1", like).Scan(&n); err != nil {
-					t.Fatal(err)
-				}
+				check(t, db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE $1", like).Scan(&n))
 				return n
 			}
 			for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
@@ -369,4 +289,30 @@ func TestReleasedSessionHasNoGrantName(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestAdvisoryLocksWithoutEffectAreRefused: a server that is compatible with PostgreSQL may accept the functions of
+// advisory locks and do nothing.
+func TestAdvisoryLocksWithoutEffectAreRefused(t *testing.T) {
+	database := postgres.Bare(t)
+	c, err := postgres.Pool(t, database).Conn(t.Context())
+	check(t, err)
+	defer c.Close()
+	for _, statement := range []string{
+		"SET allow_system_table_mods = on",
+		"CREATE OR REPLACE FUNCTION pg_catalog.pg_advisory_lock(bigint) RETURNS void LANGUAGE sql AS ''",
+		"CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+		"CREATE OR REPLACE FUNCTION pg_catalog.pg_advisory_unlock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+	} {
+		if _, err := c.ExecContext(t.Context(), statement); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+	s, err := postgres.Open(t.Context(), postgres.URL(postgres.Server(t).Address, database, "recipe=advisory"), "")
+	if err == nil {
+		sqltest.Close(t, s)
+	}
+	if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "advisory locks") {
+		t.Errorf("Open: %v; want refused for its advisory locks", err)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
@@ -20,9 +21,7 @@ import (
 func TestLossAfterSlowWriteIsNoticed(t *testing.T) {
 	database := postgres.Create(t)
 	cfg, err := pgconn.ParseConfig(postgres.DSN(postgres.Server(t).Address, database))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	dials := make(chan *slowConn, 16)
 	dial, slow := cfg.DialFunc, new(atomic.Bool)
 	cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -35,9 +34,7 @@ func TestLossAfterSlowWriteIsNoticed(t *testing.T) {
 		return conn, nil
 	}
 	s, err := store(pgstore.OpenConfig(t.Context(), cfg, pgstore.With(pgstore.Pessimistic)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer sqltest.Close(t, s)
 	first, _ := sqltest.Must(t, s, "slow-write", driver.Exclusive, time.Minute) // which inserts the row
 	sqltest.Release(t, s, first)
@@ -59,16 +56,12 @@ func TestLossAfterSlowWriteIsNoticed(t *testing.T) {
 	}
 	drained()
 	second, _ := sqltest.Must(t, s, "second", driver.Exclusive, time.Minute)
-	if last := drained(); !sqltest.Soon(func() bool { return last.reading.Load() }) {
-		t.Fatal("the connection of a grant is not watched")
-	}
+	last := drained()
+	requests.Eventually(t, "the connection of a grant is watched", func() bool { return last.reading.Load() })
 	sqltest.Release(t, s, second)
 
 	other := postgres.Store(t, database, "recipe=pessimistic")
-	defer sqltest.Close(t, other)
-	if err := other.Break(t.Context(), g.Name, g.Token); err != nil {
-		t.Fatal(err)
-	}
+	check(t, other.Break(t.Context(), g.Name, g.Token))
 	if c := a.AwaitLoss(t); c != driver.CauseTaken {
 		t.Errorf("cause %q, want %q", c, driver.CauseTaken)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
@@ -13,15 +14,12 @@ import (
 func TestSwapHandsTheLockOff(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
-		defer sqltest.Close(t, s)
 		db := postgres.Pool(t, database)
 		text := map[string]string{"recipe=advisory": "pg_try_advisory_xact_lock(", "recipe=pessimistic": "AS free"}[params]
 		passed := func() (n int) {
 			// The server shows the last statement of each session. That of a swap differs
 			// from those of a release and a request.
-			if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, $1) > 0", text).Scan(&n); err != nil {
-				t.Fatal(err)
-			}
+			check(t, db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, $1) > 0", text).Scan(&n))
 			return n
 		}
 		for range 500 {
@@ -31,7 +29,7 @@ func TestSwapHandsTheLockOff(t *testing.T) {
 				t.Fatal(released, err)
 			}
 			n := passed()
-			sqltest.Rises(t, g, next)
+			requests.Rises(t, g, next)
 			sqltest.Release(t, s, next)
 			if n == 1 {
 				return
@@ -46,7 +44,6 @@ func TestSwapHandsTheLockOff(t *testing.T) {
 func TestSwapNoticesEndOfSession(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)
-		defer sqltest.Close(t, s)
 		db := postgres.Pool(t, database)
 		sqltest.SwapUntil(t, s, "ended", func() {
 			if _, err := db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"); err != nil {
@@ -61,25 +58,8 @@ func TestSwapNoticesEndOfSession(t *testing.T) {
 	})
 }
 
-// TestSwapServesAdvisoryLock: a program that waits in pg_advisory_lock gets the lock, although other clients
-// hand the lock off.
 func TestSwapServesAdvisoryLock(t *testing.T) {
-	database := postgres.Create(t)
-	s := postgres.Store(t, database, "recipe=advisory&keys=given")
-	defer sqltest.Close(t, s)
-	c, err := postgres.Pool(t, database).Conn(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		if _, err := c.ExecContext(t.Context(), "SELECT pg_advisory_lock(42), pg_advisory_unlock(42)"); err != nil {
-			t.Error(err)
-		}
-	}()
-	sqltest.SwapServesOthers(t, s, "42", served)
+	sqltest.SwapServesStatement(t, postgres, "recipe=advisory&keys=given", "42", "SELECT pg_advisory_lock(42), pg_advisory_unlock(42)")
 }
 
 // TestSwapOfARowServesOthers: a client replaces its grant by the next one, again and again. Another client
@@ -87,8 +67,6 @@ func TestSwapServesAdvisoryLock(t *testing.T) {
 func TestSwapOfARowServesOthers(t *testing.T) {
 	database := postgres.Create(t)
 	s, other := postgres.Store(t, database, "recipe=optimistic"), postgres.Store(t, database, "recipe=optimistic")
-	defer sqltest.Close(t, s)
-	defer sqltest.Close(t, other)
 	served := make(chan struct{})
 	first, _ := sqltest.Must(t, s, "replaced", driver.Exclusive, time.Minute)
 	w := sqltest.Wait(t, t.Context(), other, "replaced", driver.Exclusive)
@@ -98,8 +76,4 @@ func TestSwapOfARowServesOthers(t *testing.T) {
 	}()
 	sqltest.Release(t, s, first)
 	sqltest.SwapServesOthers(t, s, "replaced", served)
-}
-
-func TestSwapWithLostAnswers(t *testing.T) {
-	sqltest.SwapWithLostAnswers(t, postgres, postgres.Recipes)
 }

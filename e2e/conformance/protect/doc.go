@@ -2,6 +2,5 @@
 // stop and kill processes that use them.
 //
 // If a server is missing, its tests are skipped. With HOLDFAST_REQUIRE_SERVERS=1 they fail.
-// The flag -long makes the runs long. With -v they print the numbers of docs/choosing.md.
-// With -long, the flag -record writes the numbers of its table to a file.
+// The flag -long makes the runs long. With -v they print how long each way takes.
 package protect

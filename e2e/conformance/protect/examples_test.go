@@ -57,20 +57,14 @@ func TestExamplesWithServers(t *testing.T) {
 	overlay := map[string]string{}
 	add := func(name, source string) {
 		real := filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
-		if err := os.WriteFile(real, []byte(source), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(real, []byte(source), 0o600))
 		virtual, err := filepath.Abs(filepath.Join("examples", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		overlay[virtual] = real
 	}
 	for pkg, file := range exampleFiles {
 		text, err := os.ReadFile(filepath.Join(root, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		found := false
 		for _, m := range exampleFunc.FindAllStringSubmatch(string(text), -1) {
 			if prints := withServer.FindStringSubmatch(m[2]); prints != nil {
@@ -89,13 +83,9 @@ func TestExamplesWithServers(t *testing.T) {
 		"\n\t_ \"github.com/go-sql-driver/mysql\"\n\t_ \"github.com/jackc/pgx/v5/stdlib\"\n)\n\n"+
 		"func main() {\n\tmap[string]func(){\n"+cases.String()+"\t}[os.Args[1]]()\n}\n")
 	replace, err := json.Marshal(map[string]any{"Replace": overlay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	file, program := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "program")
-	if err := os.WriteFile(file, replace, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(file, replace, 0o600))
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", file, "-o", program, "./examples").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -127,9 +117,7 @@ func prepareExamples(t *testing.T, zk, pg, my system) {
 		},
 	} {
 		db, _, err := openDatabase(s.Kind, s.Address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer db.Close()
 		for _, statement := range statements {
 			if _, err := db.ExecContext(t.Context(), statement); err != nil {
@@ -138,9 +126,7 @@ func prepareExamples(t *testing.T, zk, pg, my system) {
 		}
 	}
 	client, _, err := zookeeper.Connect([]string{zk.Address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer client.Close()
 	for _, path := range []string{"/app", "/app/state"} {
 		if _, err := client.Create(path, nil, 0, zookeeper.WorldACL(zookeeper.PermAll)); err != nil && !errors.Is(err, zookeeper.ErrNodeExists) {

@@ -19,9 +19,7 @@ import (
 func bucket(t *testing.T) optimistic.HTTP {
 	t.Helper()
 	backend := s3mem.New()
-	if err := backend.CreateBucket("state"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, backend.CreateBucket("state"))
 	srv := httptest.NewServer(gofakes3.New(backend).Server())
 	t.Cleanup(srv.Close)
 	return optimistic.HTTP{URL: srv.URL + "/state", Client: srv.Client()}
@@ -53,9 +51,7 @@ func TestEqualContentWithNewTokenRefusesLateWrite(t *testing.T) {
 			t.Error(err)
 		}
 	}}}
-	if err := (fence.Objects{Values: values}).Write(t.Context(), "r", 32, []byte("same")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, (fence.Objects{Values: values}).Write(t.Context(), "r", 32, []byte("same")))
 	fencetest.Stale(t, guard.Write(t.Context(), "r", 33, []byte("late")), 33, 34)
 }
 

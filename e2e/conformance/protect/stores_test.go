@@ -20,17 +20,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/pgstore"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
+
+var check = servertest.Check
 
 var long = flag.Bool("long", false, "run with 32 processes, a million ids")
 

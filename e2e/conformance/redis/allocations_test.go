@@ -6,8 +6,8 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/allocations"
 )
 
-// TestPairAllocatesLittle: an uncontended lock allocates 23 times. Before, when each request created a
-// context and a timer, it allocated 52 times.
+// TestPairAllocatesLittle: an uncontended lock allocates 46 times, of which about 30 are in go-redis and
+// for the words of its commands. With a context and a timer for each request it allocated 67 times.
 func TestPairAllocatesLittle(t *testing.T) {
-	allocations.AtMost(t, "redis://"+common(t).Address(), 30)
+	allocations.AtMost(t, "redis://"+common(t).Address(), 50)
 }

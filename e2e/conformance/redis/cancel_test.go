@@ -9,10 +9,8 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // cancelled reports whether a request ended by its cancellation. A timeout on the connection to a
@@ -30,9 +28,7 @@ func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 	for end := time.Now().Add(testTimeout); ; {
 		pairs(t, s, 50)
 		info, err := r.Info(t.Context(), "clients")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if n, _ := strconv.Atoi(info["connected_clients"]); n >= shared+alone+ours {
 			break
 		}
@@ -50,80 +46,20 @@ func pairs(t *testing.T, s driver.Store, n int) {
 	defer cancel()
 	for range n {
 		g, err := s.Acquire(ctx, request("alone", driver.Exclusive, 30*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Release(ctx, g, 0); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, s.Release(ctx, g, 0))
 	}
-}
-
-// TestCancelEndsRequestToSilentServer: the server is silent, and the caller cancels a request with a
-// distant deadline. The request returns. When the server continues, the next request succeeds.
-func TestCancelEndsRequestToSilentServer(t *testing.T) {
-	r := start(t)
-	s := open(t, "redis://"+r.Address())
-	settled(t, r, s)
-	if err := r.Pause(); err != nil {
-		t.Fatal(err)
-	}
-	for name, act := range map[string]func(context.Context) error{
-		"acquire": func(ctx context.Context) error {
-			_, err := s.Acquire(ctx, request("silent", driver.Exclusive, time.Minute))
-			return err
-		},
-		"undo": func(ctx context.Context) error {
-			return s.Undo(ctx, request("silent", driver.Exclusive, time.Minute))
-		},
-	} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		done := make(chan error, 1)
-		go func() { done <- act(ctx) }()
-		select {
-		case err := <-done:
-			t.Errorf("%s: a paused server answered: %v", name, err)
-		case <-time.After(50 * time.Millisecond): // the request is in flight
-		}
-		cancel()
-		select {
-		case err := <-done:
-			if !cancelled(err) {
-				t.Errorf("%s: %v", name, err)
-			}
-		case <-time.After(testTimeout):
-			t.Errorf("%s: it did not return after its cancellation", name)
-		}
-	}
-	if err := r.Cont(); err != nil {
-		t.Fatal(err)
-	}
-	pairs(t, s, 1)
 }
 
 // TestCancelEndsManyRequestsToSilentServer pauses the server, and sends more requests than one
 // connection buffers. All of them return when their context ends. When the server continues, the client
 // works again.
 func TestCancelEndsManyRequestsToSilentServer(t *testing.T) {
-	t.Run("rueidis", func(t *testing.T) {
-		r := start(t)
-		s := kept(t, overRueidis("redis://"+r.Address()))()
-		settled(t, r, s)
-		manyCancelled(t, r, s)
-	})
-	t.Run("goredis", func(t *testing.T) {
-		r := start(t)
-		manyCancelled(t, r, kept(t, overGoredis(func() goredis.UniversalClient {
-			return goredis.NewClient(&goredis.Options{Addr: r.Address()})
-		}))())
-	})
-}
-
-func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address())
+	settled(t, r, s)
 	pairs(t, s, 1)
-	if err := r.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.Pause())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	const n = 2000
@@ -147,9 +83,7 @@ func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
 			t.Fatalf("%d of %d did not return after their cancellation", n-i, n)
 		}
 	}
-	if err := r.Cont(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.Cont())
 	// The server may still grant earlier requests, and the client may reconnect. A request
 	// without an answer may have taken its name, so each attempt has a new name.
 	for end, try := time.Now().Add(testTimeout), 0; ; try++ {

@@ -13,8 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -39,9 +41,7 @@ const singles = 4
 func blocked(t *testing.T) (inBatches, inProbes int) {
 	t.Helper()
 	var stacks strings.Builder
-	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
-		t.Fatal(err)
-	}
+	check(t, pprof.Lookup("goroutine").WriteTo(&stacks, 1))
 	for group := range strings.SplitSeq(stacks.String(), "\n\n") {
 		head, _, _ := strings.Cut(group, " @ ")
 		count, err := strconv.Atoi(head[strings.LastIndex(head, "\n")+1:])
@@ -157,9 +157,7 @@ func gated(t *testing.T, user string) (*servers.Redis, *link) {
 func source(t *testing.T, script string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("..", "..", "..", "redisstore", "scripts", script+".lua"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return string(b)
 }
 
@@ -236,7 +234,7 @@ func TestRefusedCommandInBatchLeavesNothing(t *testing.T) {
 	for _, c := range []struct{ refuse, permit []string }{
 		{[]string{"CONFIG", "SET", "maxmemory", "1"}, []string{"CONFIG", "SET", "maxmemory", "0"}},
 		{[]string{"ACL", "SETUSER", "app", "-set"}, []string{"ACL", "SETUSER", "app", "+set"}},
-		{[]string{"ACL", "SETUSER", "app", "-hsetnx"}, []string{"ACL", "SETUSER", "app", "+hsetnx"}},
+		{[]string{"ACL", "SETUSER", "app", "-hset"}, []string{"ACL", "SETUSER", "app", "+hset"}},
 		{[]string{"ACL", "SETUSER", "app", "-pexpire"}, []string{"ACL", "SETUSER", "app", "+pexpire"}},
 		{[]string{"ACL", "SETUSER", "app", "-pexpire", "-hdel"}, []string{"ACL", "SETUSER", "app", "+pexpire", "+hdel"}},
 	} {
@@ -258,7 +256,7 @@ func TestRefusedCommandInBatchLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestRefusedReleaseInBatchKeepsGrant: the user may not delete keys. Releases in a batch are refused, and
+// TestRefusedReleaseInBatchKeepsGrant: the user may not remove fields. Releases in a batch are refused, and
 // each name stays held until the right is back.
 func TestRefusedReleaseInBatchKeepsGrant(t *testing.T) {
 	r, l := gated(t, app)
@@ -267,7 +265,7 @@ func TestRefusedReleaseInBatchKeepsGrant(t *testing.T) {
 	for i, name := range names {
 		grants[i] = must(t, l.s, request(name, driver.Exclusive, long))
 	}
-	do(t, r, "ACL", "SETUSER", "app", "-del")
+	do(t, r, "ACL", "SETUSER", "app", "-hdel")
 	for _, refused := range []bool{true, false} {
 		l.hold()
 		errs := make(chan error)
@@ -286,7 +284,7 @@ func TestRefusedReleaseInBatchKeepsGrant(t *testing.T) {
 		if n := len(leftovers(t, r)); refused && n != len(names) || !refused && n != 0 {
 			t.Errorf("%d names are held after releases, refused: %t", n, refused)
 		}
-		do(t, r, "ACL", "SETUSER", "app", "+del")
+		do(t, r, "ACL", "SETUSER", "app", "+hdel")
 	}
 }
 
@@ -294,16 +292,17 @@ func TestRefusedReleaseInBatchKeepsGrant(t *testing.T) {
 // lost. Each outcome is unknown, and each grant is rolled back.
 func TestLostAnswerOfBatchIsUnknown(t *testing.T) {
 	r := start(t)
-	p := behindProxy(t, r)
+	p := proxy(t, r)
 	must := func(f func() error) func() {
 		return func() {
-			if err := f(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, f())
 		}
 	}
-	l := &link{open(t, "redis://"+p.Address()), open(t, "redis://"+r.Address()), must(p.DropAnswers), must(p.Heal)}
-	settled(t, r, l.s)
+	client := goredis.NewClient(&goredis.Options{Addr: p.Address(), PoolSize: 50})
+	s := over(t, client)()
+	l := &link{s, open(t, "redis://"+r.Address()), must(p.DropAnswers), must(p.Heal)}
+	pairs(t, s, 1)
+	warm(t, client)
 	do(t, r, "SCRIPT", "LOAD", source(t, "combined")) // otherwise the client sends it after the first answer
 	names := numbered("n", 80)
 	c := l.submit(t, names)
@@ -348,9 +347,7 @@ func TestCancelledCallerInBatch(t *testing.T) {
 			continue
 		}
 		grant, err := c.wait(i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		release(t, l.s, grant)
 	}
 	if left := leftovers(t, r); left != nil {
@@ -371,9 +368,7 @@ func TestCloseEndsBatches(t *testing.T) {
 			t.Errorf("granted by a silent server: %+v", grant)
 		}
 	}
-	if err := l.s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, l.s.Close(t.Context()))
 	l.release()
 	c.resolved(l.direct, r)
 }

@@ -1,77 +1,22 @@
 package redis
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
-
-// clients returns functions that open stores over both client libraries.
-func clients(t *testing.T, url string, client func() goredis.UniversalClient) map[string]func() driver.Store {
-	return map[string]func() driver.Store{
-		"rueidis": func() driver.Store { return open(t, url) },
-		"goredis": func() driver.Store {
-			c := client()
-			s, err := adapter.New(c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				_ = s.Close(context.Background())
-				_ = c.Close()
-			})
-			return s
-		},
-	}
-}
-
-// renewed renews until the server answers. While roles change it may not answer.
-func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
-	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		a := s.Renew(ctx, []driver.Grant{g})[0]
-		cancel()
-		if a.Err == nil || s.Classify(a.Err) == driver.CodeNotHeld {
-			return a
-		}
-		if time.Now().After(end) {
-			t.Fatal(a.Err)
-		}
-	}
-}
-
-// release releases a grant, and repeats that until the server answers.
-func release(t *testing.T, s driver.Store, g driver.Grant) {
-	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		err := s.Release(ctx, g, 0)
-		cancel()
-		if err == nil || s.Classify(err) == driver.CodeNotHeld {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
-}
 
 // slotMove returns the hash slot of a key, the node that has the slot, and another node.
 func slotMove(t *testing.T, c *servers.RedisCluster, key string) (slot int, from, to *servers.Redis) {
 	t.Helper()
 	slot, err := c.Slot(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if from, err = c.Owner(t.Context(), slot); err != nil {
 		t.Fatal(err)
 	}
@@ -81,134 +26,115 @@ func slotMove(t *testing.T, c *servers.RedisCluster, key string) (slot int, from
 	return slot, from, to
 }
 
-// TestLocksWorkWhileSlotMoves: clients take, wait for, renew and release names while the hash slot of
-// those names moves, key by key.
-func TestLocksWorkWhileSlotMoves(t *testing.T) {
-	c := cluster(t)
-	for library, client := range clients(t, "redis+cluster://"+c.Nodes[0].Address(), func() goredis.UniversalClient {
-		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
-	}) {
-		t.Run(library, func(t *testing.T) {
-			a, b := client(), client()
-			name := "moving-" + library
-			key := redisstore.Key("", name)
-			counter := key[:len("holdfast:{000}")]
-			slot, from, to := slotMove(t, c, key)
-			g := must(t, a, request(name, driver.Exclusive, long))
-			w := queue(t, b, request(name, driver.Exclusive, long))
-			move := func(key string) {
-				t.Helper()
-				if err := c.MoveKey(t.Context(), key, from, to); err != nil {
-					t.Fatal(err)
-				}
-			}
-			pair := func(last driver.Grant) driver.Grant {
-				t.Helper()
-				// The name is free: it has no key, and one node has its counter.
-				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-				defer cancel()
-				g, err := a.Acquire(ctx, request(name, driver.Exclusive, long))
-				if err != nil {
-					t.Fatalf("a new lock in the middle of a move: %v", err)
-				}
-				if g.Token <= last.Token {
-					t.Errorf("token %d after %d", g.Token, last.Token)
-				}
-				release(t, a, g)
-				return g
-			}
-			if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
-				t.Fatal(err)
-			}
-			if r := renewed(t, a, g); r.Err != nil {
-				t.Fatal(r.Err)
-			}
-			move(counter) // now the counter and the name are on two nodes
-			if r := renewed(t, a, g); r.Err != nil {
-				t.Fatal(r.Err)
-			}
-			w.pending()
-			release(t, a, g)
-			next := w.granted()
-			if next.Token <= g.Token {
-				t.Errorf("token %d after %d", next.Token, g.Token)
-			}
-			release(t, b, next)
-			last := pair(pair(next))
-			g = must(t, a, request(name, driver.Exclusive, long))
-			if g.Token <= last.Token {
-				t.Errorf("token %d after %d", g.Token, last.Token)
-			}
-			w = queue(t, b, request(name, driver.Exclusive, long))
-			if err := c.EndMove(t.Context(), slot, from, to); err != nil {
-				t.Fatal(err)
-			}
-			if r := renewed(t, a, g); r.Err != nil {
-				t.Fatal(r.Err)
-			}
-			release(t, a, g)
-			next = w.granted()
-			release(t, b, next)
-			pair(next)
-		})
+// TestLocksWorkWhileSlotsMove makes each call of the contract for names whose hash slots move. Meanwhile all keys of
+// a name are still on the first node, or its counter of tokens or its own key is on the second one.
+func TestLocksWorkWhileSlotsMove(t *testing.T) {
+	t.Parallel()
+	c := ownCluster(t, false)
+	// All slots move to this node. If several nodes received slots at the same time, two could claim the same epoch of
+	// the configuration, and Redis could delete what one of them has received.
+	joined, err := c.Join(t.Context(), t.TempDir())
+	check(t, err)
+	before := c.Nodes[:len(c.Nodes)-1]
+	open := opening("redis+cluster://" + c.Nodes[0].Address())
+	type moving struct {
+		slot int
+		key  string
+		from *servers.Redis
 	}
+	var all []moving
+	// settled reports whether all nodes know where the slots are.
+	settled := func() bool {
+		for _, m := range all {
+			for _, node := range c.Nodes {
+				_, err := node.Do(t.Context(), "EXISTS", m.key)
+				if node == joined && err != nil ||
+					node != joined && (err == nil || !strings.HasSuffix(err.Error(), joined.Address())) {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	begin := func(moves func(key string) bool) func(testing.TB) {
+		return func(t testing.TB) {
+			keys := map[*servers.Redis][]string{}
+			for _, from := range before {
+				keys[from] = strungTogether(do(t, from, "KEYS", "holdfast:{???}*"))
+			}
+			all = nil
+			begun := map[int]bool{}
+			for _, from := range before {
+				for _, key := range keys[from] {
+					slot, err := c.Slot(t.Context(), key)
+					check(t, err)
+					if !begun[slot] {
+						check(t, c.BeginMove(t.Context(), slot, from, joined))
+						all = append(all, moving{slot, key, from})
+					}
+					begun[slot] = true
+					if moves(key) {
+						check(t, c.MoveKey(t.Context(), key, from, joined))
+					}
+				}
+			}
+		}
+	}
+	isCounter := func(key string) bool { return strings.HasSuffix(key, "}") }
+	var moves []drivertest.Refusal
+	for name, moved := range map[string]func(string) bool{
+		"no key moved":   func(string) bool { return false },
+		"counters moved": isCounter,
+		"names moved":    func(key string) bool { return !isCounter(key) },
+	} {
+		moves = append(moves, drivertest.Refusal{Name: name, Begin: begin(moved), Unnoticed: true, Succeed: []string{""},
+			End: func(t testing.TB) {
+				for _, m := range all {
+					check(t, c.EndMove(t.Context(), m.slot, m.from, joined))
+				}
+				eventually(t, "all nodes know the slots' new owners", settled)
+			}})
+	}
+	drivertest.Refusals(t, drivertest.Harness{TTL: ttl, Open: func(t testing.TB, namespace string) driver.Store {
+		s, err := open(namespace)
+		check(t, err)
+		return s
+	}}, kept(t, open)(), moves...)
 }
 
 // TestClusterFailoverKeepsLock kills the primary of a name that has a holder and a waiter. The replica
 // had the grant. After the failover the holder keeps it, and the waiter is next.
 func TestClusterFailoverKeepsLock(t *testing.T) {
-	installed(t)
-	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
-	if err != nil {
-		t.Fatal(err)
+	t.Parallel()
+	c := ownCluster(t, true)
+	client := func() driver.Store {
+		return open(t, "redis+cluster://"+c.Nodes[0].Address()+"?addr="+c.Nodes[1].Address()+"&addr="+c.Nodes[2].Address())
 	}
-	t.Cleanup(c.Kill)
-	for library, client := range clients(t, "redis+cluster://"+c.Nodes[0].Address()+"?addr="+c.Nodes[1].Address()+"&addr="+c.Nodes[2].Address(), func() goredis.UniversalClient {
-		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address(), c.Nodes[1].Address(), c.Nodes[2].Address()}})
-	}) {
-		t.Run(library, func(t *testing.T) {
-			name := "failing-" + library
-			slot, err := c.Slot(t.Context(), redisstore.Key("", name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			failover(t, client, name, func() {
-				primary, err := c.Owner(t.Context(), slot)
-				if err != nil {
-					t.Fatal(err)
-				}
-				caughtUp(t, primary, 1)
-				primary.Kill()
-				t.Cleanup(func() { // the test over the other library needs this node
-					if err := primary.Restart(context.Background()); err != nil {
-						t.Error(err)
-					}
-					if err := c.Whole(context.Background()); err != nil {
-						t.Error(err)
-					}
-				})
-			})
-		})
-	}
+	name := "failing"
+	slot, err := c.Slot(t.Context(), redisstore.Key("", name))
+	check(t, err)
+	failover(t, client, name, func() {
+		primary, err := c.Owner(t.Context(), slot)
+		check(t, err)
+		caughtUp(t, primary, 1)
+		primary.Kill()
+	})
 }
 
 // sentinels starts a primary with two replicas, and sentinels that watch them.
-func sentinels(t *testing.T) (s *servers.RedisSentinel, url string, addresses []string) {
+func sentinels(t *testing.T) (s *servers.RedisSentinel, url string) {
 	t.Helper()
 	installed(t)
 	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(s.Kill)
 	url = "redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name
 	for i, r := range s.Sentinels {
-		addresses = append(addresses, r.Address())
 		if i > 0 {
 			url += map[bool]string{true: "?", false: "&"}[i == 1] + "addr=" + r.Address()
 		}
 	}
-	return s, url, addresses
+	return s, url
 }
 
 // replacePrimary kills the primary when its replicas have all that it has, and waits until
@@ -216,47 +142,66 @@ func sentinels(t *testing.T) (s *servers.RedisSentinel, url string, addresses []
 func replacePrimary(t *testing.T, s *servers.RedisSentinel) {
 	t.Helper()
 	primary, err := s.Current(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	caughtUp(t, primary, 2)
 	primary.Kill()
 	if _, err := s.FailedOver(t.Context(), primary); err != nil {
 		t.Fatal(err)
 	}
-	if err := primary.Restart(t.Context()); err != nil {
-		t.Fatal(err)
+	check(t, primary.Restart(t.Context()))
+}
+
+// TestSubscriptionLeavesFormerPrimary replaces a living primary that the sentinels cannot demote. The
+// client of a waiter subscribes to the new primary, whose messages the former one does not get.
+func TestSubscriptionLeavesFormerPrimary(t *testing.T) {
+	t.Parallel()
+	s, url := sentinels(t)
+	former, err := s.Current(t.Context())
+	check(t, err)
+	const name = "followed"
+	g := must(t, open(t, url), request(name, driver.Exclusive, 10*time.Minute))
+	w := queue(t, open(t, url), request(name, driver.Exclusive, long))
+	awaitSubscription(t, former)
+	do(t, former, "ACL", "SETUSER", "default", "-replicaof", "-slaveof")
+	caughtUp(t, former, 2)
+	check(t, s.Failover(t.Context()))
+	primary, err := s.FailedOver(t.Context(), former)
+	check(t, err)
+	awaitSubscription(t, primary)
+	w.Pending()
+	check(t, open(t, url).Break(t.Context(), name, g.Token))
+	w.Granted()
+}
+
+// awaitSubscription waits until a client of a store is subscribed at a server.
+func awaitSubscription(t *testing.T, r *servers.Redis) {
+	t.Helper()
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
+		if channels, _ := do(t, r, "PUBSUB", "CHANNELS", "holdfast:*").([]any); len(channels) > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("no client has subscribed")
+		}
 	}
 }
 
-func TestSentinelFailoverKeepsLock(t *testing.T) {
-	s, url, addresses := sentinels(t)
-	for library, client := range clients(t, url, func() goredis.UniversalClient {
-		return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: s.Name, SentinelAddrs: addresses})
-	}) {
-		t.Run(library, func(t *testing.T) {
-			failover(t, client, "failing-"+library, func() { replacePrimary(t, s) })
-		})
-	}
-}
-
-// TestSentinelFailoverKeepsLayoutLocks replaces the primary while a name of each layout has a holder and
-// a waiter.
-func TestSentinelFailoverKeepsLayoutLocks(t *testing.T) {
-	s, url, _ := sentinels(t)
-	var after []func()
-	for _, l := range redisstore.Layouts() {
-		after = append(after, holdAndWait(t, func() driver.Store { return open(t, url, withLayout(l)...) }, "failing-"+string(l)))
+// TestSentinelFailoverKeepsLocks replaces the primary while a name of the store, and one of each layout, has a holder
+// and a waiter.
+func TestSentinelFailoverKeepsLocks(t *testing.T) {
+	t.Parallel()
+	s, url := sentinels(t)
+	after := []func(){holdAndWait(t, func() driver.Store { return open(t, url) }, "failing")}
+	for _, l := range layouts.All() {
+		after = append(after, holdAndWait(t, func() driver.Store { return openLayout(t, url, l, withFairWait(l)...) }, "failing-"+string(l)))
 	}
 	replacePrimary(t, s)
 	for _, f := range after {
 		f()
 	}
 	primary, err := s.Current(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range redisstore.Layouts() {
+	check(t, err)
+	for _, l := range layouts.All() {
 		for _, left := range remnants(t, l, primary) {
 			if name := "failing-" + string(l); strings.Contains(left, name+`"`) || strings.Contains(left, name+"}") {
 				t.Errorf("%s: a key remains: %s", l, left)
@@ -271,9 +216,7 @@ func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		info, err := primary.Info(t.Context(), "replication")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		n := 0
 		for k, v := range info {
 			if strings.HasPrefix(k, "slave") && strings.Contains(v, "offset="+info["master_repl_offset"]+",") {
@@ -307,12 +250,10 @@ func holdAndWait(t *testing.T, client func() driver.Store, name string) (after f
 		if r := renewed(t, a, g); r.Err != nil {
 			t.Fatalf("the holder has lost its grant, which the replica had: %v", r.Err)
 		}
-		w.pending()
+		w.Pending()
 		release(t, a, g)
-		next := w.granted()
-		if next.Token <= g.Token {
-			t.Errorf("token %d after %d", next.Token, g.Token)
-		}
+		next := w.Granted()
+		rises(t, g, next)
 		release(t, b, next)
 	}
 }

@@ -1,26 +1,20 @@
 package redis
 
 import (
-	"context"
 	"strconv"
 	"strings"
 	"testing"
 
-	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/redisstore"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+	"github.com/holdfast-go/holdfast/internal/servers"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
 // executed returns how many executions of a command have succeeded at the server.
 func executed(t *testing.T, r *servers.Redis, command string) (n int) {
 	t.Helper()
 	info, err := r.Info(t.Context(), "commandstats")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	field := map[string]int{}
 	for part := range strings.SplitSeq(info["cmdstat_"+command], ",") {
 		k, v, _ := strings.Cut(part, "=")
@@ -49,26 +43,16 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 	t.Logf("the server has SET with IFEQ: %t; it has %q", sets, deletes)
 	restrict(t, []*servers.Redis{r}, layoutRights...)
 	do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
-	client := goredis.NewClient(&goredis.Options{Addr: r.Address()})
-	over, err := adapter.New(client, redisstore.WithLayout(redisstore.Plain))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = over.Close(context.Background())
-		_ = client.Close()
-	}()
 	for _, of := range []struct {
 		name string
-		s    *redisstore.Store
+		s    *layouts.Store
 		may  bool
 	}{
-		{"rueidis", open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain)), true},
-		{"goredis", over, true},
-		{"without the right", open(t, "redis://app:app-secret@"+r.Address(), redisstore.WithLayout(redisstore.Plain)), false},
+		{"with all rights", openLayout(t, "redis://"+r.Address(), layouts.Plain), true},
+		{"without the right", openLayout(t, "redis://app:app-secret@"+r.Address(), layouts.Plain), false},
 	} {
 		t.Run(of.name, func(t *testing.T) {
-			other := open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain))
+			other := openLayout(t, "redis://"+r.Address(), layouts.Plain)
 			pair := func(full bool) {
 				t.Helper()
 				one, two := must(t, of.s, request("one", driver.Exclusive, long)), must(t, of.s, request("two", driver.Exclusive, long))
@@ -94,7 +78,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 				}
 				do(t, r, "CONFIG", "SET", "maxmemory", "0")
 				if w != nil {
-					release(t, other, w.granted())
+					release(t, other, w.Granted())
 				}
 				for _, g := range []driver.Grant{one, two} {
 					code(t, of.s, of.s.Release(t.Context(), g, 0), driver.CodeNotHeld)
@@ -102,9 +86,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 				// Another client replaces the first grant, and an operator breaks the second.
 				one, two = must(t, of.s, request("one", driver.Exclusive, long)), must(t, of.s, request("two", driver.Exclusive, long))
 				do(t, r, "SET", "one", "another client's")
-				if err := other.Break(t.Context(), "two", two.Token); err != nil {
-					t.Fatal(err)
-				}
+				check(t, other.Break(t.Context(), "two", two.Token))
 				for i, want := range []driver.Cause{driver.CauseGone, driver.CauseTaken} {
 					g := []driver.Grant{one, two}[i]
 					if a := of.s.Renew(t.Context(), []driver.Grant{g})[0]; driver.CodeOf(a.Err) != driver.CodeNotHeld || a.Cause != want {

@@ -5,16 +5,16 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
 // TestLayoutSemaphoreKeepsLimitAfterDeletion deletes the key with the number of permits while one permit
 // is held. Later grants stay within the limit.
 func TestLayoutSemaphoreKeepsLimitAfterDeletion(t *testing.T) {
-	for _, l := range []redisstore.Layout{redisstore.RedissonSemaphore, redisstore.RedissonPermits} {
+	for _, l := range []layouts.Layout{layouts.RedissonSemaphore, layouts.RedissonPermits} {
 		t.Run(string(l), func(t *testing.T) {
 			r := start(t)
-			s := open(t, "redis://"+r.Address(), redisstore.WithLayout(l))
+			s := openLayout(t, "redis://"+r.Address(), l)
 			const limit = 2
 			var standing []driver.Grant
 			for _, deleted := range []bool{false, true} {

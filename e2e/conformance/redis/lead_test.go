@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -9,12 +8,9 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
 // leaseOf returns the TTL of the only lease of a name, and the moment from which the server counts it,
@@ -42,9 +38,7 @@ func TestReplicaThatCannotBeComparedKeepsItsLead(t *testing.T) {
 	for what, hide := range map[string]func(*testing.T, *servers.RedisReplicas, *servers.Proxy){
 		"cut off": func(_ *testing.T, _ *servers.RedisReplicas, p *servers.Proxy) { p.Cut() },
 		"silent": func(t *testing.T, _ *servers.RedisReplicas, p *servers.Proxy) {
-			if err := p.Silence(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, p.Silence())
 		},
 		"TIME refused": func(t *testing.T, g *servers.RedisReplicas, _ *servers.Proxy) {
 			do(t, g.Replicas[0], "ACL", "SETUSER", "default", "-time")
@@ -60,9 +54,7 @@ func TestReplicaThatCannotBeComparedKeepsItsLead(t *testing.T) {
 			t.Parallel()
 			g := clockedReplicas(t)
 			p, err := servers.NewProxy(g.Replicas[0].Address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			t.Cleanup(p.Close)
 			// The replica reports the proxy's port when it connects to the primary.
 			follow := func() {
@@ -77,9 +69,7 @@ func TestReplicaThatCannotBeComparedKeepsItsLead(t *testing.T) {
 			do(t, g.Replicas[0], "REPLICAOF", "NO", "ONE")
 			do(t, g.Replicas[0], "CONFIG", "SET", "replica-announce-port", port)
 			follow()
-			if err := g.Replicas[0].SetClock(ahead); err != nil {
-				t.Fatal(err)
-			}
+			check(t, g.Replicas[0].SetClock(ahead))
 			s := open(t, "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 200*time.Millisecond))
 			lease := func(when string) {
 				t.Helper()
@@ -111,24 +101,19 @@ func TestReplicaThatCannotBeComparedKeepsItsLead(t *testing.T) {
 // store lengthens the lease, and the replica is promoted before it has received that. The store renews
 // the lease at the promoted replica, so that it lasts as long as its holder relies on it.
 func TestFailoverBeforeLengtheningIsAcknowledged(t *testing.T) {
+	t.Parallel()
 	const ahead = 8 * time.Second
 	g := clockedReplicas(t)
-	link := behindProxy(t, g.Primary)
+	link := proxy(t, g.Primary)
 	host, port, _ := strings.Cut(link.Address(), ":")
 	do(t, g.Replicas[0], "REPLICAOF", host, port)
-	if err := g.Linked(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	p := behindProxy(t, g.Primary)
+	check(t, g.Linked(t.Context()))
+	p := proxy(t, g.Primary)
 	s := open(t, "redis://"+p.Address(), redisstore.WaitReplicas(1, 200*time.Millisecond))
 	held := acknowledged(t, s, "x")
 	until := held.SentAt.Time().Add(held.TTL) // the holder relies on the lease until then
-	if err := link.Silence(); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Replicas[0].SetClock(ahead); err != nil {
-		t.Fatal(err)
-	}
+	check(t, link.Silence())
+	check(t, g.Replicas[0].SetClock(ahead))
 	eventually(t, "the store does not lengthen the lease", func() bool {
 		_, ttl := leaseOf(t, g.Primary, "x")
 		return ttl >= long+ahead
@@ -140,9 +125,7 @@ func TestFailoverBeforeLengtheningIsAcknowledged(t *testing.T) {
 	if from, ttl := leaseOf(t, g.Replicas[0], "x"); !from.Add(ttl - ahead).Before(until) {
 		t.Skip("the machine is too slow: the difference of the clocks was measured with an error of seconds")
 	}
-	if err := errors.Join(p.Redirect(g.Replicas[0].Address()), p.Heal()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(p.Redirect(g.Replicas[0].Address()), p.Heal()))
 	eventually(t, "the lease at the promoted replica ends before its holder's validity", func() bool {
 		from, ttl := leaseOf(t, g.Replicas[0], "x")
 		return !from.Add(ttl - ahead).Before(until)
@@ -152,89 +135,54 @@ func TestFailoverBeforeLengtheningIsAcknowledged(t *testing.T) {
 // TestSilentNodeKeepsTheLead: the clock of a replica in a Cluster is ahead, and its primary stops
 // answering. While the store probes the other nodes, new leases are as long as before.
 func TestSilentNodeKeepsTheLead(t *testing.T) {
+	t.Parallel()
 	const ahead = 5 * time.Second
-	installed(t)
-	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Kill)
-	if err := c.SetNodeTimeout(t.Context(), time.Hour); err != nil { // no node is replaced
-		t.Fatal(err)
-	}
+	c := ownCluster(t, true)
+	check(t, c.SetNodeTimeout(t.Context(), time.Hour)) // no node is replaced
 	node, silent := c.Nodes[0], c.Nodes[2]
 	replica, behind := c.Nodes[3], c.Nodes[5] // of these nodes
 	fakeClock(t, behind)
-	if err := errors.Join(c.SetNodeTimeout(t.Context(), time.Hour), c.Whole(t.Context()), behind.SetClock(ahead)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(c.SetNodeTimeout(t.Context(), time.Hour), c.Whole(t.Context()), behind.SetClock(ahead)))
 	url := "redis+cluster://" + node.Address() + "?replicas=1"
-	for library, client := range map[string]func(*testing.T) driver.Store{
-		"rueidis": func(t *testing.T) driver.Store { return open(t, url) },
-		"goredis": func(t *testing.T) driver.Store {
-			over := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{node.Address()}})
-			s, err := adapter.New(over, redisstore.WaitReplicas(1, time.Second))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				_ = s.Close(context.Background())
-				_ = over.Close()
-			})
-			return s
-		},
-	} {
-		t.Run(library, func(t *testing.T) {
-			if testing.Short() && library == "goredis" {
-				t.Skip("the other library takes as long")
-			}
-			s := client(t)
-			var name string
-			for i := 0; ; i++ {
-				name = fmt.Sprintf("%s-%d", library, i)
-				slot, err := c.Slot(t.Context(), redisstore.Key("", name))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if owner, err := c.Owner(t.Context(), slot); err != nil {
-					t.Fatal(err)
-				} else if owner == node {
-					break
-				}
-			}
-			long := func() bool {
-				held := acknowledged(t, s, name)
-				_, ttl := leaseOf(t, node, name)
-				release(t, s, held)
-				return ttl >= held.TTL+ahead-time.Second
-			}
-			// A probe reads the time of this replica. No script runs there.
-			probes := func() (n int) {
-				stats, err := replica.Info(t.Context(), "commandstats")
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, _ = fmt.Sscanf(stats["cmdstat_time"], "calls=%d,", &n)
-				return n
-			}
-			eventually(t, "the leases have no time for the clock that is ahead", long)
-			if err := silent.Pause(); err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := silent.Cont(); err != nil {
-					t.Error(err)
-				}
-			}()
-			// The first of these probes may have begun before the pause. The third one begins
-			// after the store has the findings of the second one.
-			before := probes()
-			eventually(t, "the store does not probe", func() bool {
-				if !long() {
-					t.Fatal("the lease has no time for a replica's clock, because its primary is silent")
-				}
-				return probes() >= before+3
-			})
-		})
+	s := open(t, url)
+	var name string
+	for i := 0; ; i++ {
+		name = fmt.Sprint("x-", i)
+		slot, err := c.Slot(t.Context(), redisstore.Key("", name))
+		check(t, err)
+		if owner, err := c.Owner(t.Context(), slot); err != nil {
+			t.Fatal(err)
+		} else if owner == node {
+			break
+		}
 	}
+	long := func() bool {
+		held := acknowledged(t, s, name)
+		_, ttl := leaseOf(t, node, name)
+		release(t, s, held)
+		return ttl >= held.TTL+ahead-time.Second
+	}
+	// A probe reads the time of this replica. No script runs there.
+	probes := func() (n int) {
+		stats, err := replica.Info(t.Context(), "commandstats")
+		check(t, err)
+		_, _ = fmt.Sscanf(stats["cmdstat_time"], "calls=%d,", &n)
+		return n
+	}
+	eventually(t, "the leases have no time for the clock that is ahead", long)
+	check(t, silent.Pause())
+	defer func() {
+		if err := silent.Cont(); err != nil {
+			t.Error(err)
+		}
+	}()
+	// The first of these probes may have begun before the pause. The third one begins
+	// after the store has the findings of the second one.
+	before := probes()
+	eventually(t, "the store does not probe", func() bool {
+		if !long() {
+			t.Fatal("the lease has no time for a replica's clock, because its primary is silent")
+		}
+		return probes() >= before+3
+	})
 }

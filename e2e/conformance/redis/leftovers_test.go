@@ -16,9 +16,7 @@ func TestManyNamesLeaveNoKeys(t *testing.T) {
 	names := 20_000
 	if s := os.Getenv("HOLDFAST_TEST_NAMES"); s != "" {
 		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		names = n
 	}
 	r := start(t)

@@ -19,10 +19,8 @@ func recordScripts(t *testing.T, p *plain) (*redisstore.Store, func(name string)
 		scripts[s.Name], last[s.Name] = s, args
 		return false
 	}
-	s, err := redisstore.New(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, err := redisstore.NewOver(p)
+	check(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	return s, func(name string) (*redisstore.Script, []string) {
 		p.mu.Lock()
@@ -40,20 +38,13 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	const waiters = 4200
 	r := start(t)
 	fakeClock(t, r)
-	p := &plain{r: r}
+	p := newPlain(t, r)
 	s, used := recordScripts(t, p)
 	held := must(t, s, request("x", driver.Exclusive, 10*long))
 	ctx, cancel := context.WithCancel(t.Context())
-	q := request("x", driver.Exclusive, long)
-	q.Wait = true
-	done := make(chan error, 1)
-	go func() {
-		_, err := s.Acquire(ctx, q)
-		done <- err
-	}()
-	<-requests.Of(q).Waits
+	w := requests.QueueWith(t, ctx, s, request("x", driver.Exclusive, long))
 	cancel()
-	<-done
+	w.Failed()
 	script, args := used("acquire")
 	// The arguments of acquire.lua: request, TTL, key life, deadline, newest token; then wait, entry, retry.
 	args = append(args[:5], "1", "0", "0")
@@ -66,9 +57,7 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 			t.Fatalf("%q, %v", answer, err)
 		}
 	}
-	if err := r.SetClock(2 * long); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.SetClock(2*long))
 	other := open(t, "redis://"+r.Address())
 	_, err := other.Acquire(t.Context(), request("x", driver.Exclusive, long))
 	code(t, other, err, driver.CodeBusy)
@@ -87,13 +76,9 @@ func TestReleaseRemovesExpiredTombstones(t *testing.T) {
 	s := open(t, "redis://"+r.Address())
 	g := must(t, s, request("x", driver.Exclusive, 10*long))
 	for range 300 {
-		if err := s.Undo(t.Context(), request("x", driver.Exclusive, long)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Undo(t.Context(), request("x", driver.Exclusive, long)))
 	}
-	if err := r.SetClock(2 * long); err != nil {
-		t.Fatal(err)
-	}
+	check(t, r.SetClock(2*long))
 	release(t, s, g)
 	if n, _ := do(t, r, "EXISTS", redisstore.Key("", "x")).(int64); n > 0 {
 		t.Errorf("the key remains, for %v ms: %.200v", do(t, r, "PTTL", redisstore.Key("", "x")), do(t, r, "HGETALL", redisstore.Key("", "x")))

@@ -11,15 +11,12 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // lockersEnv makes this binary a process with many Lockers.
@@ -99,9 +96,7 @@ func TestManyLockersServedInOrder(t *testing.T) {
 	}
 	if s := os.Getenv("HOLDFAST_TEST_LOCKERS_EACH"); s != "" {
 		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		lockers = n
 	}
 	// Thousands connect at a time. With the default backlog the kernel drops some connection
@@ -109,14 +104,10 @@ func TestManyLockersServedInOrder(t *testing.T) {
 	r := start(t, "--maxclients", "20000", "--tcp-backlog", "4096")
 	url := "redis://" + r.Address()
 	l, err := holdfast.Open(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer l.Close(context.Background())
 	k, err := l.Lock(t.Context(), "hot", holdfast.TTL(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var got []lockersGrant
 	var stdins []io.Closer
 	served := make(chan struct{}, processes*lockers)
@@ -129,16 +120,10 @@ func TestManyLockersServedInOrder(t *testing.T) {
 		cmd.Env = append(os.Environ(), lockersEnv+"="+string(job))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
+		check(t, cmd.Start())
 		t.Cleanup(func() { _ = cmd.Process.Kill() })
 		stdins = append(stdins, in)
 		all.Go(func() {
@@ -170,9 +155,7 @@ func TestManyLockersServedInOrder(t *testing.T) {
 		}
 	}
 	before, began := sent(t, r), time.Now()
-	if err := k.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, k.Unlock())
 	for i := range n {
 		select {
 		case <-served:
@@ -185,8 +168,9 @@ func TestManyLockersServedInOrder(t *testing.T) {
 	t.Logf("%d waiters of %d Lockers in %d processes: drained in %s, %.2f commands for each grant; with requests and waiting %.2f",
 		n, n, processes, took.Round(time.Millisecond), drain, whole)
 	// On average half of the waiters still wait, and each refreshes its entry every two seconds
-	// or so. If every release woke all of them, there would be a thousand commands for each grant.
-	if limit := 4 + took.Seconds()/4; drain > limit {
+	// or so. A Locker whose connection was slow to begin greets the server on another one. If every
+	// release woke all of them, there would be a thousand commands for each grant.
+	if limit := 6 + took.Seconds()/4; drain > limit {
 		t.Errorf("%.2f commands for each grant, want %.2f at most", drain, limit)
 	}
 	for _, in := range stdins {
@@ -202,58 +186,4 @@ func TestManyLockersServedInOrder(t *testing.T) {
 			t.Fatalf("position %d was that of %s, and %s was granted", i, w.Reason, got[i].Holder)
 		}
 	}
-}
-
-// TestGrantCostIndependentOfQueueLength: a grant costs the server the same time for any number of
-// waiters.
-func TestGrantCostIndependentOfQueueLength(t *testing.T) {
-	few, many := costOfGrants(t, 10), costOfGrants(t, 10_000)
-	t.Logf("server time for each release and grant: %.1f us beside 10 waiters, %.1f us beside 10,000, ratio %.2f", few, many, many/few)
-	if os.Getenv("HOLDFAST_TEST_COST") == "1" && many > 1.5*few {
-		t.Errorf("the cost grows with the number of waiters")
-	}
-}
-
-// costOfGrants returns the server's own time, in microseconds, for a release and the confirmation after it.
-func costOfGrants(t *testing.T, waiters int) float64 {
-	r := start(t)
-	url := "redis://" + r.Address()
-	s := open(t, url)
-	g := must(t, s, request("x", driver.Exclusive, time.Hour))
-	// Two clients have all the waiters. With many clients the test would mainly measure their refreshes.
-	waiting := make([]*waiter, waiters)
-	clients := []*redisstore.Store{open(t, url), open(t, url)}
-	for i := range waiting {
-		waiting[i] = queue(t, clients[i%2], request("x", driver.Exclusive, time.Hour))
-	}
-	const grants = 400
-	var used, n int
-	for i := 0; i < grants; i++ {
-		w := waiting[i%waiters]
-		u, c := spent(t, r)
-		if err := s.Release(t.Context(), g, 0); err != nil {
-			t.Fatal(err)
-		}
-		g, s = w.granted(), clients[i%waiters%2]
-		u2, c2 := spent(t, r)
-		used, n = used+u2-u, n+c2-c
-		if waiters == 10 { // a new waiter keeps the number of waiters the same
-			waiting[i%waiters] = queue(t, s, request("x", driver.Exclusive, time.Hour))
-		}
-	}
-	// Refreshes may run in between. So the result is the average of a call, times two.
-	return float64(used) / float64(n) * 2
-}
-
-// spent returns the microseconds and calls of scripts so far.
-func spent(t *testing.T, r *servers.Redis) (micros, n int) {
-	t.Helper()
-	stats := do(t, r, "INFO", "commandstats").(string)
-	var calls, usec int
-	for line := range strings.Lines(stats) {
-		if _, err := fmt.Sscanf(line, "cmdstat_evalsha:calls=%d,usec=%d,", &calls, &usec); err == nil {
-			return usec, calls
-		}
-	}
-	return 0, 0
 }

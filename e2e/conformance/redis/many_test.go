@@ -23,13 +23,11 @@ var (
 func TestEveryHolderNoticesFlush(t *testing.T) {
 	locks, delay := *manyLocks, *manyDelay
 	r := start(t)
-	p := behindProxy(t, r)
+	p := proxy(t, r)
 	s := open(t, "redis://"+p.Address())
 	requests := make([]driver.Request, locks)
 	takeAll(t, s, requests)
-	if err := p.Delay(delay); err != nil {
-		t.Fatal(err)
-	}
+	check(t, p.Delay(delay))
 	// Wait until each grant was checked twice.
 	scripts, checked := calls(t, r, "evalsha"), calls(t, r, "hget")
 	eventually(t, "the store does not check the grants", func() bool { return calls(t, r, "hget") >= checked+2*locks })
@@ -113,9 +111,7 @@ func TestSharedGrantCostsTheSameBesideMany(t *testing.T) {
 		least := math.MaxInt // the store may check the held grants in between
 		for i := range 20 {
 			// A low slot becomes free and is taken again. The next grant needs another slot.
-			if err := s.Release(t.Context(), held[i], 0); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Release(t.Context(), held[i], 0))
 			must(t, s, request(name, driver.Unlimited, 10*time.Minute))
 			before := hashCommands(t, do(t, r, "INFO", "commandstats").(string))
 			must(t, s, request(name, driver.Unlimited, 10*time.Minute))
@@ -130,9 +126,40 @@ func TestSharedGrantCostsTheSameBesideMany(t *testing.T) {
 	}
 }
 
+// TestGrantCostsTheSameBeforeManyWaiters: the cost of a release and of the grant after it does not depend on the
+// number of waiters.
+func TestGrantCostsTheSameBeforeManyWaiters(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	cost := func(waiters int) int {
+		name := fmt.Sprintf("%s-%d", t.Name(), waiters)
+		holder := s
+		g := must(t, holder, request(name, driver.Exclusive, long))
+		queued := make([]*waiter, waiters)
+		for i := range queued {
+			queued[i] = queue(t, other, request(name, driver.Exclusive, long))
+		}
+		least := math.MaxInt // waiters may refresh their entries in between
+		for _, w := range queued[:10] {
+			before := hashCommands(t, do(t, r, "INFO", "commandstats").(string))
+			release(t, holder, g)
+			g, holder = w.Granted(), other
+			least = min(least, hashCommands(t, do(t, r, "INFO", "commandstats").(string))-before)
+		}
+		release(t, holder, g)
+		return least
+	}
+	few, many := cost(12), cost(2000)
+	t.Logf("commands on hashes for a release and a grant: %d before 12 waiters, %d before 2000", few, many)
+	if many > few+10 {
+		t.Errorf("%d commands for a release and a grant before 2000 waiters, %d before 12", many, few)
+	}
+}
+
 // TestExpiredReadersDoNotStopServer: thousands of leases expire together. Later requests remove them
 // in parts, and a waiting writer is granted.
 func TestExpiredReadersDoNotStopServer(t *testing.T) {
+	t.Parallel()
 	const readers = 3000
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -148,7 +175,7 @@ func TestExpiredReadersDoNotStopServer(t *testing.T) {
 	}
 	all.Wait()
 	w := queue(t, other, request("x", driver.Exclusive, long))
-	g := w.granted()
+	g := w.Granted()
 	got, err := s.Inspect(t.Context(), "x")
 	if err != nil || len(got.Holders) != 1 {
 		t.Errorf("%d holders, %v", len(got.Holders), err)

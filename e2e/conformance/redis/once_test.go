@@ -10,41 +10,41 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/driver"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+	"github.com/holdfast-go/holdfast/redisstore"
 )
+
+// warm makes a client open 40 connections. Where a proxy loses the answers, a connection that has not
+// finished its handshake carries no request.
+func warm(t *testing.T, client *goredis.Client) {
+	t.Helper()
+	var idle []*goredis.Conn
+	for range 40 {
+		c := client.Conn()
+		check(t, c.Ping(t.Context()).Err())
+		idle = append(idle, c)
+	}
+	for _, c := range idle {
+		_ = c.Close()
+	}
+}
 
 // TestUnansweredCommandIsSentOnce: the answer to a command of the store is lost. go-redis does not send
 // the command again, alone or in a pipeline, although its options allow three retries.
 func TestUnansweredCommandIsSentOnce(t *testing.T) {
 	r := start(t)
-	p := behindProxy(t, r)
+	p := proxy(t, r)
 	client := goredis.NewClient(&goredis.Options{
 		Addr: p.Address(), PoolSize: 50, MaxRetries: 3, MinRetryBackoff: time.Millisecond, MaxRetryBackoff: time.Millisecond, ReadTimeout: time.Second,
 	})
 	defer client.Close()
-	s, err := adapter.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, err := redisstore.New(client)
+	check(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	pairs(t, s, 1)
 	for _, n := range []int{1, 8} {
-		// The connections must have finished their handshake: a request on another one is never sent.
-		var idle []*goredis.Conn
-		for range 40 {
-			c := client.Conn()
-			if err := c.Ping(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
-			idle = append(idle, c)
-		}
-		for _, c := range idle {
-			_ = c.Close()
-		}
+		warm(t, client)
 		do(t, r, "CONFIG", "RESETSTAT")
-		if err := p.DropAnswers(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, p.DropAnswers())
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		var all sync.WaitGroup
@@ -60,9 +60,7 @@ func TestUnansweredCommandIsSentOnce(t *testing.T) {
 		if sent := calls(t, r, "evalsha"); sent < 1 || sent > n {
 			t.Errorf("%d requests were sent %d times", n, sent)
 		}
-		if err := p.Heal(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, p.Heal())
 		// The client reconnects. A connection that is about to end may still carry a request to the
 		// server, and no answer back. The name of that request stays locked, so each try has another.
 		for try := 0; ; try++ {

@@ -3,8 +3,6 @@ package redis
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,20 +56,14 @@ return answer`
 // TestPlainStepsDoWhatCommonDoes makes the same random steps on two names. For one of them the scripts
 // never take the short path. Replies, states, tokens, expiry and messages are the same after each step.
 func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	ctx := t.Context()
 	c := goredis.NewClient(&goredis.Options{Addr: r.Address()})
 	defer func() { _ = c.Close() }()
-	text := func(name string) string {
-		b, err := os.ReadFile(filepath.Join("..", "..", "..", "redisstore", "scripts", name+".lua"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
 	const near = "CONFIRM, CLOSE = 700000, 15000000, 20000, 2500000, "
 	// With only 8 entries near the head, entries of 14 clients come near it during the test.
-	plain, shared := strings.Replace(text("plain"), near+"32\n", near+"8\n", 1), text("common")
+	plain, shared := strings.Replace(source(t, "plain"), near+"32\n", near+"8\n", 1), source(t, "common")
 	if !strings.Contains(plain, near+"8\n") {
 		t.Fatal("plain.lua has another number of entries near the head")
 	}
@@ -83,7 +75,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 	for _, name := range []string{"acquire", "release", "renew", "undo", "break"} {
 		var pair [2]*goredis.Script
 		for i, p := range []string{plain, never} {
-			s := strings.Replace(text(name), "-- include plain\n", p, 1)
+			s := strings.Replace(source(t, name), "-- include plain\n", p, 1)
 			pair[i] = goredis.NewScript(observed + strings.Replace(s, "-- include common\n", shared, 1))
 		}
 		scripts[name] = pair
@@ -110,9 +102,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			replies[i] = strings.Trim(fmt.Sprint(v), "[]")
 		}
 		state, err := compare.Run(ctx, c, names[:]).StringSlice()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if replies[0] != replies[1] || state[0] != state[1] {
 			t.Fatalf("after\n%s\nthe plain path returns %s\n%s\n\ncommon returns %s\n%s", strings.Join(history[max(0, len(history)-20):], "\n"), replies[0], state[0], replies[1], state[1])
 		}

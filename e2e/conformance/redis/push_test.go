@@ -3,15 +3,14 @@ package redis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -30,8 +29,8 @@ func passGrant(t *testing.T, name string, a, b *redisstore.Store, f func(s *redi
 	for end := time.Now().Add(testTimeout); ; {
 		w := queue(t, b, provisional(name))
 		release(t, a, g)
-		g = w.granted()
-		if f(b, w.r, g) {
+		g = w.Granted()
+		if f(b, w.Request, g) {
 			return
 		}
 		if time.Now().After(end) {
@@ -80,35 +79,6 @@ func TestShortHoldNeedsNoConfirmation(t *testing.T) {
 	})
 }
 
-// TestStartedGrantIsConfirmed: the first renewal of a grant sets the requested TTL. The holder of a
-// confirmed grant is notified of a break, and its next renewal returns that cause.
-func TestStartedGrantIsConfirmed(t *testing.T) {
-	r := common(t)
-	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
-	for end := time.Now().Add(testTimeout); ; {
-		s, q, g := started(t, t.Name(), a, b)
-		answer := renewed(t, s, g)
-		if elapsed, _ := g.SentAt.Elapsed(); answer.Err != nil && elapsed > g.TTL && time.Now().Before(end) {
-			continue // the machine was too busy
-		}
-		if answer.Err != nil || answer.TTL != long {
-			t.Fatalf("%+v", answer)
-		}
-		st, err := a.Inspect(t.Context(), t.Name())
-		if err != nil || len(st.Holders) != 1 || st.Holders[0].TTL < long/2 {
-			t.Fatalf("%+v, %v", st, err)
-		}
-		if err := a.Break(t.Context(), t.Name(), g.Token); err != nil {
-			t.Fatal(err)
-		}
-		lost(t, q, driver.CauseTaken)
-		if answer := renewed(t, s, g); answer.Cause != driver.CauseTaken {
-			t.Errorf("after a break: %+v", answer)
-		}
-		return
-	}
-}
-
 // TestStartedClientDies: a client dies before it confirms its grant. The next waiter is granted after the
 // short lease, and not before the validity of the first has ended. A late confirmation is refused.
 func TestStartedClientDies(t *testing.T) {
@@ -116,40 +86,13 @@ func TestStartedClientDies(t *testing.T) {
 	a, b, c := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	s, _, g := started(t, t.Name(), a, b)
 	w := submit(t, c, provisional(t.Name()))
-	next := w.granted()
+	next := w.Granted()
 	if elapsed, _ := g.SentAt.Elapsed(); elapsed < g.TTL {
 		t.Errorf("granted again after %s of a TTL of %s", elapsed, g.TTL)
 	}
-	if next.Token <= g.Token {
-		t.Errorf("token %d after %d", next.Token, g.Token)
-	}
+	rises(t, g, next)
 	code(t, s, renewed(t, s, g).Err, driver.CodeNotHeld)
 	release(t, c, next)
-}
-
-// TestStartRefusesTokenThatIsNotAbove: the server has lost its counter, and its clock gives a lower
-// token than the waiter has seen. The waiter does not start with the lower token, but confirms its
-// grant, which raises the token.
-func TestStartRefusesTokenThatIsNotAbove(t *testing.T) {
-	r := start(t)
-	url := "redis://" + r.Address()
-	for i := range 5 {
-		name := fmt.Sprint("lower-", i)
-		a, b, c := open(t, url), open(t, url), open(t, url)
-		ahead := strconv.FormatInt(time.Now().Add(time.Hour).UnixMicro(), 10)
-		do(t, r, "SET", counterOf(name), ahead)
-		seen := must(t, c, provisional(name))
-		release(t, c, seen)
-		do(t, r, "DEL", counterOf(name)) // a flush deletes it, too
-		s, _, g := started(t, name, a, b)
-		w := queue(t, c, provisional(name))
-		release(t, s, g)
-		if last := w.granted(); last.Token <= seen.Token {
-			t.Errorf("a client has token %d after %d", last.Token, seen.Token)
-		} else {
-			release(t, c, last)
-		}
-	}
 }
 
 // tagOf returns the channel and the tag of the only queue entry of a name.
@@ -162,39 +105,6 @@ func tagOf(t *testing.T, r *servers.Redis, name string) (channel, tag string) {
 		}
 	}
 	return strings.TrimPrefix(channel, "p:"), tag
-}
-
-// TestForgedMessageStartsNothing: another client of the server publishes messages to a waiter. They have
-// a wrong tag, or the tag of a call that was sent too long ago. The waiter refreshes its entry, and
-// keeps waiting.
-func TestForgedMessageStartsNothing(t *testing.T) {
-	r := common(t)
-	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
-	for name, ttl := range map[string]time.Duration{"forged": long, "too old": 3 * time.Millisecond} {
-		g := must(t, a, provisional(name))
-		q := provisional(name)
-		q.TTL = ttl
-		w := queue(t, b, q)
-		for range 5 {
-			channel, tag := tagOf(t, r, name)
-			if tag == "" {
-				t.Fatalf("%s: the queue entry has no tag", name)
-			}
-			message := tag
-			if name == "forged" {
-				message = strings.ToLower(tag)
-			}
-			time.Sleep(ttl % time.Second) // the age of the call
-			do(t, r, "PUBLISH", channel, fmt.Sprintf("g%s %d 2500000 %s", q.ID, g.Token+1e6, message))
-			for next := tag; next == tag; _, next = tagOf(t, r, name) {
-				w.pending()
-				time.Sleep(time.Millisecond)
-			}
-		}
-		w.pending()
-		release(t, a, g)
-		release(t, b, w.granted())
-	}
 }
 
 // TestReleaseWithoutMessage: the client of a holder lacks the right to publish, or to raise the counter.
@@ -217,7 +127,7 @@ func TestReleaseWithoutMessage(t *testing.T) {
 					t.Fatalf("%s: %v", name, err)
 				}
 			}
-			if next := w.granted(); next.Provisional {
+			if next := w.Granted(); next.Provisional {
 				t.Errorf("%s: the waiter has started", name)
 			} else {
 				release(t, other, next)
@@ -238,13 +148,13 @@ func TestReplicasAcknowledgeBeforeStart(t *testing.T) {
 		g := must(t, a, provisional("acked"))
 		other := queue(t, a, provisional("acked"))
 		release(t, a, g)
-		g = other.granted() // its release may start the next waiter
+		g = other.Granted() // its release may start the next waiter
 		w := queue(t, b, provisional("acked"))
 		if _, tag := tagOf(t, primary, "acked"); tag != "" {
 			t.Errorf("the queue entry has the tag %q", tag)
 		}
 		release(t, a, g)
-		if g = w.granted(); g.Provisional {
+		if g = w.Granted(); g.Provisional {
 			t.Error("the waiter has started")
 		}
 		release(t, b, g)
@@ -309,21 +219,17 @@ func TestReleaseWhileSlotMoves(t *testing.T) {
 	g := must(t, a, provisional(name))
 	w := queue(t, b, provisional(name))
 	release(t, a, g)
-	g = w.granted()
+	g = w.Granted()
 	if answer := renewed(t, b, g); answer.Err != nil {
 		t.Skip("the machine was too busy to confirm in time")
 	}
-	if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
-		t.Fatal(err)
-	}
+	check(t, c.BeginMove(t.Context(), slot, from, to))
 	next := queue(t, d, provisional(name))
 	if err := b.Release(t.Context(), g, 0); err != nil {
 		t.Error(err)
 	}
-	g = next.granted()
-	if err := c.EndMove(t.Context(), slot, from, to); err != nil {
-		t.Fatal(err)
-	}
+	g = next.Granted()
+	check(t, c.EndMove(t.Context(), slot, from, to))
 	release(t, d, g)
 }
 
@@ -353,9 +259,7 @@ func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 	} {
 		s := &refusing{Store: open(t, "redis://"+r.Address()), end: end}
 		l, err := holdfast.New(s, holdfast.LocalHandoff(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		// The message with the grant may arrive late. The client then confirms the grant before the
 		// holder starts.
 		for ended := false; !ended; {
@@ -364,7 +268,7 @@ func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 			second := queue(t, admin, request(name, driver.Exclusive, long))
 			got := make(chan *holdfast.Lock, 1)
 			release(t, admin, first)
-			g := second.granted()
+			g := second.Granted()
 			go func() {
 				k, err := l.Lock(t.Context(), name)
 				if err != nil {
@@ -395,51 +299,5 @@ func TestRefusedConfirmationEndsTheContext(t *testing.T) {
 		if err := l.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// TestLongHoldIsConfirmed: a Locker holds a lock for longer than the short lease. It confirms the grant,
-// and keeps the lock.
-func TestLongHoldIsConfirmed(t *testing.T) {
-	r := common(t)
-	url := "redis://" + r.Address()
-	name := t.Name()
-	a, b := open(t, url), open(t, url)
-	l, err := holdfast.New(open(t, url), holdfast.LocalHandoff(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(testTimeout); ; {
-		s, _, g := started(t, name, a, b)
-		got := make(chan *holdfast.Lock, 1)
-		go func() {
-			k, err := l.Lock(t.Context(), name)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- k
-		}()
-		for tag := ""; tag == "" && s.Renew(t.Context(), []driver.Grant{g})[0].Err == nil; _, tag = tagOf(t, r, name) {
-			time.Sleep(time.Millisecond)
-		}
-		release(t, s, g)
-		k := <-got
-		if k == nil {
-			return
-		}
-		for k.Context().Err() == nil && k.Remaining() < 3*time.Second {
-			time.Sleep(time.Millisecond)
-		}
-		lost := k.Context().Err() != nil
-		_ = k.Unlock()
-		if !lost {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("no hold was confirmed")
-		}
-	}
-	if err := l.Close(t.Context()); err != nil {
-		t.Error(err)
 	}
 }

@@ -35,11 +35,11 @@ func TestReservedTokensStayBehindTheClock(t *testing.T) {
 		}
 		w := queue(t, b, reserving()) // granted by the release, and confirmed
 		release(t, a, g)
-		g = above(w.granted())
+		g = above(w.Granted())
 		several += g.Tokens
 		own := queue(t, b, reserving()) // granted in the release of its own client
 		release(t, b, g)
-		g = above(own.granted())
+		g = above(own.Granted())
 		several += g.Tokens
 		do(t, r, "FLUSHALL")
 	}
@@ -54,13 +54,9 @@ func TestReservedTokensWithoutTheCounter(t *testing.T) {
 	c := cluster(t)
 	const name = "reserved-moving"
 	slot, err := c.Slot(t.Context(), redisstore.Key("", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	from, err := c.Owner(t.Context(), slot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	to := c.Nodes[0]
 	if to == from {
 		to = c.Nodes[1]
@@ -73,18 +69,14 @@ func TestReservedTokensWithoutTheCounter(t *testing.T) {
 		return q
 	}
 	first := must(t, a, reserving())
-	if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
-		t.Fatal(err)
-	}
+	check(t, c.BeginMove(t.Context(), slot, from, to))
 	w := queue(t, b, reserving())
 	release(t, a, first)
-	moving := w.granted()
+	moving := w.Granted()
 	if moving.Token <= first.Last() {
 		t.Errorf("token %d after %d", moving.Token, first.Last())
 	}
-	if err := c.EndMove(t.Context(), slot, from, to); err != nil {
-		t.Fatal(err)
-	}
+	check(t, c.EndMove(t.Context(), slot, from, to))
 	release(t, b, moving)
 	if g := must(t, a, reserving()); g.Token <= moving.Last() {
 		t.Errorf("token %d after %d", g.Token, moving.Last())

@@ -2,85 +2,41 @@ package redis
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
+	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// certificates creates an authority and one certificate for servers and clients.
-func certificates(t *testing.T) (files servers.TLS, client *tls.Config) {
-	t.Helper()
-	dir := t.TempDir()
-	write := func(name, kind string, der []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	signed := func(what, by *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if signer == nil {
-			by, signer = what, key
-		}
-		der, err := x509.CreateCertificate(rand.Reader, what, by, &key.PublicKey, signer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		made, err := x509.ParseCertificate(der)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return made, key
-	}
-	until := time.Now().Add(time.Hour)
-	authority, signer := signed(&x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, NotAfter: until,
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, nil, nil)
-	leaf, key := signed(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "test"}, NotAfter: until,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, authority, signer)
-	raw, err := x509.MarshalECPrivateKey(key)
+// documented lists the commands that docs/security.md gives to a user.
+var documented = func() (commands []string) {
+	page, err := os.ReadFile("../../../docs/security.md")
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	files = servers.TLS{
-		CA: write("ca.pem", "CERTIFICATE", authority.Raw), Cert: write("cert.pem", "CERTIFICATE", leaf.Raw), Key: write("key.pem", "EC PRIVATE KEY", raw),
+	_, block, _ := strings.Cut(string(page), "```sh redis rights\n")
+	block, _, _ = strings.Cut(block, "```")
+	for word := range strings.FieldsSeq(block) {
+		if command, ok := strings.CutPrefix(word, "+"); ok {
+			commands = append(commands, command)
+		}
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(authority)
-	return files, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}}}
-}
-
-// documented lists the commands that docs/redis.md requires for a user.
-var documented = []string{"eval", "evalsha", "time", "get", "set", "del", "pttl", "pexpire", "hget", "hset", "hsetnx", "hdel", "hmget", "hgetall",
-	"publish", "subscribe", "unsubscribe", "hello", "ping"}
+	if len(commands) == 0 {
+		panic("docs/security.md has no rights for Redis")
+	}
+	return commands
+}()
 
 // restrict creates the user app, with the documented rights alone.
-func restrict(t *testing.T, all []*servers.Redis, more ...string) {
+func restrict(t testing.TB, all []*servers.Redis, more ...string) {
 	t.Helper()
 	rules := []string{"ACL", "SETUSER", "app", "on", ">app-secret", "resetkeys", "~holdfast:*", "resetchannels", "&holdfast:*", "-@all"}
 	for _, c := range append(documented, more...) {
@@ -88,6 +44,17 @@ func restrict(t *testing.T, all []*servers.Redis, more ...string) {
 	}
 	for _, r := range all {
 		do(t, r, rules...)
+	}
+}
+
+// over returns a function that opens stores over a client that a program has.
+func over(t *testing.T, client goredis.UniversalClient) func() driver.Store {
+	t.Cleanup(func() { _ = client.Close() })
+	return func() driver.Store {
+		s, err := redisstore.New(client)
+		check(t, err)
+		t.Cleanup(func() { _ = s.Close(context.Background()) })
+		return s
 	}
 }
 
@@ -102,7 +69,7 @@ func use(t *testing.T, open func() driver.Store) {
 		t.Fatal(a.Err)
 	}
 	release(t, one, g)
-	release(t, two, w.granted())
+	release(t, two, w.Granted())
 }
 
 // credentialsRefused requires that a request with wrong credentials is refused, and that the error
@@ -124,56 +91,50 @@ func tlsParameters(f servers.TLS) string {
 }
 
 func TestSentinelOverTLS(t *testing.T) {
+	t.Parallel()
 	installed(t)
-	files, client := certificates(t)
+	files := servertest.NewAuthority(t, "ca").Sign(t, "server")
+	client := servertest.ClientTLS(t, files)
 	g, err := servers.StartRedisSentinelWith(t.Context(), t.TempDir(), 1, "sentinel-secret",
 		append(servers.RedisTLS(files), "--requirepass", "server-secret", "--masterauth", "server-secret")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(g.Kill)
 	unhurried(t, g)
-	restrict(t, g.All(), "role")
+	restrict(t, g.All())
 	address := g.Sentinels[0].Address()
 	byURL := func(user, sentinel string) func() driver.Store {
-		return kept(t, overRueidis("rediss+sentinel://"+user+"@"+address+"/"+g.Name+"?sentinel_password="+sentinel+"&"+tlsParameters(files)))
+		return kept(t, opening("rediss+sentinel://"+user+"@"+address+"/"+g.Name+"?sentinel_password="+sentinel+"&"+tlsParameters(files)))
 	}
-	byClient := func(password, sentinel string) func() driver.Store {
-		return kept(t, overGoredis(func() goredis.UniversalClient {
-			return goredis.NewFailoverClient(&goredis.FailoverOptions{
-				MasterName: g.Name, SentinelAddrs: []string{address}, SentinelPassword: sentinel,
-				Username: "app", Password: password, TLSConfig: client,
-			})
-		}))
-	}
-	t.Run("rueidis", func(t *testing.T) { use(t, byURL("app:app-secret", "sentinel-secret")) })
-	t.Run("goredis", func(t *testing.T) { use(t, byClient("app-secret", "sentinel-secret")) })
-	t.Run("rueidis, wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret", "sentinel-secret")) })
-	t.Run("goredis, wrong password", func(t *testing.T) { credentialsRefused(t, byClient("no-secret", "sentinel-secret")) })
-	t.Run("rueidis, wrong password of the sentinels", func(t *testing.T) { credentialsRefused(t, byURL("app:app-secret", "no-secret")) })
+	t.Run("right password", func(t *testing.T) { use(t, byURL("app:app-secret", "sentinel-secret")) })
+	t.Run("the program's client", func(t *testing.T) {
+		use(t, over(t, goredis.NewFailoverClient(&goredis.FailoverOptions{
+			MasterName: g.Name, SentinelAddrs: []string{address}, SentinelPassword: "sentinel-secret",
+			Username: "app", Password: "app-secret", TLSConfig: client,
+		})))
+	})
+	t.Run("wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret", "sentinel-secret")) })
+	t.Run("wrong password of the sentinels", func(t *testing.T) { credentialsRefused(t, byURL("app:app-secret", "no-secret")) })
 }
 
 func TestClusterOverTLS(t *testing.T) {
+	t.Parallel()
 	installed(t)
-	files, client := certificates(t)
+	files := servertest.NewAuthority(t, "ca").Sign(t, "server")
+	client := servertest.ClientTLS(t, files)
 	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true,
 		append(servers.RedisTLS(files), "--requirepass", "server-secret", "--masterauth", "server-secret")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(c.Kill)
-	restrict(t, c.Nodes, "cluster", "role")
+	restrict(t, c.Nodes, "cluster")
 	address := c.Nodes[0].Address()
 	byURL := func(user string) func() driver.Store {
-		return kept(t, overRueidis("rediss+cluster://"+user+"@"+address+"?"+tlsParameters(files)))
+		return kept(t, opening("rediss+cluster://"+user+"@"+address+"?"+tlsParameters(files)))
 	}
-	byClient := func(password string) func() driver.Store {
-		return kept(t, overGoredis(func() goredis.UniversalClient {
-			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{address}, Username: "app", Password: password, TLSConfig: client})
-		}))
-	}
-	t.Run("rueidis", func(t *testing.T) { use(t, byURL("app:app-secret")) })
-	t.Run("goredis", func(t *testing.T) { use(t, byClient("app-secret")) })
-	t.Run("rueidis, wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret")) })
-	t.Run("goredis, wrong password", func(t *testing.T) { credentialsRefused(t, byClient("no-secret")) })
+	t.Run("right password", func(t *testing.T) { use(t, byURL("app:app-secret")) })
+	t.Run("the program's client", func(t *testing.T) {
+		use(t, over(t, goredis.NewClusterClient(&goredis.ClusterOptions{
+			Addrs: []string{address}, Username: "app", Password: "app-secret", TLSConfig: client,
+		})))
+	})
+	t.Run("wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret")) })
 }

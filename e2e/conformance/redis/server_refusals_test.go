@@ -11,10 +11,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
 // refused requires that a request is refused with the given text, and that no goroutine and no
@@ -23,9 +22,7 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	s, err := redisstore.Open(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	for _, p := range prepare {
 		p(s)
 	}
@@ -70,42 +67,19 @@ func TestWrongPasswordIsRefused(t *testing.T) {
 	refused(t, r, "redis://"+r.Address(), "NOAUTH")
 	// A Locker reports the same error.
 	l, err := holdfast.Open(t.Context(), "redis://:wrong-secret@"+r.Address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer l.Close(t.Context())
 	if _, err := l.TryLock(t.Context(), "x"); err == nil || strings.Contains(err.Error(), "wrong-secret") || !strings.Contains(err.Error(), "refused") {
 		t.Error(err)
 	}
 }
 
-func TestKeyOfAnotherTypeIsRefused(t *testing.T) {
-	r := start(t)
-	key := redisstore.Key("", t.Name())
-	do(t, r, "LPUSH", key, "something")
-	refused(t, r, "redis://"+r.Address(), "WRONGTYPE")
-	do(t, r, "DEL", key)
-	do(t, r, "SET", key, "something else's")
-	refused(t, r, "redis://"+r.Address(), "WRONGTYPE")
-	if v := do(t, r, "GET", key); v != "something else's" {
-		t.Errorf("the value was changed to %v", v)
-	}
-}
-
 func TestReadOnlyReplicaIsRefused(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(g.Kill)
 	refused(t, g.Replicas[0], "redis://"+g.Replicas[0].Address(), "replica")
-	// A primary becomes a replica while a client uses it.
-	r := start(t)
-	refused(t, r, "redis://"+r.Address(), "replica", func(s *redisstore.Store) {
-		must(t, s, request("before", driver.Exclusive, long))
-		do(t, r, "REPLICAOF", "127.0.0.1", fmt.Sprint(g.Primary.Port))
-	})
 }
 
 func TestMissingRightIsRefused(t *testing.T) {
@@ -116,15 +90,18 @@ func TestMissingRightIsRefused(t *testing.T) {
 	refused(t, r, "redis://narrow:secret@"+r.Address(), "holdfast:*")
 	do(t, r, "ACL", "SETUSER", "hasty", "on", ">secret", "~*", "&*", "+@all", "-wait")
 	refused(t, r, "redis://hasty:secret@"+r.Address()+"?replicas=1", "needs WAIT")
+	for _, right := range []string{"set", "pexpire", "time"} { // that a script needs
+		restrict(t, []*servers.Redis{r})
+		do(t, r, "ACL", "SETUSER", "app", "-"+right)
+		refused(t, r, "redis://app:app-secret@"+r.Address(), "docs/security.md")
+	}
 	// The rights in the documentation are enough.
-	restrict(t, []*servers.Redis{r}, "info", "scan", "role", "wait")
+	restrict(t, []*servers.Redis{r}, "info", "scan", "wait")
 	s := open(t, "redis://app:app-secret@"+r.Address())
 	g := must(t, s, request("x", driver.Exclusive, long))
 	w := queue(t, open(t, "redis://app:app-secret@"+r.Address()), request("x", 3, long))
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
-	w.granted()
+	check(t, s.Release(t.Context(), g, 0))
+	w.Granted()
 	for _, err := range s.List(t.Context(), "") {
 		if err != nil {
 			t.Error(err)
@@ -135,37 +112,12 @@ func TestMissingRightIsRefused(t *testing.T) {
 	}
 }
 
-// TestFullServerRefusesNewLocks: a server without free memory refuses new locks. A holder can still renew
-// and release, and a waiter is granted.
-func TestFullServerRefusesNewLocks(t *testing.T) {
+// TestUnsafeMemorySettingsAreRefused: a server that evicts keys is refused, and so is one without free memory.
+func TestUnsafeMemorySettingsAreRefused(t *testing.T) {
 	r := start(t)
-	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
-	g := must(t, s, request("x", driver.Exclusive, long))
-	w := queue(t, other, request("x", driver.Exclusive, long))
-	do(t, r, "CONFIG", "SET", "maxmemory", "1") // less than an empty server uses
-	if a := s.Renew(t.Context(), []driver.Grant{g}); a[0].Err != nil {
-		t.Errorf("a full server does not renew: %v", a[0].Err)
-	}
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Errorf("a full server does not release: %v", err)
-	}
-	next := w.granted()
-	if a := other.Renew(t.Context(), []driver.Grant{next}); a[0].Err != nil {
-		t.Error(a[0].Err)
-	}
-	if err := other.Release(t.Context(), next, 0); err != nil {
-		t.Error(err)
-	}
-	for _, st := range []*redisstore.Store{s, other} {
-		if err := st.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
+	do(t, r, "CONFIG", "SET", "maxmemory", "1")
 	refused(t, r, "redis://"+r.Address(), "maxmemory")
-}
-
-func TestEvictionPolicyIsRefused(t *testing.T) {
-	r := start(t)
+	do(t, r, "CONFIG", "SET", "maxmemory", "0")
 	for _, policy := range []string{"allkeys-lru", "volatile-ttl"} {
 		do(t, r, "CONFIG", "SET", "maxmemory-policy", policy)
 		refused(t, r, "redis://"+r.Address(), policy)
@@ -186,54 +138,20 @@ func TestClusterNodeNeedsClusterURL(t *testing.T) {
 func freePort(t *testing.T) string {
 	t.Helper()
 	p, err := servers.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return fmt.Sprint(p)
 }
 
+// TestBadInputIsInvalid: package server of redisstore tests the errors of URLs.
 func TestBadInputIsInvalid(t *testing.T) {
-	for url, says := range map[string]string{
-		"redis://":                             "host is missing",
-		"redis://h/x":                          "database \"x\"",
-		"redis://h/1/2":                        "nothing may follow",
-		"redis://h/-1":                         "database \"-1\"",
-		"redis://h:70000":                      "ports are 1 to 65535",
-		"redis://:wrong-secret@h?foo=1":        "unknown parameter \"foo\"",
-		"redis://h?replicas=x":                 "replicas \"x\"",
-		"redis://h?replicas=-1":                "replicas -1",
-		"redis://h?replicas=1&replica_wait=":   "replica_wait is empty",
-		"redis://h?replicas=1&replica_wait=1h": "replica wait 1h",
-		"redis://h?insist=perhaps":             "insist \"perhaps\"",
-		"redis://h?ca=x":                       "rediss",
-		"rediss://h?ca=/nonexistent":           "ca:",
-		"redis://h?addr=b":                     "addr is for",
-		"redis://h#frag":                       "%23",
-		"redis:h":                              "host is missing",
-		"redis+sentinel://h":                   "name of the primary is missing",
-		"redis+cluster://h/1":                  "only database 0",
-		"redis+other://h":                      "scheme",
-		"redis://h?replicas=1&replicas=2":      "more than once",
-	} {
-		s, err := redisstore.Open(t.Context(), url)
-		if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want invalid with %q", url, err, says)
-		}
-		if err != nil && strings.Contains(err.Error(), "wrong-secret") {
-			t.Errorf("%s: the password is shown: %v", url, err)
-		}
-		if s != nil {
-			t.Errorf("%s: a store", url)
-		}
-	}
 	if _, err := redisstore.Open(t.Context(), "redis://h", redisstore.Namespace("\xff")); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
-	if _, err := redisstore.New(nil); driver.CodeOf(err) != driver.CodeInvalid {
+	if _, err := redisstore.NewOver(nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
 	for _, c := range []goredis.UniversalClient{nil, (*goredis.Client)(nil), goredis.NewRing(&goredis.RingOptions{})} {
-		if _, err := adapter.New(c); driver.CodeOf(err) != driver.CodeInvalid {
+		if _, err := redisstore.New(c); driver.CodeOf(err) != driver.CodeInvalid {
 			t.Errorf("%T: %v", c, err)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // startSpreading starts a proxy that sends each script to the server of its first key, and every other
@@ -23,9 +23,7 @@ import (
 func startSpreading(t *testing.T, down *atomic.Bool, rs ...*servers.Redis) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var all sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	all.Go(func() {
@@ -166,6 +164,7 @@ func copyValue(w io.Writer, r *bufio.Reader) error {
 // the requests of another client, and the check of many grants finds no loss. That holds too if the
 // proxy could not reach one of the servers at the first request.
 func TestNamesOnSeveralServersAreNotCombined(t *testing.T) {
+	t.Parallel()
 	for _, unreachable := range []bool{false, true} {
 		t.Run(fmt.Sprint("unreachable-", unreachable), func(t *testing.T) { testSpread(t, unreachable) })
 	}

@@ -11,7 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/driver"
-	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+	"github.com/holdfast-go/holdfast/redisstore"
 )
 
 // lossyConn is a connection that loses every write while lost is set.
@@ -41,15 +41,11 @@ func TestDeadConnectionsDoNotBlockOthers(t *testing.T) {
 		},
 	})
 	defer client.Close()
-	s, err := adapter.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, err := redisstore.New(client)
+	check(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	g := must(t, s, request(t.Name(), driver.Exclusive, long)) // connects
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Release(t.Context(), g, 0))
 	for end := time.Now().Add(testTimeout); client.PoolStats().IdleConns < 4; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the client keeps no connections")

@@ -12,8 +12,8 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -78,7 +78,7 @@ func TestWaiterNotifiedNearHeadAfterCancels(t *testing.T) {
 				before.Wait()
 				return
 			}
-		case <-w.done:
+		case <-w.Done:
 			t.Fatal("granted beside the holder")
 		case <-time.After(testTimeout):
 			t.Fatal("the client is not notified that its entry is near the head")
@@ -89,6 +89,7 @@ func TestWaiterNotifiedNearHeadAfterCancels(t *testing.T) {
 // TestWaiterGrantedOnFullServer: the server's memory runs out while a client waits. The client refreshes
 // its entry and is granted, also where the holder's lease is longer than its own.
 func TestWaiterGrantedOnFullServer(t *testing.T) {
+	t.Parallel()
 	for _, ttl := range []time.Duration{long, long / 3} {
 		t.Run(ttl.String(), func(t *testing.T) {
 			r := start(t)
@@ -99,18 +100,16 @@ func TestWaiterGrantedOnFullServer(t *testing.T) {
 			before := calls(t, r, "evalsha")
 			for end := time.Now().Add(testTimeout); calls(t, r, "evalsha") < before+6; time.Sleep(20 * time.Millisecond) {
 				select {
-				case <-w.done:
-					t.Fatalf("the wait has ended: %v", w.err)
+				case <-w.Done:
+					t.Fatalf("the wait has ended: %v", w.Err)
 				default:
 				}
 				if time.Now().After(end) {
 					t.Fatal("no client refreshes its queue entry")
 				}
 			}
-			if err := s.Release(t.Context(), g, 0); err != nil {
-				t.Fatal(err)
-			}
-			release(t, other, w.granted())
+			check(t, s.Release(t.Context(), g, 0))
+			release(t, other, w.Granted())
 		})
 	}
 }
@@ -124,9 +123,7 @@ func TestWaitedTokenAboveHighWaterMark(t *testing.T) {
 		all, _ := do(t, r, "TIME").([]any)
 		s, err1 := strconv.ParseInt(all[0].(string), 10, 64)
 		us, err2 := strconv.ParseInt(all[1].(string), 10, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
+		check(t, errors.Join(err1, err2))
 		return s*1_000_000 + us
 	}
 	gate := newGate(t, r.Address())
@@ -154,7 +151,7 @@ func TestWaitedTokenAboveHighWaterMark(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		gate.release()
-		next := w.granted()
+		next := w.Granted()
 		if next.Token <= high.Token {
 			t.Errorf("token %d after %d", next.Token, high.Token)
 		}
@@ -178,31 +175,28 @@ func TestTombstoneKeyExpiresSoon(t *testing.T) {
 	}
 	for _, limit := range []int{driver.Exclusive, 3} {
 		g := must(t, s, request("x", limit, 10*time.Hour))
-		if err := s.Break(t.Context(), "x", g.Token); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Break(t.Context(), "x", g.Token))
 		short("after a break")
 		q := request("x", limit, 10*time.Hour)
 		must(t, s, q)
-		if err := s.Undo(t.Context(), q); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Undo(t.Context(), q))
 		short("after an undo")
 	}
 }
 
-// plain is a client that sends one command after another. It can keep one request back: the store gets
-// an error, and the test may send that request later.
+// plain is a client that can keep one request back: the store gets an error, and the test may send that request
+// later. It receives no messages.
 type plain struct {
-	r    *servers.Redis
+	redisstore.Client
 	hold func(s *redisstore.Script, args []string) bool // reports whether to hold back this request
 	mu   sync.Mutex
 	kept []string // the command that was held back
 }
 
-func (p *plain) String() string        { return "redis://" + p.r.Address() }
-func (p *plain) Mode() redisstore.Mode { return redisstore.Standalone }
-func (p *plain) Close()                {}
+func newPlain(t testing.TB, r *servers.Redis) *plain {
+	t.Helper()
+	return &plain{Client: open(t, "redis://"+r.Address()).Client()}
+}
 
 func strungTogether(v any) (all []string) {
 	if parts, ok := v.([]any); ok {
@@ -214,24 +208,15 @@ func strungTogether(v any) (all []string) {
 	return []string{fmt.Sprint(v)}
 }
 
-func (p *plain) Command(ctx context.Context, args ...string) ([]string, error) {
-	v, err := p.r.Do(ctx, args...)
-	if err != nil {
-		return nil, err
-	}
-	return strungTogether(v), nil
-}
-
 func (p *plain) Eval(ctx context.Context, s *redisstore.Script, keys, args []string) ([]string, error) {
-	command := append(append([]string{"EVAL", s.Source, strconv.Itoa(len(keys))}, keys...), args...)
 	p.mu.Lock()
 	if p.hold != nil && p.hold(s, args) {
-		p.kept, p.hold = command, nil
+		p.kept, p.hold = append(append([]string{"EVAL", s.Source, strconv.Itoa(len(keys))}, keys...), args...), nil
 		p.mu.Unlock()
-		return nil, errors.New("no answer")
+		return nil, errNoAnswer
 	}
 	p.mu.Unlock()
-	return p.Command(ctx, command...)
+	return p.Client.Eval(ctx, s, keys, args)
 }
 
 func (p *plain) EvalAll(ctx context.Context, s *redisstore.Script, calls []redisstore.Call) []redisstore.Answer {
@@ -242,31 +227,28 @@ func (p *plain) EvalAll(ctx context.Context, s *redisstore.Script, calls []redis
 	return all
 }
 
-func (p *plain) EvalAcked(context.Context, *redisstore.Script, []string, []string, string, int, time.Duration) ([]string, int, error) {
-	return nil, 0, errors.New("not here")
-}
-
-func (p *plain) EachPrimary(_ context.Context, f func(redisstore.Node) error) error { return f(p) }
-
-func (p *plain) Replica(context.Context, string) (redisstore.Node, error) { return p, nil }
-
 func (p *plain) Subscribe(ctx context.Context, _ string, ready func(), _ func(string)) error {
 	ready()
 	<-ctx.Done()
 	return ctx.Err()
 }
 
+func (p *plain) SubscribeSharded(ctx context.Context, channel string, ready func(), got func(string)) error {
+	return p.Subscribe(ctx, channel, ready, got)
+}
+
 // lateRequest returns a store, the grant of its waiter, and the command of an earlier request of the
 // same waiter. The store had no answer to that request, and the server does not have it yet.
-func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *redisstore.Store, g driver.Grant, command []string) {
+func lateRequest(t *testing.T, r *servers.Redis, over func(redisstore.Client) (store, error)) (s store, g driver.Grant, command []string) {
 	t.Helper()
-	p := &plain{r: r}
-	s, err := redisstore.New(p, o...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newPlain(t, r)
+	s, err := over(p)
+	check(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
-	must(t, open(t, "redis://"+r.Address(), o...), request("x", driver.Exclusive, long))
+	other, err := over(newPlain(t, r))
+	check(t, err)
+	t.Cleanup(func() { _ = other.Close(context.Background()) })
+	must(t, other, request("x", driver.Exclusive, long))
 	w := queue(t, s, request("x", driver.Exclusive, long))
 	p.mu.Lock()
 	p.hold = func(sc *redisstore.Script, args []string) bool { // requests a queue entry again
@@ -274,7 +256,7 @@ func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *red
 	}
 	p.mu.Unlock()
 	do(t, r, "FLUSHALL")
-	g = w.granted()
+	g = w.Granted()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kept == nil {
@@ -287,7 +269,7 @@ func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *red
 // lost and released. The server refuses the late request.
 func TestLateRequestAfterReleaseIsRefused(t *testing.T) {
 	r := start(t)
-	s, g, late := lateRequest(t, r)
+	s, g, late := lateRequest(t, r, overNative)
 	do(t, r, "FLUSHALL")
 	code(t, s, s.Release(t.Context(), g, 0), driver.CodeNotHeld)
 	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
@@ -301,10 +283,8 @@ func TestLateRequestAfterReleaseIsRefused(t *testing.T) {
 // request makes no queue entry.
 func TestLateRequestAfterReleaseThatKeepsIsRefused(t *testing.T) {
 	r := start(t)
-	s, g, late := lateRequest(t, r)
-	if err := s.Release(t.Context(), g, long); err != nil {
-		t.Fatal(err)
-	}
+	s, g, late := lateRequest(t, r, overNative)
+	check(t, s.Release(t.Context(), g, long))
 	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
 		t.Errorf("the answer to the late request is %q", answer)
 	}

@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"testing"
@@ -8,7 +9,9 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
-	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
+	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -29,47 +32,36 @@ func (f *fleet) suite(t *testing.T, failing int) {
 		},
 		Stop: func(t testing.TB) {
 			for _, r := range working {
-				if err := r.Pause(); err != nil {
-					t.Fatal(err)
-				}
+				check(t, r.Pause())
 			}
 		},
 		Start: func(t testing.TB) {
 			for _, r := range working {
-				if err := r.Cont(); err != nil {
-					t.Fatal(err)
-				}
+				check(t, r.Cont())
 			}
 		},
 		EntryTTL: 5 * time.Second,
+		Forge:    servertest.Publishing(working...),
 	}
-	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
+	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return wakeup.WithoutFallback(h.Open(t, namespace)) }
 	if failing == 0 {
+		servertest.Clock(t, &h, f.all...)
+		f.setUp()
 		h.Leftovers = f.leftovers
-		h.Delay = func(t testing.TB, d time.Duration) {
-			for _, p := range f.proxies {
-				if err := p.Delay(d); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		h.Disconnect = func(t testing.TB) {
-			for _, p := range f.proxies {
-				p.Cut()
-				if err := p.Heal(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		h.LoseAnswer = func(t testing.TB, after int) {
-			for _, p := range f.proxies {
-				if err := p.LoseAnswer(after); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
+		h.Corrupt = f.corrupt
+		h.Steps = &drivertest.Steps{Open: f.stepped, Faults: stepFaults, Late: errNoAnswer}
+		servertest.Disturb(&h, func(t testing.TB, addresses []string) driver.Store { return f.at(t, addresses) }, f.proxies...)
 	}
 	drivertest.Run(t, h)
+}
+
+var errNoAnswer = errors.New("no answer")
+
+// stepFaults are what may happen to a request to one server.
+var stepFaults = map[string]func(send func() error) error{
+	"the answer is lost":  func(send func() error) error { _ = send(); return errNoAnswer },
+	"the request is lost": func(func() error) error { return errNoAnswer },
+	"busy":                func(func() error) error { return redisstore.ServerError("BUSY Redis is busy running a script") },
 }
 
 // full runs the suite on larger fleets and with failures, too, which takes minutes.
@@ -81,7 +73,7 @@ func TestConformance(t *testing.T) {
 			break
 		}
 		t.Run(fmt.Sprintf("%d servers", n), func(t *testing.T) {
-			start(t, n, options{redlock.MaxTTL(suiteTTL)}).suite(t, 0)
+			startBare(t, n, options{redlock.MaxTTL(suiteTTL)}).suite(t, 0)
 		})
 	}
 }
@@ -98,9 +90,7 @@ func TestConformanceMinority(t *testing.T) {
 	} {
 		t.Run(how, func(t *testing.T) {
 			f := start(t, 3, options{redlock.MaxTTL(suiteTTL)})
-			if err := fail(f, 0); err != nil {
-				t.Fatal(err)
-			}
+			check(t, fail(f, 0))
 			f.suite(t, 1)
 		})
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -17,14 +17,10 @@ import (
 func TestFailoverAndBackGivesNoSecondVote(t *testing.T) {
 	f := startBare(t, 1, nil)
 	g, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "other"), "--replicaof", "127.0.0.1 "+strconv.Itoa(f.all[0].Port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(g.Kill)
 	group := servers.RedisReplicas{Primary: f.all[0], Replicas: []*servers.Redis{g}}
-	if err := group.Linked(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, group.Linked(t.Context()))
 	f.setUp()
 	if _, err := g.Do(t.Context(), "REPLICAOF", "NO", "ONE"); err != nil {
 		t.Fatal(err)
@@ -32,9 +28,7 @@ func TestFailoverAndBackGivesNoSecondVote(t *testing.T) {
 	first := must(t, f.open(t), "name", time.Minute)
 	f.do(0, "REPLICAOF", "127.0.0.1", strconv.Itoa(g.Port))
 	group = servers.RedisReplicas{Primary: g, Replicas: f.all}
-	if err := group.Linked(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, group.Linked(t.Context()))
 	f.do(0, "REPLICAOF", "NO", "ONE")
 	if f.do(0, "EXISTS", "holdfast:redlock:l::name") != int64(0) || f.state(0)["run"] == "" {
 		t.Fatal("the server has not taken the other's data")
@@ -50,12 +44,8 @@ func TestShorterMaxTTLAdmitsNoServer(t *testing.T) {
 	f := start(t, 3, nil)
 	f.proxies[2].Cut()
 	first := must(t, f.open(t), "name", time.Minute)
-	if err := f.proxies[2].Heal(); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.all[1].RestartEmpty(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, f.proxies[2].Heal())
+	check(t, f.all[1].RestartEmpty(t.Context()))
 	s := f.open(t, redlock.MaxTTL(100*time.Millisecond))
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if second, err := s.Acquire(t.Context(), request("name", 100*time.Millisecond)); err == nil {
@@ -70,9 +60,7 @@ func TestServerGivenTwiceIsRefused(t *testing.T) {
 	f := start(t, 3, nil)
 	one := strconv.Itoa(f.all[0].Port)
 	s, err := redlock.Open(t.Context(), "redlock://127.0.0.1:"+one+"?node=localhost:"+one+"&node="+f.all[1].Address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = s.Close(t.Context()) })
 	if g, err := s.Acquire(t.Context(), request("name", time.Minute)); s.Classify(err) != driver.CodeRefused {
 		t.Errorf("Acquire: %+v, %v; want refused", g, err)

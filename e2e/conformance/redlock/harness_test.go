@@ -5,16 +5,17 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
@@ -68,9 +69,7 @@ func startBare(t testing.TB, n int, o options, settings ...string) *fleet {
 			t.Fatal(errs[i])
 		}
 		p, err := servers.NewProxy(f.all[i].Address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		t.Cleanup(p.Close)
 		f.proxies = append(f.proxies, p)
 	}
@@ -130,12 +129,20 @@ func (f *fleet) open(t testing.TB, more ...redlock.Option) *client {
 // make opens a client that the caller closes.
 func (f *fleet) make(t testing.TB, more ...redlock.Option) *client {
 	t.Helper()
-	out := &client{}
+	var addresses []string
 	for _, p := range f.proxies {
-		s, err := redisstore.Open(t.Context(), "redis://"+p.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		addresses = append(addresses, p.Address())
+	}
+	return f.at(t, addresses, more...)
+}
+
+// at opens a client through other proxies. The caller closes it.
+func (f *fleet) at(t testing.TB, addresses []string, more ...redlock.Option) *client {
+	t.Helper()
+	out := &client{}
+	for _, address := range addresses {
+		s, err := redisstore.Open(t.Context(), "redis://"+address)
+		check(t, err)
 		out.below = append(out.below, s)
 	}
 	var err error
@@ -150,9 +157,7 @@ func (f *fleet) direct(t testing.TB) (stores []*redisstore.Store) {
 	t.Helper()
 	for _, r := range f.all {
 		s, err := redisstore.Open(t.Context(), "redis://"+r.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		t.Cleanup(func() { _ = s.Close(context.Background()) })
 		stores = append(stores, s)
 	}
@@ -163,9 +168,7 @@ func (f *fleet) direct(t testing.TB) (stores []*redisstore.Store) {
 func (f *fleet) over(t testing.TB, stores []*redisstore.Store) *redlock.Store {
 	t.Helper()
 	s, err := redlock.New(stores, f.options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	return s
 }
@@ -200,12 +203,18 @@ func (f *fleet) votes(i int) bool {
 	return run != "" && f.state(i)["run"] == run
 }
 
-// leftovers lists the keys of locks and queues. It omits tombstones, which expire.
+// leftovers lists the keys of locks and queues, and the records of locks that are kept. It omits tombstones,
+// which expire, and the records of kept locks that have ended: a later release removes them.
 func (f *fleet) leftovers(testing.TB) (left []string) {
 	for i := range f.all {
+		now := strconv.FormatInt(time.Now().UnixMicro(), 10)
+		kept, _ := f.do(i, "ZRANGE", "holdfast:redlock:kept", now, "+inf", "BYSCORE").([]any)
+		for _, k := range kept {
+			left = append(left, fmt.Sprintf("server %d keeps %s", i, k))
+		}
 		keys, _ := f.do(i, "KEYS", "holdfast:redlock:*").([]any)
 		for _, k := range keys {
-			if strings.HasPrefix(k.(string), "holdfast:redlock:v:") {
+			if key := k.(string); strings.HasPrefix(key, "holdfast:redlock:v:") || key == "holdfast:redlock:kept" {
 				continue
 			}
 			left = append(left, fmt.Sprintf("server %d: %s", i, k))
@@ -214,15 +223,11 @@ func (f *fleet) leftovers(testing.TB) (left []string) {
 	return left
 }
 
-// until waits until ok returns true, and fails the test after a minute.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not so within a minute: %s", what)
-		}
-	}
-}
+var (
+	until = requests.Eventually
+	undo  = requests.Undone
+	check = servertest.Check
+)
 
 var names atomic.Int64
 
@@ -261,18 +266,7 @@ func must(t testing.TB, s driver.Store, name string, ttl time.Duration) driver.G
 	return g
 }
 
-func undo(t testing.TB, s driver.Store, r driver.Request) {
-	t.Helper()
-	until(t, "the request is undone", func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		return s.Undo(ctx, r) == nil
-	})
-}
-
 func release(t testing.TB, s driver.Store, g driver.Grant) {
 	t.Helper()
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Release(t.Context(), g, 0))
 }

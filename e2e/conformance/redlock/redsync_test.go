@@ -58,9 +58,7 @@ func TestSharedWithRedsync(t *testing.T) {
 		var all sync.WaitGroup
 		for w := range workers {
 			l, err := holdfast.New(f.make(t), holdfast.Defaults(holdfast.TTL(30*time.Second)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			all.Go(func() {
 				defer l.Close(context.Background())
 				for i := range each {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -35,6 +36,22 @@ func (r *Recorder) Queued(h []driver.Holder) {
 func (r *Recorder) Lost(c driver.Cause, _ error) {
 	select {
 	case r.Losses <- c:
+	default:
+	}
+}
+
+// AwaitLoss waits until the store reports a loss, and returns its cause.
+func (r *Recorder) AwaitLoss(t testing.TB) driver.Cause {
+	t.Helper()
+	return Receive(t, "the report of a loss", r.Losses)
+}
+
+// Keeps requires that the store has reported no loss.
+func (r *Recorder) Keeps(t testing.TB) {
+	t.Helper()
+	select {
+	case c := <-r.Losses:
+		t.Fatalf("the store reported a loss: %s", c)
 	default:
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -17,10 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var (
-	changes = flag.Int("changes", 10, "how often the leader changes, on each store")
-	figures = flag.String("figures", "", "the file to which the election appends a line of a table for docs/service.md")
-)
+var changes = flag.Int("changes", 10, "how often the leader changes, on each store")
 
 // candidates is the number of replicas in an election.
 const candidates = 4
@@ -188,27 +183,14 @@ func (e *election) judge(g holdfast.Guarantees) {
 	}
 }
 
-// figures logs the time until a successor leads, and appends it to the file of -figures.
+// figures logs the time until a successor leads.
 func (e *election) figures(s store, g holdfast.Guarantees, steps []time.Duration, counts map[string]int) {
 	if len(steps) == 0 {
 		return
 	}
 	slices.Sort(steps)
 	at := func(p int) time.Duration { return steps[(len(steps)-1)*p/100].Round(100 * time.Microsecond) }
-	line := fmt.Sprintf("| %s | %s | %d | %d | %d | %d | %s | %s |", s.name, g.Wake,
-		counts["SIGTERM"], counts["SIGKILL"], counts["SIGSTOP"], counts["outage"], at(50), at(99))
-	e.t.Log(line)
-	if *figures == "" {
-		return
-	}
-	f, err := os.OpenFile(*figures, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := fmt.Fprintln(f, line); err != nil {
-		e.t.Fatal(err)
-	}
+	e.t.Logf("%s, wake-up %s, %v: p50 %s, p99 %s", s.name, g.Wake, counts, at(50), at(99))
 }
 
 // observation has the last token that Leaders has yielded.

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-var ticks = flag.Int("ticks", 0, "how many ticks a schedule has (default 60, 25 with -short)")
+var manyTicks = flag.Int("ticks", 0, "how many ticks a schedule has (default 60, 25 with -short)")
 
 const (
 	replicas = 20
@@ -30,7 +30,7 @@ func TestEveryServesEachTickOnce(t *testing.T) {
 		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && s.name != "redis" || *ticks == 0 && s.name == "etcd" {
+			if testing.Short() && s.name != "redis" || *manyTicks == 0 && s.name == "etcd" {
 				t.Skip("it takes long")
 			}
 			_, url := s.start(t)
@@ -46,7 +46,7 @@ type tickState struct {
 }
 
 func testEvery(t *testing.T, s store, url string) {
-	n := *ticks
+	n := *manyTicks
 	if n == 0 {
 		if n = 60; testing.Short() {
 			n = 25

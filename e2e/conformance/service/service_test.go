@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 )
 
 // TestServiceOnEveryStore runs the life of a service, with a server for each store.
@@ -19,6 +20,7 @@ func TestServiceOnEveryStore(t *testing.T) {
 			t.Parallel()
 			srv, url := s.start(t)
 			t.Run("close", func(t *testing.T) { testClose(t, url) })
+			t.Run("wanted", func(t *testing.T) { testWanted(t, url) })
 			t.Run("drain", func(t *testing.T) { testDrain(t, s, url, nil) })
 			if srv != nil {
 				t.Run("outage", func(t *testing.T) {
@@ -52,6 +54,46 @@ func testClose(t *testing.T, url string) {
 	}
 	if err := k.Unlock(); err != nil {
 		t.Error(err)
+	}
+}
+
+// testWanted: a waiter in another client closes the channel of Wanted, if the store shows waiters. One in the same
+// client does so on every store.
+func testWanted(t *testing.T, url string) {
+	l, other := open(t, url), open(t, url)
+	g, err := l.Guarantees(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := map[string]*holdfast.Locker{"wanted-here": l}
+	if g.Visible == driver.VisibleAll && g.Scope != driver.ScopeProcess {
+		waits["wanted-there"] = other
+	}
+	for name, from := range waits {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		k, err := l.Lock(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if k, err := from.Lock(ctx, name); err != nil {
+				t.Error(err)
+			} else if err := k.Unlock(); err != nil {
+				t.Error(err)
+			}
+		}()
+		select {
+		case <-k.Wanted():
+		case <-ctx.Done():
+			t.Errorf("%s: a client waits, and the channel of Wanted is open", name)
+		}
+		if err := k.Unlock(); err != nil {
+			t.Error(err)
+		}
+		<-done
+		cancel()
 	}
 }
 

@@ -14,14 +14,16 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/natsstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/s3store"
 	_ "github.com/holdfast-go/holdfast/zkstore"
 
 	_ "github.com/go-sql-driver/mysql"
@@ -73,6 +75,18 @@ var stores = []store{
 		servertest.Started(t, err)
 		t.Cleanup(z.Kill)
 		return z, "zk://" + z.Address()
+	}},
+	{"nats", 2 * time.Second, func(t *testing.T) (server, string) {
+		n, err := servers.StartNATS(t.Context(), servers.NATSConfig{Dir: t.TempDir()})
+		servertest.Started(t, err)
+		t.Cleanup(n[0].End)
+		return n[0], prepare(t, "nats://"+n[0].Client+"?bucket=locks&skew=10ms")
+	}},
+	{"s3", 2 * time.Second, func(t *testing.T) (server, string) {
+		s, err := servers.StartS3(t.Context(), t.TempDir())
+		servertest.Started(t, err)
+		t.Cleanup(s.Kill)
+		return s, servers.S3URL(s.Address)
 	}},
 	{"mariadb-pessimistic", 3 * time.Second, mariadb("pessimistic")},
 	{"mariadb-optimistic", 2 * time.Second, mariadb("optimistic")},

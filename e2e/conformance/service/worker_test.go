@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/internal/wallclock"
+	"github.com/holdfast-go/holdfast/internal/ticks"
 	"golang.org/x/sys/unix"
 )
 
@@ -205,7 +205,7 @@ func (w *worker) lead(ctx context.Context, locker *holdfast.Locker) error {
 // every serves a schedule.
 func (w *worker) every(ctx context.Context, locker *holdfast.Locker) error {
 	say(report{Kind: "candidate"})
-	for tick, err := range locker.Every(wallclock.With(ctx, w.Ahead), w.Name, holdfast.Period(w.Period), holdfast.TTL(w.TTL)) {
+	for tick, err := range locker.Every(ticks.Ahead(ctx, w.Ahead), w.Name, holdfast.Period(w.Period), holdfast.TTL(w.TTL)) {
 		switch {
 		case errors.Is(err, holdfast.ErrMissed):
 			say(report{Kind: "missed", Tick: tick.Time})

@@ -8,18 +8,18 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 )
 
-// ConcurrentInsertsGrantInTurn sends concurrent requests for a name without a row. It requires that the
+// concurrentInsertsGrantInTurn sends concurrent requests for a name without a row. It requires that the
 // waiting requests get the lock one after the other, and that none of them returns a busy
 // error.
-func ConcurrentInsertsGrantInTurn(t *testing.T, d *Database) {
+func concurrentInsertsGrantInTurn(t *testing.T, d *Database) {
 	d.Each(t, []string{"pessimistic"}, func(t *testing.T, params, database string) {
 		const waiters, tries, rounds = 3, 2, 40
 		var stores [waiters + tries]Store
 		for i := range stores {
 			stores[i] = d.Store(t, database, params)
-			defer Close(t, stores[i])
 		}
 		for round := range rounds {
 			name := fmt.Sprintf("race-%d", round)
@@ -47,17 +47,16 @@ func ConcurrentInsertsGrantInTurn(t *testing.T, d *Database) {
 	})
 }
 
-// InterruptedWaitGetsNoGrant requires that a request gets no grant if another client ends its waiting
+// interruptedWaitGetsNoGrant requires that a request gets no grant if another client ends its waiting
 // statement, or if the statement exceeds the server's lock timeout.
-func InterruptedWaitGetsNoGrant(t *testing.T, d *Database) {
+func interruptedWaitGetsNoGrant(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		g, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		r, a := Request("interrupted", driver.Exclusive, time.Minute)
-		w := wait(t, ctx, s, r, a)
+		r, _ := Request("interrupted", driver.Exclusive, time.Minute)
+		w := requests.QueueWith(t, ctx, s, r)
 		db := d.Pool(t, database)
 		numbers := d.running(t, db, r.ID)
 		if len(numbers) != 1 {
@@ -69,12 +68,12 @@ func InterruptedWaitGetsNoGrant(t *testing.T, d *Database) {
 		// The request may wait again, or return an unknown outcome.
 		Busy(t, s, "interrupted", driver.Exclusive)
 		cancel()
-		<-w.done
-		if w.err == nil {
-			t.Fatalf("granted while it is held: %+v", w.g)
+		<-w.Done
+		if w.Err == nil {
+			t.Fatalf("granted while it is held: %+v", w.Grant)
 		}
-		if s.Classify(w.err) == driver.CodeUnknown {
-			Undo(t, s, r)
+		if s.Classify(w.Err) == driver.CodeUnknown {
+			requests.Undone(t, s, r)
 		}
 		Release(t, s, g)
 		next, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
@@ -83,13 +82,10 @@ func InterruptedWaitGetsNoGrant(t *testing.T, d *Database) {
 	t.Run("optimistic", func(t *testing.T) {
 		database := d.Create(t)
 		s := d.Store(t, database, "recipe=optimistic&"+d.LockTimeout)
-		defer Close(t, s)
 		g, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute) // the name has a row
 		Release(t, s, g)
 		tx, err := d.Pool(t, database).Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer tx.Rollback()
 		if _, err := tx.Exec("SELECT * FROM holdfast_row FOR UPDATE"); err != nil {
 			t.Fatal(err)
@@ -101,39 +97,36 @@ func InterruptedWaitGetsNoGrant(t *testing.T, d *Database) {
 		if err == nil {
 			t.Fatalf("granted although the row could not be written: %+v", got)
 		}
-		if err := tx.Rollback(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, tx.Rollback())
 		if s.Classify(err) == driver.CodeUnknown {
-			Undo(t, s, r)
+			requests.Undone(t, s, r)
 		}
 		next, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
 		Release(t, s, next)
 	})
 }
 
-// CancelledWaitStrandsNothing requires that a cancelled wait leaves neither a session nor a queue
+// cancelledWaitStrandsNothing requires that a cancelled wait leaves neither a session nor a queue
 // entry at the server.
-func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
+func cancelledWaitStrandsNothing(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		g, _ := Must(t, s, "cancel", driver.Exclusive, time.Minute)
 		for range 5 {
 			ctx, cancel := context.WithCancel(t.Context())
-			r, a := Request("cancel", driver.Exclusive, time.Minute)
-			w := wait(t, ctx, s, r, a)
+			r, _ := Request("cancel", driver.Exclusive, time.Minute)
+			w := requests.QueueWith(t, ctx, s, r)
 			cancel()
-			<-w.done
-			if w.err == nil {
-				t.Fatalf("granted while it is held: %+v", w.g)
+			<-w.Done
+			if w.Err == nil {
+				t.Fatalf("granted while it is held: %+v", w.Grant)
 			}
-			switch c := s.Classify(w.err); c {
+			switch c := s.Classify(w.Err); c {
 			case driver.CodeWithdrawn:
 			case driver.CodeUnknown: // the server has not confirmed the end in time
-				Undo(t, s, r)
+				requests.Undone(t, s, r)
 			default:
-				t.Errorf("a cancelled wait returns %v: %v", c, w.err)
+				t.Errorf("a cancelled wait returns %v: %v", c, w.Err)
 			}
 			st, err := s.Inspect(t.Context(), "cancel")
 			if err != nil || len(st.Waiters) != 0 {
@@ -151,7 +144,6 @@ func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
 func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
 	d.Each(t, recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		overlap(t, s, 4)
 	})
 }
@@ -175,7 +167,7 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 				g, err := s.Acquire(ctx, r)
 				if err != nil {
 					if s.Classify(err) == driver.CodeUnknown {
-						Undo(t, s, r)
+						requests.Undone(t, s, r)
 					}
 					return
 				}
@@ -195,30 +187,80 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 	if err != nil {
 		t.Errorf("a writer among readers: %v", err)
 		if s.Classify(err) == driver.CodeUnknown {
-			Undo(t, s, r)
+			requests.Undone(t, s, r)
 		}
 		return
 	}
 	Release(t, s, g)
 }
 
-// WritersAreServedInOrder requires that exclusive waiters get the lock in the order of their
+// writersAreServedInOrder requires that exclusive waiters get the lock in the order of their
 // requests.
-func WritersAreServedInOrder(t *testing.T, d *Database) {
+func writersAreServedInOrder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		g, _ := Must(t, s, "order", driver.Exclusive, time.Minute)
-		var queue []*Waiter
+		var queue []*requests.Waiter
 		for range 8 {
 			queue = append(queue, Wait(t, t.Context(), s, "order", driver.Exclusive))
 		}
 		for _, w := range queue {
 			Release(t, s, g)
 			next := w.Granted()
-			Rises(t, g, next)
+			requests.Rises(t, g, next)
 			g = next
 		}
 		Release(t, s, g)
 	})
+}
+
+// firstPermitsAreGranted requires that clients that request the first permits of a name at the same time get
+// them, although each of them prepares the rows of the name.
+func firstPermitsAreGranted(t *testing.T, d *Database) {
+	const params, clients, names = "recipe=pessimistic", 3, 40
+	database := d.Create(t)
+	stores := make([]Store, clients)
+	for i := range stores {
+		stores[i] = d.Store(t, database, params)
+	}
+	for n := range names {
+		name := fmt.Sprint("fresh-", n)
+		grants, errs := make([]driver.Grant, clients), make([]error, clients)
+		var all sync.WaitGroup
+		start := make(chan struct{})
+		for i, s := range stores {
+			r, _ := Request(name, clients, time.Minute)
+			all.Go(func() {
+				<-start
+				grants[i], errs[i] = s.Acquire(t.Context(), r)
+			})
+		}
+		close(start)
+		all.Wait()
+		for i, s := range stores {
+			if errs[i] != nil {
+				t.Errorf("%s, client %d of %d: %v", name, i, clients, errs[i])
+			} else {
+				Release(t, s, grants[i])
+			}
+		}
+	}
+}
+
+// PermitWaitsForOpenInsert requires that a waiter for a permit waits while a transaction of another client, which has
+// inserted the row of the name, is open. insert is its statement.
+func PermitWaitsForOpenInsert(t *testing.T, d *Database, insert string) {
+	database := d.Create(t)
+	s := d.Store(t, database, "recipe=pessimistic")
+	tx, err := d.Pool(t, database).Begin()
+	check(t, err)
+	defer tx.Rollback()
+	if _, err := tx.Exec(insert); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := Wait(t, ctx, s, "fresh", 3).Failed(); s.Classify(err) != driver.CodeWithdrawn {
+		t.Errorf("the wait ended with %v; want withdrawn", err)
+	}
 }

@@ -8,18 +8,20 @@ package sqltest
 import (
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
-	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/internal/servers"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // Store is a store under test.
@@ -27,6 +29,9 @@ type Store interface {
 	driver.Store
 	driver.Inspector
 	driver.Breaker
+	driver.Examiner
+	driver.Swapper
+	driver.Values
 	Init(context.Context) error
 	Sweep(context.Context, time.Duration) error
 }
@@ -39,6 +44,8 @@ type Server struct {
 
 // Process is the control of a server's process.
 type Process interface {
+	servertest.Clocked
+	TrueClock(context.Context) error
 	Pause() error
 	Cont() error
 	Kill()
@@ -74,8 +81,8 @@ type Database struct {
 	// Holder selects the number of the session that has a grant. The argument is the
 	// grant's token.
 	Holder string
-	// Running selects the numbers of other sessions whose statements contain a text. The
-	// argument is that text.
+	// Running selects the numbers of other sessions in the same database whose statements contain
+	// a text. The argument is that text.
 	Running string
 	// End ends a session, and Interrupt ends its statement. The argument is the session's
 	// number.
@@ -88,6 +95,8 @@ type Database struct {
 	LockTimeout string
 	// Parameter is the first placeholder of a statement.
 	Parameter string
+	// Forge sends a notification of waiters with any payload, its argument; empty if the store listens to none.
+	Forge string
 
 	once   sync.Once
 	server Server
@@ -139,17 +148,13 @@ func (d *Database) Create(t testing.TB) (name string) {
 	name = d.Bare(t)
 	s := d.Store(t, name, "recipe=optimistic")
 	for range 2 { // Init can be repeated
-		if err := s.Init(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check(t, s.Init(t.Context()))
 	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Close(t.Context()))
 	return name
 }
 
-// Store opens a store on the package's server. The caller closes it.
+// Store opens a store on the package's server. It is closed at the end of the test, or before by the test.
 func (d *Database) Store(t testing.TB, database, params string) Store {
 	t.Helper()
 	return d.StoreAt(t, d.Server(t).Address, database, params)
@@ -158,11 +163,26 @@ func (d *Database) Store(t testing.TB, database, params string) Store {
 // StoreAt opens a store on another server, or through a proxy.
 func (d *Database) StoreAt(t testing.TB, address, database, params string) Store {
 	t.Helper()
-	s, err := d.Open(context.Background(), d.URL(address, database, params), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	return d.OpenURL(t, d.URL(address, database, params))
+}
+
+// OpenURL opens a store by its URL.
+func (d *Database) OpenURL(t testing.TB, url string) Store {
+	t.Helper()
+	s, err := d.Open(context.Background(), url, "")
+	check(t, err)
+	t.Cleanup(func() { Close(t, s) })
 	return s
+}
+
+// Another starts another server with settings, which is closed at the end of the test.
+func (d *Database) Another(t testing.TB, settings ...string) Server {
+	t.Helper()
+	d.Server(t) // skips, or fails
+	server, err := d.Start(context.Background(), settings...)
+	check(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	return server
 }
 
 // Pool returns a pool of database/sql, such as another program uses.
@@ -175,9 +195,7 @@ func (d *Database) Pool(t testing.TB, database string) *sql.DB {
 func (d *Database) PoolAt(t testing.TB, address, database string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open(d.Driver, d.DSN(address, database))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
@@ -196,9 +214,7 @@ func (d *Database) Exec(t testing.TB, database, query string, args ...any) {
 func (d *Database) proxied(t testing.TB, database, params string) (Store, *servers.Proxy) {
 	t.Helper()
 	proxy, err := servers.NewProxy(d.Server(t).Address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(proxy.Close)
 	return d.StoreAt(t, proxy.Address(), database, params), proxy
 }
@@ -225,36 +241,37 @@ func (d *Database) running(t testing.TB, db *sql.DB, text string) (numbers []int
 	defer rows.Close()
 	for rows.Next() {
 		var n int64
-		if err := rows.Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		check(t, rows.Scan(&n))
 		numbers = append(numbers, n)
 	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, rows.Err())
 	return numbers
 }
 
-// Conformance runs the conformance suite for every recipe.
+// Conformance runs the conformance suite for every recipe. In short mode, of the recipes with sessions it takes only
+// the first, since the other has the same code with statements of its own.
 func Conformance(t *testing.T, d *Database) {
 	for _, recipe := range d.Recipes {
+		if testing.Short() && d.onSession(recipe) && recipe != d.Recipes[0] {
+			continue
+		}
 		t.Run(recipe, func(t *testing.T) {
 			server := d.Server(t)
 			database := d.Create(t)
 			proxy, err := servers.NewProxy(server.Address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			t.Cleanup(proxy.Close)
+			params := "recipe=" + recipe
+			if d.onSession(recipe) {
+				params += "&max_conns=250" // the suite holds many locks at the same time
+			}
+			at := func(t testing.TB, address, ns string) driver.Store {
+				s, err := d.Open(context.Background(), d.URL(address, database, params), ns)
+				check(t, err)
+				return s
+			}
 			h := drivertest.Harness{
-				Open: func(t testing.TB, ns string) driver.Store {
-					s, err := d.Open(context.Background(), d.URL(proxy.Address(), database, "recipe="+recipe), ns)
-					if err != nil {
-						t.Fatal(err)
-					}
-					return s
-				},
+				Open: func(t testing.TB, ns string) driver.Store { return at(t, proxy.Address(), ns) },
 				Stop: func(t testing.TB) {
 					t.Cleanup(func() { _ = server.Cont() }) // also after a failure
 					if err := server.Pause(); err != nil {
@@ -266,27 +283,33 @@ func Conformance(t *testing.T, d *Database) {
 						t.Error(err)
 					}
 				},
-				Delay: func(t testing.TB, d time.Duration) {
-					if err := proxy.Delay(d); err != nil {
-						t.Fatal(err)
-					}
-				},
-				Disconnect: func(t testing.TB) {
-					proxy.Cut()
-					if err := proxy.Heal(); err != nil {
-						t.Fatal(err)
-					}
-				},
-				LoseAnswer: func(t testing.TB, after int) {
-					if err := proxy.LoseAnswer(after); err != nil {
-						t.Fatal(err)
-					}
-				},
 			}
-			h.OpenWithoutFallback = func(t testing.TB, ns string) driver.Store { return fallback.Without(h.Open(t, ns)) }
+			servertest.Disturb(&h, func(t testing.TB, addresses []string) driver.Store { return at(t, addresses[0], "") }, proxy)
+			h.OpenWithoutFallback = func(t testing.TB, ns string) driver.Store { return wakeup.WithoutFallback(h.Open(t, ns)) }
 			if d.onSession(recipe) {
+				// No clock is set: tokens are times of the server's clock, and fall if it is set back.
 				h.TTL = d.SessionTTL
 				h.OpenWithoutFallback = h.Open // the server queues
+			} else {
+				servertest.Clock(t, &h, server.Process)
+				if h.SetClock != nil { // later tests use the server, too
+					t.Cleanup(func() {
+						if err := server.TrueClock(context.Background()); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				if d.Forge != "" {
+					h.Forge = func(t testing.TB, name string, ids []string, _ uint64) {
+						valid := hex.EncodeToString([]byte("\x00" + name))
+						for _, payload := range append(ids, valid, strings.ToUpper(valid), valid+"00", "zz", strings.Repeat("f", 7999), valid) {
+							d.Exec(t, database, d.Forge, payload)
+						}
+					}
+				}
+				h.Corrupt = func(t testing.TB, namespace, name string) func() {
+					return d.corrupt(t, database, namespace, name, `{"holders":[{}]}`)
+				}
 			}
 			drivertest.Run(t, h)
 		})

@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// FailedTokenWriteLeavesNothingLocked requires that a request leaves nothing locked if the session
+// failedTokenWriteLeavesNothingLocked requires that a request leaves nothing locked if the session
 // has got the lock and the write of the token fails.
-func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
+func failedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 	for _, waits := range []bool{false, true} {
 		d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 			begin := func(t *testing.T) *step { return d.step(t, d.Server(t).Address, database, params, "", waits) }
@@ -54,10 +56,8 @@ func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 	// session that has the lock. So the client cannot free the lock over this session.
 	t.Run("unheard", func(t *testing.T) {
 		database := d.Create(t)
-		proxy, err := newLateProxy(d.Server(t).Address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		proxy, err := servers.NewProxy(d.Server(t).Address)
+		check(t, err)
 		defer proxy.Close()
 		defer d.blockHighWaterMark(t, database)()
 		p := d.step(t, proxy.Address(), database, "recipe=pessimistic", d.LockTimeout, false)
@@ -73,13 +73,10 @@ func FailedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 func DurableTokensOnSmallPoolDoNotDeadlock(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
 	database := d.Create(t)
 	other := d.Store(t, database, "recipe=pessimistic")
-	defer Close(t, other)
 	db := d.Pool(t, database)
 	db.SetMaxOpenConns(2)
 	s, err := open(t.Context(), db)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer Close(t, s)
 	var held []driver.Grant
 	for _, name := range []string{"a", "a", "b", "b"} {
@@ -88,27 +85,23 @@ func DurableTokensOnSmallPoolDoNotDeadlock(t *testing.T, d *Database, open func(
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	var waiters []*Waiter
+	var waiters []*requests.Waiter
 	for _, name := range []string{"a", "b"} {
-		r, a := Request(name, 2, 3*time.Second)
-		waiters = append(waiters, wait(t, ctx, s, r, a))
+		r, _ := Request(name, 2, 3*time.Second)
+		waiters = append(waiters, requests.QueueWith(t, ctx, s, r))
 	}
 	for _, g := range held {
 		Release(t, other, g)
 	}
 	for _, w := range waiters {
-		select {
-		case <-w.done:
-		case <-time.After(2 * soon):
-			t.Fatal("a request has not ended")
-		}
+		_ = w.Ended()
 		switch {
 		case ctx.Err() != nil:
-			t.Fatalf("the requests waited for each other: %v", w.err)
-		case w.err == nil:
-			Release(t, s, w.g)
-		case s.Classify(w.err) != driver.CodeUnavailable:
-			t.Errorf("%v: %v; want a grant, or unavailable", s.Classify(w.err), w.err)
+			t.Fatalf("the requests waited for each other: %v", w.Err)
+		case w.Err == nil:
+			Release(t, s, w.Grant)
+		case s.Classify(w.Err) != driver.CodeUnavailable:
+			t.Errorf("%v: %v; want a grant, or unavailable", s.Classify(w.Err), w.Err)
 		}
 	}
 	for _, name := range []string{"a", "b"} {
@@ -122,9 +115,7 @@ func DurableTokensOnSmallPoolDoNotDeadlock(t *testing.T, d *Database, open func(
 func (d *Database) blockHighWaterMark(t testing.TB, database string) (end func()) {
 	t.Helper()
 	tx, err := d.Pool(t, database).Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if _, err := tx.Exec("SELECT * FROM holdfast_floor FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
@@ -186,18 +177,13 @@ func (p *step) writing() int64 {
 func (p *step) leavesNothing(codes ...driver.Code) {
 	p.t.Helper()
 	defer p.cancel()
-	var err error
-	select {
-	case err = <-p.done:
-	case <-time.After(soon):
-		p.t.Fatal("the request has not ended")
-	}
+	err := requests.Receive(p.t, "the end of the request", p.done)
 	code := p.store.Classify(err)
 	if err == nil || !slices.Contains(codes, code) {
 		p.t.Errorf("%v: %v; want one of %v", code, err, codes)
 	}
 	if code == driver.CodeUnknown {
-		Undo(p.t, p.store, p.r)
+		requests.Undone(p.t, p.store, p.r)
 	}
 	g, _ := Must(p.t, p.other, p.r.Name, driver.Exclusive, time.Minute)
 	Release(p.t, p.other, g)

@@ -8,32 +8,47 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 )
 
-// CrashFreesAtOnce requires that the server ends the connections of a crashed client, and grants
+// crashFreesAtOnce requires that the server ends the connections of a crashed client, and grants
 // its lock to a waiter long before the TTL has passed.
-func CrashFreesAtOnce(t *testing.T, d *Database) {
+func crashFreesAtOnce(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s, proxy := d.proxied(t, database, params)
-		defer Close(t, s)
 		other := d.Store(t, database, params)
-		defer Close(t, other)
 		g, _ := Must(t, s, "crash", driver.Exclusive, time.Hour)
 		waiter := Wait(t, t.Context(), other, "crash", driver.Exclusive)
 		proxy.Close()
 		next := waiter.Granted()
-		Rises(t, g, next)
+		requests.Rises(t, g, next)
 		Release(t, other, next)
 	})
 }
 
-// DeletedRowEndsTheGrant requires that the holder of a lease is notified when its row was deleted,
+// breakEndsYoungGrant requires that a break ends a grant that inspections do not show yet.
+func breakEndsYoungGrant(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		s, other := d.Store(t, database, params), d.Store(t, database, params)
+		for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
+			if params == "recipe=named" && limit != driver.Exclusive {
+				continue
+			}
+			g, a := Must(t, s, "young", limit, time.Minute)
+			if err := other.Break(t.Context(), "young", g.Token); err != nil {
+				t.Errorf("limit %d: Break: %v", limit, err)
+			}
+			a.AwaitLoss(t)
+		}
+	})
+}
+
+// deletedRowEndsTheGrant requires that the holder of a lease is notified when its row was deleted,
 // and that the next grant has a larger token.
-func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
+func deletedRowEndsTheGrant(t *testing.T, d *Database) {
 	const params = "recipe=optimistic"
 	database := d.Create(t)
 	s := d.Store(t, database, params)
-	defer Close(t, s)
 	g, a := Must(t, s, "row", driver.Exclusive, time.Hour)
 	d.Exec(t, database, "DELETE FROM holdfast_row")
 	if c := a.AwaitLoss(t); c != driver.CauseGone {
@@ -43,23 +58,21 @@ func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
 		t.Errorf("renewing a grant whose row was deleted: %v", r[0].Err)
 	}
 	next, _ := Must(t, s, "row", driver.Exclusive, time.Minute)
-	Rises(t, g, next)
+	requests.Rises(t, g, next)
 	Release(t, s, next)
 }
 
-// ClockSetForwardEndsTheGrant requires that a lease expires at a server whose clock was set forward by an
+// clockSetForwardEndsTheGrant requires that a lease expires at a server whose clock was set forward by an
 // hour, and that its holder is notified.
-func ClockSetForwardEndsTheGrant(t *testing.T, d *Database) {
+func clockSetForwardEndsTheGrant(t *testing.T, d *Database) {
 	const params = "recipe=optimistic"
 	database := d.Create(t)
 	s := d.Store(t, database, params)
-	defer Close(t, s)
 	other := d.Store(t, database, params)
-	defer Close(t, other)
 	g, a := Must(t, s, "forward", driver.Exclusive, time.Minute)
 	d.moveDeadlines(t, database, 1, -time.Hour) // has the same effect as another clock
 	next, _ := Must(t, other, "forward", driver.Exclusive, time.Minute)
-	Rises(t, g, next)
+	requests.Rises(t, g, next)
 	a.AwaitLoss(t)
 	Release(t, other, next)
 }
@@ -69,15 +82,11 @@ func (d *Database) moveDeadlines(t testing.TB, database string, grants int, by t
 	t.Helper()
 	db := d.Pool(t, database)
 	var state string
-	if err := db.QueryRow("SELECT state FROM holdfast_row").Scan(&state); err != nil {
-		t.Fatal(err)
-	}
+	check(t, db.QueryRow("SELECT state FROM holdfast_row").Scan(&state))
 	changed := 0
 	later := regexp.MustCompile(`"expires":[0-9]+`).ReplaceAllStringFunc(state, func(s string) string {
 		n, err := strconv.ParseInt(s[len(`"expires":`):], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		changed++
 		return fmt.Sprintf(`"expires":%d`, n+by.Microseconds())
 	})

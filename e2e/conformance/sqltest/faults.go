@@ -10,14 +10,15 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// KilledSessionLosesGrant requires that the grant ends when an administrator ends its session, and that the store
+// killedSessionLosesGrant requires that the grant ends when an administrator ends its session, and that the store
 // notifies the holder at once. The next grant must have a larger token.
-func KilledSessionLosesGrant(t *testing.T, d *Database) {
+func killedSessionLosesGrant(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		g, a := Must(t, s, "kill", driver.Exclusive, time.Minute)
 		d.Terminate(t, d.Pool(t, database), s, g)
 		if c := a.AwaitLoss(t); c != d.Ended {
@@ -30,7 +31,7 @@ func KilledSessionLosesGrant(t *testing.T, d *Database) {
 			t.Errorf("Release of the ended grant: %v, want not held", err)
 		}
 		next, _ := Must(t, s, "kill", driver.Exclusive, time.Minute)
-		Rises(t, g, next)
+		requests.Rises(t, g, next)
 		Release(t, s, next)
 	})
 }
@@ -38,78 +39,88 @@ func KilledSessionLosesGrant(t *testing.T, d *Database) {
 // Terminate ends the session that has a grant, as an administrator does.
 func (d *Database) Terminate(t testing.TB, db *sql.DB, s driver.Inspector, g driver.Grant) {
 	t.Helper()
-	if _, err := s.Inspect(t.Context(), g.Name); err != nil { // waits until the grant is recorded
-		t.Fatal(err)
-	}
+	Shown(t, s, g)
 	var number int64
 	err := sql.ErrNoRows
 	Soon(func() bool {
 		err = db.QueryRow(fmt.Sprintf(d.Holder, g.Token)).Scan(&number)
 		return !errors.Is(err, sql.ErrNoRows)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if _, err := db.Exec(fmt.Sprintf(d.End, number)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // UserPoolNoticesLoss requires that a ping notices the end of a connection of a user's pool, and that a lock
-// uses one connection. The store must not return a connection with its own settings to the pool.
-func UserPoolNoticesLoss(t *testing.T, d *Database) {
+// uses one connection. The store must not return a connection with a lock or with its own settings to the pool. open
+// opens a store over a pool, and returns a function that counts the connections in use.
+func UserPoolNoticesLoss(t *testing.T, d *Database, open func(t *testing.T, database, recipe string) (s Store, db *sql.DB, used func() int)) {
 	database := d.Create(t)
 	for _, recipe := range d.Recipes {
 		t.Run(recipe, func(t *testing.T) {
-			db := d.Pool(t, database)
-			settings := func() (s string) {
-				if err := db.QueryRow(d.Settings).Scan(&s); err != nil {
-					t.Fatal(err)
-				}
+			settings := func(db *sql.DB) (s string) {
+				check(t, db.QueryRow(d.Settings).Scan(&s))
 				return s
 			}
-			before := settings()
-			s, err := d.New(t.Context(), db, recipe)
-			if err != nil {
-				t.Fatal(err)
+			plain := d.Pool(t, database)
+			before := settings(plain)
+			s, db, used := open(t, database, recipe)
+			clean := func() {
+				t.Helper()
+				if after := settings(db); after != before {
+					t.Errorf("a connection of the pool has the settings %q, want %q", after, before)
+				}
 			}
-			defer Close(t, s)
+			other := d.Store(t, database, "recipe="+recipe)
 			g, a := Must(t, s, "pool", driver.Exclusive, time.Minute)
 			Busy(t, s, "pool", driver.Exclusive)
-			limit := map[bool]int{false: 0, true: 1}[d.onSession(recipe)]
-			if !Soon(func() bool { return db.Stats().InUse <= limit }) {
-				t.Errorf("a held lock uses %d connections, want %d", db.Stats().InUse, limit)
+			Busy(t, other, "pool", driver.Exclusive)
+			limit, ttl := 0, time.Second // only its TTL ends the last lease
+			if d.onSession(recipe) {
+				limit, ttl = 1, time.Minute
+			}
+			if !Soon(func() bool { return used() <= limit }) {
+				t.Errorf("a held lock uses %d connections, want %d", used(), limit)
 			}
 			if d.onSession(recipe) {
-				d.Terminate(t, db, s, g)
+				d.Terminate(t, plain, s, g)
 				a.AwaitLoss(t)
 			}
 			_ = s.Release(t.Context(), g, 0)
 			again, _ := Must(t, s, "pool", driver.Exclusive, time.Minute)
 			Release(t, s, again)
-			if after := settings(); after != before {
-				t.Errorf("a connection of the pool has the settings %q, want %q", after, before)
-			}
-			if !Soon(func() bool { return db.Stats().InUse == 0 }) {
-				t.Errorf("the store has not returned %d connections to the pool", db.Stats().InUse)
+			clean()
+
+			Must(t, s, "pool", driver.Exclusive, ttl)
+			Close(t, s)
+			clean()
+			freed(t, other, "pool")
+			if !Soon(func() bool { return used() == 0 }) {
+				t.Errorf("the store has not returned %d connections to the pool", used())
 			}
 		})
 	}
 }
 
-// SilentHolderLosesLockAfterTTL requires that the server frees the locks of a client from which it hears nothing
+// OverSQL opens a store over a pool of database/sql, for [UserPoolNoticesLoss].
+func (d *Database) OverSQL(t *testing.T, database, recipe string) (Store, *sql.DB, func() int) {
+	db := d.Pool(t, database)
+	s, err := d.New(t.Context(), db, recipe)
+	check(t, err)
+	return s, db, func() int { return db.Stats().InUse }
+}
+
+// silentHolderLosesLockAfterTTL requires that the server frees the locks of a client from which it hears nothing
 // any more, not even the end of its connections. The server does so when the TTL of each lock has passed, and not
 // sooner, although its session had a grant with a longer or a shorter TTL before.
-func SilentHolderLosesLockAfterTTL(t *testing.T, d *Database) {
+func silentHolderLosesLockAfterTTL(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
-		proxy, err := newLateProxy(d.Server(t).Address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		proxy, err := servers.NewProxy(d.Server(t).Address)
+		check(t, err)
 		defer proxy.Close()
 		s := d.StoreAt(t, proxy.Address(), database, params)
 		other := d.Store(t, database, params)
-		defer Close(t, other)
 		var grants []driver.Grant
 		for name, before := range map[string]time.Duration{"after a longer TTL": time.Hour, "after a shorter TTL": time.Second} {
 			// The next grant usually gets this session. On a busy machine the shorter TTL may pass first.
@@ -122,13 +133,10 @@ func SilentHolderLosesLockAfterTTL(t *testing.T, d *Database) {
 		brief, _ := Must(t, s, "swapped", driver.Exclusive, time.Second)
 		r, _ := Request("swapped", driver.Exclusive, 3*time.Second)
 		r.Wait = true
-		g, err := s.(driver.Swapper).Swap(t.Context(), brief, r, func(error) {})
-		if err != nil {
-			t.Fatal(err)
-		}
+		g, err := s.Swap(t.Context(), brief, r, func(error) {})
+		check(t, err)
 		grants = append(grants, g)
-		proxy.Refuse()
-		proxy.Hold()
+		check(t, proxy.Silence())
 		var all sync.WaitGroup
 		for _, g := range grants {
 			all.Go(func() {
@@ -157,90 +165,9 @@ func eventually(t testing.TB, s driver.Store, name string) (driver.Grant, error)
 	return s.Acquire(ctx, r)
 }
 
-// UnansweredReleaseIsUnknown requires that a release whose answer is lost with the connection is not
-// confirmed, and leaves nothing of the grant.
-func UnansweredReleaseIsUnknown(t *testing.T, d *Database) {
-	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
-		s, proxy := d.proxied(t, database, params)
-		defer Close(t, s)
-		other := d.Store(t, database, params)
-		defer Close(t, other)
-		warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
-		Release(t, s, warm) // from now on the connection has its prepared statements
-		g, _ := Must(t, s, "unanswered", driver.Exclusive, time.Minute)
-		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // the last statement before the release
-			t.Fatal(r[0].Err)
-		}
-		waiter := Wait(t, t.Context(), other, "unanswered", driver.Exclusive)
-		if err := proxy.DropAnswers(); err != nil {
-			t.Fatal(err)
-		}
-		released := make(chan error, 1)
-		go func() { released <- s.Release(t.Context(), g, 0) }()
-		next := waiter.Granted()
-		proxy.Cut() // if the answer has not reached the proxy yet, the proxy has not dropped it
-		if err := proxy.Heal(); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-released; err == nil || s.Classify(err) != driver.CodeUnknown {
-			t.Errorf("Release: %v, want an unknown outcome", err)
-		}
-		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
-			t.Errorf("a second Release: %v, want not held", err)
-		}
-		Release(t, other, next)
-	})
-}
-
-// LateRequestGetsNoGrant requires that a request which was undone gets no grant when the network delivers it
-// late.
-func LateRequestGetsNoGrant(t *testing.T, d *Database) {
-	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
-		proxy, err := newLateProxy(d.Server(t).Address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer proxy.Close()
-		s := d.StoreAt(t, proxy.Address(), database, params)
-		defer Close(t, s)
-		watcher := d.Store(t, database, params)
-		defer Close(t, watcher)
-		for _, hasRow := range []bool{false, true} { // whether the name already has a row
-			name := fmt.Sprintf("late-%t", hasRow)
-			warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
-			Release(t, s, warm) // leaves an idle connection
-			if hasRow {
-				g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
-				Release(t, s, g)
-			}
-			proxy.Hold()
-			r, _ := Request(name, driver.Exclusive, time.Minute)
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			_, err := s.Acquire(ctx, r)
-			cancel()
-			if err == nil {
-				t.Fatal("a request without an answer got a grant")
-			}
-			if s.Classify(err) == driver.CodeUnknown {
-				Undo(t, s, r)
-			}
-			proxy.Deliver()
-			// The server ends the session of the request after the request has arrived.
-			db := d.Pool(t, database)
-			for end := time.Now().Add(soon); len(d.running(t, db, r.ID)) > 0; time.Sleep(5 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("the late request did not end")
-				}
-			}
-			g, _ := Must(t, watcher, name, driver.Exclusive, time.Minute)
-			Release(t, watcher, g)
-		}
-	})
-}
-
-// RestartEndsSessions requires that holders notice a restart of the server, and that it ends all grants on
+// restartEndsSessions requires that holders notice a restart of the server, and that it ends all grants on
 // sessions. The next grant must have a larger token.
-func RestartEndsSessions(t *testing.T, d *Database) {
+func restartEndsSessions(t *testing.T, d *Database) {
 	server, err := d.Start(t.Context())
 	if err != nil {
 		d.Server(t) // skips, or fails
@@ -250,10 +177,7 @@ func RestartEndsSessions(t *testing.T, d *Database) {
 	for _, recipe := range d.Recipes {
 		t.Run(recipe, func(t *testing.T) {
 			s := d.StoreAt(t, server.Address, d.Home, "recipe="+recipe)
-			defer Close(t, s)
-			if err := s.Init(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			check(t, s.Init(t.Context()))
 			ttl := time.Second
 			if d.onSession(recipe) {
 				ttl = time.Minute
@@ -263,24 +187,9 @@ func RestartEndsSessions(t *testing.T, d *Database) {
 			if d.onSession(recipe) {
 				a.AwaitLoss(t)
 			}
-			if err := server.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			var next driver.Grant
-			for end := time.Now().Add(soon); ; time.Sleep(5 * time.Millisecond) {
-				r, _ := Request("restart", driver.Exclusive, time.Minute)
-				if next, err = s.Acquire(t.Context(), r); err == nil {
-					break
-				}
-				if s.Classify(err) == driver.CodeUnknown {
-					Undo(t, s, r) // otherwise it may block the next request
-				}
-				if time.Now().After(end) {
-					t.Fatal(err)
-				}
-			}
-			Rises(t, g, next)
-			Release(t, s, next)
+			check(t, server.Restart(t.Context()))
+			next := freed(t, s, "restart")
+			requests.Rises(t, g, next)
 		})
 	}
 }

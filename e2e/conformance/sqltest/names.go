@@ -16,15 +16,14 @@ var odd = []string{"a~b", "a b", "a^b", "a\\b", "a'b", "a\"b", "a`b", "a%b", "a_
 func OddNamesStayUnchanged(t *testing.T, d *Database, foreign string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		other := d.Store(t, database, params+"&"+foreign)
-		defer Close(t, other)
 		held := map[string]driver.Grant{}
 		for _, name := range odd {
 			held[name], _ = Must(t, s, name, driver.Exclusive, time.Minute)
 		}
 		for _, name := range odd {
 			Busy(t, other, name, driver.Exclusive)
+			Shown(t, other, held[name])
 			st, err := other.Inspect(t.Context(), name)
 			if err != nil || st.Name != name || len(st.Holders) != 1 || st.Holders[0].Token != held[name].Token {
 				t.Errorf("%q is seen as %+v, %v; want token %d", name, st, err, held[name].Token)
@@ -32,9 +31,7 @@ func OddNamesStayUnchanged(t *testing.T, d *Database, foreign string) {
 		}
 		listed := 0
 		for st, err := range other.List(t.Context(), "") {
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if g, ok := held[st.Name]; !ok || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
 				t.Errorf("%q is listed as %+v; want token %d", st.Name, st, g.Token)
 			}
@@ -57,15 +54,12 @@ func OddNamesMatchOtherPrograms(t *testing.T, d *Database, foreign, create strin
 	database := d.Create(t)
 	d.Exec(t, database, create)
 	s := d.Store(t, database, "recipe=pessimistic&table=odd&column=name&"+foreign)
-	defer Close(t, s)
 	db := d.Pool(t, database)
 	for _, name := range odd {
 		g, _ := Must(t, s, name, driver.Exclusive, time.Minute) // creates the row
 		Release(t, s, g)
 		tx, err := db.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		var got string
 		err = tx.QueryRow(fmt.Sprintf("SELECT name FROM odd WHERE name = %s FOR UPDATE", d.Parameter), name).Scan(&got)
 		if err != nil || got != name {

@@ -18,28 +18,19 @@ func OtherProgramsAreExcluded(t *testing.T, d *Database, create, alias string) {
 	d.Exec(t, database, create)
 	d.Exec(t, database, "INSERT INTO fu_distribute_lock (lock_name) VALUES ('report')")
 	s := d.Store(t, database, "recipe=pessimistic&table=fu_distribute_lock&column=lock_name")
-	defer Close(t, s)
 	db := d.Pool(t, database)
 	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var id int
 	const lock = "SELECT id FROM fu_distribute_lock WHERE lock_name = 'report' FOR UPDATE"
-	if err := tx.QueryRow(lock).Scan(&id); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tx.QueryRow(lock).Scan(&id))
 	Busy(t, s, "report", driver.Exclusive)
 	Busy(t, s, "report", driver.Unlimited)
 	w := Wait(t, t.Context(), s, "report", driver.Exclusive)
-	if err := tx.Commit(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tx.Commit())
 	g := w.Granted()
 	tx, err = db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if err := tx.QueryRow(lock + " SKIP LOCKED").Scan(&id); err == nil {
 		t.Error("two clients hold the row")
 	}
@@ -61,13 +52,60 @@ func OtherProgramsAreExcluded(t *testing.T, d *Database, create, alias string) {
 	}
 }
 
+// OtherLock is a lock of the database's own that another program takes. Take reports whether it is free, and Free
+// whether the program had it.
+type OtherLock struct{ Take, Free string }
+
+// OtherLocksExclude requires that a lock of holdfast and the lock that another program takes with the database's own
+// functions exclude each other, by name. A waiter of either gets the lock after the release of the other. shown is the
+// client that an inspection shows, and invalid are names that cannot be such a lock.
+func OtherLocksExclude(t *testing.T, d *Database, params, shown string, locks map[string]OtherLock, invalid ...string) {
+	database := d.Create(t)
+	s := d.Store(t, database, params)
+	c, err := d.Pool(t, database).Conn(t.Context())
+	check(t, err)
+	defer c.Close()
+	query := func(statement string) (result bool) {
+		t.Helper()
+		check(t, c.QueryRowContext(t.Context(), statement).Scan(&result))
+		return result
+	}
+	for name, other := range locks {
+		if !query(other.Take) {
+			t.Fatal("not free")
+		}
+		Busy(t, s, name, driver.Exclusive)
+		st, err := s.Inspect(t.Context(), name)
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || st.Holders[0].Client() != shown || st.Holders[0].TTL != 0 {
+			t.Errorf("the lock of another program is shown as %+v, %v", st, err)
+		}
+		w := Wait(t, t.Context(), s, name, driver.Exclusive)
+		if !query(other.Free) {
+			t.Fatal("not held")
+		}
+		g := w.Granted()
+		if query(other.Take) {
+			t.Error("the lock has two holders")
+		}
+		Release(t, s, g)
+		if !query(other.Take) || !query(other.Free) {
+			t.Error("the lock was not released")
+		}
+	}
+	for _, name := range invalid {
+		r, _ := Request(name, driver.Exclusive, time.Minute)
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeInvalid {
+			t.Errorf("the name %q: %v", name, err)
+		}
+	}
+}
+
 // UncommittedRowIsBusy requires that a name is busy while another program's open transaction has
 // inserted its row, for requests with and without waiting.
 func UncommittedRowIsBusy(t *testing.T, d *Database, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
 	s := d.Store(t, database, "recipe=pessimistic&table=fu_distribute_lock&column=lock_name")
-	defer Close(t, s)
 	db := d.Pool(t, database)
 	for i, commit := range []bool{false, true, false} {
 		name, limit := fmt.Sprintf("fresh-%d", i), driver.Exclusive
@@ -75,9 +113,7 @@ func UncommittedRowIsBusy(t *testing.T, d *Database, create string) {
 			limit = driver.Unlimited
 		}
 		tx, err := db.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer tx.Rollback()
 		if _, err := tx.Exec("INSERT INTO fu_distribute_lock (lock_name) VALUES ('" + name + "')"); err != nil {
 			t.Fatal(err)
@@ -91,14 +127,12 @@ func UncommittedRowIsBusy(t *testing.T, d *Database, create string) {
 			}
 		}
 		w := Wait(t, t.Context(), s, name, limit)
-		w.StillWaits()
+		w.Pending()
 		end := tx.Rollback
 		if commit {
 			end = tx.Commit
 		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		check(t, end())
 		Release(t, s, w.Granted())
 	}
 }
@@ -128,15 +162,14 @@ func TokenIsReadAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
 func SettingsMakeNoDifference(t *testing.T, d *Database, set string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params+"&"+set)
-		defer Close(t, s)
 		g, a := Must(t, s, "settings", driver.Exclusive, time.Minute)
 		Busy(t, s, "settings", driver.Exclusive)
 		if params != "recipe=optimistic" {
 			w := Wait(t, t.Context(), s, "settings", driver.Exclusive)
 			select { // for longer than each of the timeouts
-			case <-w.done:
-				t.Fatalf("the wait ended: %+v, %v", w.g, w.err)
-			case c := <-a.lost:
+			case <-w.Done:
+				t.Fatalf("the wait ended: %+v, %v", w.Grant, w.Err)
+			case c := <-a.Losses:
 				t.Fatalf("lost: %s", c)
 			case <-time.After(2500 * time.Millisecond):
 			}
@@ -150,9 +183,9 @@ func SettingsMakeNoDifference(t *testing.T, d *Database, set string) {
 	})
 }
 
-// DurableTokensRise requires that tokens rise above a high-water mark in the future, as after the clock
+// durableTokensRise requires that tokens rise above a high-water mark in the future, as after the clock
 // was set back. The store must not repeat a token when the holder's transaction is rolled back.
-func DurableTokensRise(t *testing.T, d *Database) {
+func durableTokensRise(t *testing.T, d *Database) {
 	const ahead = uint64(4e15)
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		if params != "recipe=optimistic" {
@@ -160,17 +193,13 @@ func DurableTokensRise(t *testing.T, d *Database) {
 		}
 		d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token, %d)", ahead))
 		s := d.Store(t, database, params)
-		defer Close(t, s)
 		last := ahead
 		for range 3 {
 			g, _ := Must(t, s, "durable", driver.Exclusive, time.Minute)
 			if g.Token <= last {
 				t.Errorf("token %d after %d", g.Token, last)
 			}
-			st, err := s.Inspect(t.Context(), "durable")
-			if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
-				t.Errorf("Inspect: %+v, %v; want token %d", st, err, g.Token)
-			}
+			Shown(t, s, g)
 			last = g.Token
 			Release(t, s, g)
 		}
@@ -184,9 +213,7 @@ func DurableTokensRise(t *testing.T, d *Database) {
 		r, _ := Request("durable", driver.Exclusive, time.Minute)
 		r.Wait = true
 		next, err := s.Acquire(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if next.Token <= g.Token {
 			t.Errorf("token %d after %d, whose holder was killed", next.Token, g.Token)
 		}
@@ -194,29 +221,18 @@ func DurableTokensRise(t *testing.T, d *Database) {
 	})
 }
 
-// LeasesExpireAfterClockSetBack requires that leases of a dead client expire although the server's clock was set back
+// leasesExpireAfterClockSetBack requires that leases of a dead client expire although the server's clock was set back
 // by an hour meanwhile.
-func LeasesExpireAfterClockSetBack(t *testing.T, d *Database) {
+func leasesExpireAfterClockSetBack(t *testing.T, d *Database) {
 	database := d.Create(t)
 	s := d.Store(t, database, "recipe=optimistic")
-	defer Close(t, s)
 	gone := d.Store(t, database, "recipe=optimistic")
 	Must(t, gone, "back", 2, time.Second)
 	g, _ := Must(t, gone, "back", 2, time.Minute)
-	if err := gone.Release(t.Context(), g, time.Second); err != nil { // the grant stands for a second
-		t.Fatal(err)
-	}
+	check(t, gone.Release(t.Context(), g, time.Second)) // the grant stands for a second
 	Close(t, gone)
 	d.moveDeadlines(t, database, 2, time.Hour)
-	var last error
-	if !Soon(func() bool {
-		r, _ := Request("back", driver.Exclusive, time.Minute)
-		g, last = s.Acquire(t.Context(), r)
-		return last == nil
-	}) {
-		t.Fatalf("it stands forever: %v", last)
-	}
-	Release(t, s, g)
+	freed(t, s, "back")
 }
 
 // Refuses requires that the store refuses missing tables, and that no error shows a password; bad is
@@ -224,10 +240,12 @@ func LeasesExpireAfterClockSetBack(t *testing.T, d *Database) {
 func Refuses(t *testing.T, d *Database, bad string) {
 	// The database has no tables.
 	s := d.Store(t, d.Bare(t), "recipe=optimistic")
-	defer Close(t, s)
 	r, _ := Request("x", driver.Exclusive, time.Minute)
 	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused || !strings.Contains(err.Error(), "holdfast init") {
 		t.Errorf("without tables: %v", err)
+	}
+	if _, err := s.Put(t.Context(), "k", nil, ""); s.Classify(err) != driver.CodeRefused || !strings.Contains(err.Error(), "holdfast init") {
+		t.Errorf("a value without tables: %v", err)
 	}
 	// The error must not show the password.
 	if _, err := d.Open(context.Background(), bad, ""); err == nil || strings.Contains(err.Error(), "sEcReT") {
@@ -235,12 +253,11 @@ func Refuses(t *testing.T, d *Database, bad string) {
 	}
 }
 
-// RowsAreRemoved requires that the optimistic recipe removes rows of unused names, and that tokens of
+// rowsAreRemoved requires that the optimistic recipe removes rows of unused names, and that tokens of
 // a name rise through the removal.
-func RowsAreRemoved(t *testing.T, d *Database) {
+func rowsAreRemoved(t *testing.T, d *Database) {
 	database := d.Create(t)
 	s := d.Store(t, database, "recipe=optimistic")
-	defer Close(t, s)
 	last := map[string]uint64{}
 	for i := range 250 {
 		name := fmt.Sprintf("row-%d", i)
@@ -249,9 +266,7 @@ func RowsAreRemoved(t *testing.T, d *Database) {
 		Release(t, s, g)
 	}
 	kept, _ := Must(t, s, "kept", driver.Exclusive, time.Minute)
-	if err := s.Sweep(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.Sweep(t.Context(), 0))
 	var n int
 	if err := d.Pool(t, database).QueryRow("SELECT COUNT(*) FROM holdfast_row").Scan(&n); err != nil || n != 1 {
 		t.Errorf("%d rows are left (%v), want only the held row", n, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 )
 
 // Rights are the documented rights for a store's parameters, such as "UPDATE ON holdfast_row".
@@ -37,7 +38,6 @@ func EachRight(t *testing.T, d *Database, create, give, take string, all ...Righ
 				exec(t, give, right)
 			}
 			admin := d.Store(t, database, of.Params)
-			defer Close(t, admin)
 			run := func(t *testing.T, n int) (refused []string) {
 				url := d.URL(d.Server(t).Address, database, of.Params)
 				scheme, rest, _ := strings.Cut(url, "://")
@@ -73,9 +73,7 @@ func EachRight(t *testing.T, d *Database, create, give, take string, all ...Righ
 // rights, and holds locks that s requests.
 func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 	g, err := admin.Guarantees(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	// call reports whether a call succeeded.
 	call := func(what string, err error) bool {
 		t.Helper()
@@ -106,7 +104,7 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 			r, a := Request(name, limit, time.Minute)
 			held, err := s.Acquire(t.Context(), r)
 			if !call("Acquire, "+what, err) {
-				awaitFree(t, admin, name)
+				freed(t, admin, name)
 				continue
 			}
 			Busy(t, admin, name, driver.Exclusive)
@@ -122,9 +120,9 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 				continue
 			}
 			theirs, _ := Must(t, admin, name, driver.Exclusive, time.Minute)
-			r, a = Request(name, driver.Exclusive, time.Minute)
+			r, _ = Request(name, driver.Exclusive, time.Minute)
 			if g.Wake == driver.WakePush {
-				w := wait(t, t.Context(), s, r, a)
+				w := requests.Queue(t, s, r)
 				Release(t, admin, theirs)
 				Release(t, s, w.Granted())
 			} else if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeBusy {
@@ -141,26 +139,10 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 			r, _ = Request(name, driver.Exclusive, time.Minute)
 			_, err = s.Acquire(t.Context(), r)
 			if call("Acquire, "+what, err) && call("Undo, "+what, s.Undo(t.Context(), r)) {
-				awaitFree(t, admin, name)
+				freed(t, admin, name)
 			}
 		}
 	}
 	call("Sweep", s.Sweep(t.Context(), 0))
 	return refused
-}
-
-// awaitFree waits until a name can be locked: a refused request leaves nothing, but the server may still be
-// ending its session.
-func awaitFree(t *testing.T, admin Store, name string) {
-	t.Helper()
-	var g driver.Grant
-	var err error
-	if !Soon(func() bool {
-		r, _ := Request(name, driver.Exclusive, time.Minute)
-		g, err = admin.Acquire(t.Context(), r)
-		return err == nil
-	}) {
-		t.Fatalf("%q is not free: %v", name, err)
-	}
-	Release(t, admin, g)
 }

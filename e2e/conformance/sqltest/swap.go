@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 )
 
 // Swap releases a grant and waits for the next one of its name in one call. It returns the outcome of
@@ -14,7 +15,7 @@ func Swap(t testing.TB, s Store, old driver.Grant) (g driver.Grant, released, er
 	r, _ := Request(old.Name, driver.Exclusive, old.TTL)
 	r.Wait, r.Tokens = true, driver.HandoffMax+1
 	reported := 0
-	g, err = s.(driver.Swapper).Swap(t.Context(), old, r, func(err error) {
+	g, err = s.Swap(t.Context(), old, r, func(err error) {
 		released = err
 		reported++
 	})
@@ -31,14 +32,14 @@ func SwapUntil(t testing.TB, s Store, name string, before func(), done func(rele
 	var last driver.Grant
 	for range 500 {
 		g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
-		Rises(t, last, g)
+		requests.Rises(t, last, g)
 		before()
 		next, released, err := Swap(t, s, g)
 		if released != nil && s.Classify(released) != driver.CodeNotHeld && s.Classify(released) != driver.CodeUnknown {
 			t.Fatalf("the release: %v", released)
 		}
 		if last = g; err == nil {
-			Rises(t, g, next)
+			requests.Rises(t, g, next)
 			Release(t, s, next)
 			last = next
 		}
@@ -47,6 +48,26 @@ func SwapUntil(t testing.TB, s Store, name string, before func(), done func(rele
 		}
 	}
 	t.Fatal("no swap has handed the lock off")
+}
+
+// SwapServesStatement requires that a statement of another program which waits for a name, and frees it again, ends
+// although a client swaps one grant of the name after the other.
+func SwapServesStatement(t *testing.T, d *Database, params, name, statement string) {
+	database := d.Create(t)
+	s := d.Store(t, database, params)
+	c, err := d.Pool(t, database).Conn(t.Context())
+	check(t, err)
+	defer c.Close()
+	first, _ := Must(t, s, name, driver.Exclusive, time.Minute)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if _, err := c.ExecContext(t.Context(), statement); err != nil {
+			t.Error(err)
+		}
+	}()
+	Release(t, s, first)
+	SwapServesOthers(t, s, name, served)
 }
 
 // SwapServesOthers requires that a client which swaps one grant after the other releases the lock to a client

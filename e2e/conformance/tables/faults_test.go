@@ -12,7 +12,7 @@ const checkPage = "../../../docs/check.md"
 
 // faultInSource finds the kinds of faults in the source of package check. They are fields
 // of a StoreFault, arguments of a function that makes one, and constants.
-var faultInSource = regexp.MustCompile(`(?m)(?:\bKind:\s+|\bfault\(|\bset\(|^\tfault\w+\s+= )"([a-z-]+)"`)
+var faultInSource = regexp.MustCompile(`(?m)(?:\bKind:\s+|\b(?:fault|set|affect|\w+Fault)\(|^\tfault\w+\s+= )"([a-z-]+)"`)
 
 var quoted = regexp.MustCompile("`([a-z-]+)`")
 

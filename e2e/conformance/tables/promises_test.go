@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	promisesPage = "../../../docs/promises.md"
+	promisesFile = "promises.txt"
 	repository   = "../../.."
 )
 
-// TestEveryPromiseNamesItsTest compares docs/promises.md with what the stores declare
+// TestEveryPromiseNamesItsTest compares promises.txt with what the stores declare
 // and with the tests that exist.
 func TestEveryPromiseNamesItsTest(t *testing.T) {
-	text, err := os.ReadFile(promisesPage)
+	text, err := os.ReadFile(promisesFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,26 +29,31 @@ func TestEveryPromiseNamesItsTest(t *testing.T) {
 	}
 }
 
-// entry is one row of the page: the tests show that the stores keep the promise.
+// entry is one promise of the file: the tests show that the stores keep it.
 type entry struct {
-	line    int
+	line    int // of the promise
 	stores  []string
 	promise string
 	tests   string
 }
 
 var (
-	heading = regexp.MustCompile(`^## (.+)$`)
-	row     = regexp.MustCompile(`^\| (.+?) \| (.+) \|$`)
+	heading = regexp.MustCompile(`^\[(.+)\]$`)
+	row     = regexp.MustCompile(`^\| (.+?) \| (.+) \|$`) // of a table on a page
 )
 
 func entries(text string) (all []entry) {
 	var stores []string
+	promise := ""
 	for i, line := range strings.Split(text, "\n") {
-		if m := heading.FindStringSubmatch(line); m != nil {
+		tests, indented := strings.CutPrefix(line, "\t")
+		switch m := heading.FindStringSubmatch(line); {
+		case m != nil:
 			stores = strings.Split(m[1], ", ")
-		} else if m := row.FindStringSubmatch(line); m != nil && m[1] != "promise" && m[1] != "---" && stores != nil {
-			all = append(all, entry{i + 1, stores, m[1], m[2]})
+		case indented:
+			all = append(all, entry{i, stores, promise, tests})
+		case stores != nil:
+			promise = line
 		}
 	}
 	return all
@@ -94,6 +99,7 @@ var guards = []string{
 	"the comparison and the write are one step for all clients: of concurrent writes, the content is that of the largest token",
 	"an equal token writes again; the high-water mark never falls",
 	"token 0, a token of 2^63 or more, and a bad resource are refused before anything is sent",
+	"a write after the loss of the lock is refused, also before a newer holder has written",
 	"a context that has ended writes nothing",
 	"a reader's check raises nothing; a permit is fenced by its slot",
 	"a missing table, column or row is an error that names it, and so is a column that holds no integers",
@@ -106,14 +112,16 @@ var guards = []string{
 var replicated = []string{
 	"may end early: a failover to a replica that has not received the grant; noticed within 3s",
 	"a grant and its queue survive a failover to a replica that has received them",
-	"with replicas=N a grant or renewal counts only after N replicas have acknowledged it; otherwise a grant is rolled back",
+	"if the primary becomes a replica and keeps the connections, clients connect again, to the server at the address now",
+	"with replicas=N a grant, a renewal or a release with a minimum hold counts only after N replicas have acknowledged it; otherwise a grant is rolled back",
+	"with replicas=N a waiter whose grant they do not acknowledge in time queues again, behind the others",
 	"with replicas=N leases are longer by the time that a replica's clock is ahead of the primary's, up to 10s; above that new locks are refused",
 	"while a hash slot of a Cluster moves, one client holds a lock, and tokens rise",
 }
 
 var guardType = regexp.MustCompile(`(?m)^var _ (?:fence\.)?Guard\[.*\] = (?:\(\*)?(?:fence\.)?(\w+)|^func \(\w+ (\w+)\) Guard\(db \*sql\.DB.* Guard\[Func\]`)
 
-// others returns the promises of Redis with replicas, and of guards, versioned values, Once and sequences.
+// others returns the promises of Redis with replicas, files of other users, guards, versioned values, Once and sequences.
 // It finds the types of guards in the source.
 func others(t *testing.T) []subject {
 	t.Helper()
@@ -144,18 +152,31 @@ func others(t *testing.T) []subject {
 		"an error of the caller's function is returned unchanged, and nothing is written",
 		"the same on a row of the user's own table with a version column",
 		"a version of a type that cannot be compared, NULL, a missing table, column or row is an error",
+		"a session of MySQL that clips numbers or commits nothing writes nothing, and the error has the reason; so with a read-only server",
 		"the same on an object store with conditional writes",
+		"an object server that ignores a condition is refused; no redirect confirms a write; a PUT that a proxy repeats is applied once",
 	}}
-	for _, store := range []string{"memory", "file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
+	for _, store := range []string{"memory", "file", "redis", "etcd", "zookeeper", "nats", "s3", "mysql", "postgres"} {
 		values.promises = append(values.promises, store+" keeps the contract of driver.Values")
 	}
 	return []subject{{"redis with replicas", replicated}, guard, values,
+		{"files of other users", []string{
+			"no user of a shared directory makes a process read or change a file outside it, or the mode of one",
+			"no user of a shared directory makes a process run a program",
+			"no user of a shared directory makes a call wait beyond its context, or use unbounded memory",
+			"a forged message grants no lock and ends none",
+			"a damaged file grants no lock, and its error names it",
+			"a user of a shared directory cannot replace its subdirectories",
+			"a directory, a parent or a link that another user could have created first is refused",
+			"a file guard changes nothing outside its directory",
+		}},
 		{"once", []string{
 			"of many callers one runs the function, and the others find the mark",
 			"the mark is set only after success; a job that ran without its mark is reported",
 		}},
 		{"sequences", []string{
 			"no id is drawn twice, by any number of processes and crashes",
+			"an error of Next is that of a reservation during the call",
 			"ids of a process rise; a write of unknown outcome leaves a gap",
 			"blocks grow with the rate, and the next block is fetched ahead",
 			"the usual table of segments works as it stands, beside other programs",
@@ -163,7 +184,7 @@ func others(t *testing.T) []subject {
 	}
 }
 
-// judge returns the faults of the page. Each fault names the change to make.
+// judge returns the faults of the file. Each fault names the change to make.
 func judge(text string, declared []subject, exists func(test string) bool) (faults []string) {
 	all := entries(text)
 	about := func(e entry, store string) bool {
@@ -180,7 +201,7 @@ func judge(text string, declared []subject, exists func(test string) bool) (faul
 				}
 			}
 			if !found {
-				faults = append(faults, fmt.Sprintf("docs/promises.md names no test for a promise of %s: add, below a heading with that store,\n| %s | package.TestName |", g.kind, p))
+				faults = append(faults, fmt.Sprintf("promises.txt names no test for a promise of %s: add, below a heading with that store,\n%s\n\tpackage.TestName", g.kind, p))
 			}
 		}
 	}
@@ -189,19 +210,19 @@ func judge(text string, declared []subject, exists func(test string) bool) (faul
 		kinds[g.kind] = true
 	}
 	for _, e := range all {
-		at := fmt.Sprintf("docs/promises.md:%d: ", e.line)
+		at := fmt.Sprintf("promises.txt:%d: ", e.line)
 		stale := true
 		for kind := range kinds {
 			stale = stale && !used[entryKey{e.line, kind}]
 		}
 		switch {
 		case stale:
-			faults = append(faults, fmt.Sprintf("%sno store of %q promises %q: remove the line, or write the promise as docs/guarantees.md has it", at, strings.Join(e.stores, ", "), e.promise))
+			faults = append(faults, fmt.Sprintf("%sno store of %q promises %q: remove the lines, or write the promise as docs/guarantees.md has it", at, strings.Join(e.stores, ", "), e.promise))
 			continue
 		case e.stores[0] != everyStore:
 			for _, store := range e.stores {
 				if !used[entryKey{e.line, store}] {
-					faults = append(faults, fmt.Sprintf("%s%s does not promise %q: move the line to a heading without that store", at, store, e.promise))
+					faults = append(faults, fmt.Sprintf("%s%s does not promise %q: move it to a heading without that store", at, store, e.promise))
 				}
 			}
 		}
@@ -210,7 +231,7 @@ func judge(text string, declared []subject, exists func(test string) bool) (faul
 				break
 			}
 			if !exists(test) {
-				faults = append(faults, fmt.Sprintf("%sthere is no test %q: write package.TestName, or \"suite Name\" for one of the suite in driver/drivertest that the harness of the store can run", at, test))
+				faults = append(faults, fmt.Sprintf("%sthere is no test %q: write package.TestName, \"sqltest Name\" for one that both SQL stores run, or \"suite Name\" for one of the suite in driver/drivertest that the harness of the store can run", at, test))
 			}
 		}
 	}
@@ -240,9 +261,16 @@ func tests(t *testing.T) func(test string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
+	shared, err := os.ReadFile("../sqltest/shared.go")
+	if err != nil {
+		t.Fatal(err)
+	}
 	found := map[string]bool{}
 	for _, m := range suiteTests.FindAllStringSubmatch(string(suite), -1) {
 		found["suite "+m[1]] = true
+	}
+	for _, m := range suiteTests.FindAllStringSubmatch(string(shared), -1) {
+		found["sqltest "+m[1]] = true
 	}
 	bubbles := false
 	read := func(directory, name string) {
@@ -279,6 +307,9 @@ func tests(t *testing.T) func(test string) bool {
 	for _, d := range directories {
 		read(filepath.Join("e2e/interop", filepath.Base(d)), "interop/"+filepath.Base(d))
 	}
+	for _, d := range []string{"cmd/holdfast", "driver/record", "internal/printable", "internal/storeurl"} {
+		read(d, d)
+	}
 	read(".", "holdfast")
 	read("e2e/torture", "torture")
 	if !found[inBubble] {
@@ -288,35 +319,35 @@ func tests(t *testing.T) func(test string) bool {
 	return func(test string) bool { return found[test] }
 }
 
-// TestPageOfPromisesIsJudged: judge finds missing, stale and misspelt rows. Each fault names the text to
+// TestFileOfPromisesIsJudged: judge finds missing, stale and misspelt promises. Each fault names the text to
 // write.
-func TestPageOfPromisesIsJudged(t *testing.T) {
+func TestFileOfPromisesIsJudged(t *testing.T) {
 	stores := []driver.Guarantees{
 		{Kind: "a", Order: "first", EarlyEnd: []string{"a flush", "a kill"}},
 		{Kind: "b", Order: "last", Notes: []string{"mind this"}},
 	}
 	var whole strings.Builder
 	for _, g := range stores {
-		fmt.Fprintf(&whole, "## %s\n\n| promise | test |\n| --- | --- |\n", g.Kind)
+		fmt.Fprintf(&whole, "[%s]\n", g.Kind)
 		for _, p := range promises(g) {
-			fmt.Fprintf(&whole, "| %s | p.TestIt |\n", p)
+			fmt.Fprintf(&whole, "%s\n\tp.TestIt\n", p)
 		}
 	}
 	exists := func(test string) bool { return test == "p.TestIt" }
 	if faults := judge(whole.String(), subjects(stores), exists); len(faults) > 0 {
-		t.Fatalf("a whole page: %q", faults)
+		t.Fatalf("a whole file: %q", faults)
 	}
 	for _, c := range []struct{ replace, with, fault string }{
-		{"| may end early: a kill; noticed within 0s | p.TestIt |\n", "", "| may end early: a kill; noticed within 0s | package.TestName |"},
-		{"| note: mind this | p.TestIt |\n", "", "names no test for a promise of b"},
-		{"| note: mind this | p.TestIt |\n", "| note: mind that | p.TestIt |\n", `no store of "b" promises "note: mind that"`},
-		{"## b\n", "## b, a\n", `a does not promise "note: mind this"`},
-		{"| note: mind this | p.TestIt |", "| note: mind this | p.TestIt, p.TestThat |", `there is no test "p.TestThat"`},
-		{"| note: mind this | p.TestIt |", "| note: mind this | somewhere |", `there is no test "somewhere"`},
+		{"may end early: a kill; noticed within 0s\n\tp.TestIt\n", "", "may end early: a kill; noticed within 0s\n\tpackage.TestName"},
+		{"note: mind this\n\tp.TestIt\n", "", "names no test for a promise of b"},
+		{"note: mind this\n\tp.TestIt\n", "note: mind that\n\tp.TestIt\n", `no store of "b" promises "note: mind that"`},
+		{"[b]\n", "[b, a]\n", `a does not promise "note: mind this"`},
+		{"note: mind this\n\tp.TestIt", "note: mind this\n\tp.TestIt, p.TestThat", `there is no test "p.TestThat"`},
+		{"note: mind this\n\tp.TestIt", "note: mind this\n\tsomewhere", `there is no test "somewhere"`},
 	} {
 		page := strings.Replace(whole.String(), c.replace, c.with, 1)
 		if page == whole.String() {
-			t.Fatalf("%q is not in the page", c.replace)
+			t.Fatalf("%q is not in the file", c.replace)
 		}
 		if faults := strings.Join(judge(page, subjects(stores), exists), "\n"); !strings.Contains(faults, c.fault) {
 			t.Errorf("%q instead of %q: the faults do not say %q:\n%s", c.with, c.replace, c.fault, faults)

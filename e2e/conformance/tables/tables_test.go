@@ -10,16 +10,20 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/holdfast-go/holdfast/mysqlstore"
+	"github.com/holdfast-go/holdfast/natsstore"
 	"github.com/holdfast-go/holdfast/pgstore"
 	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
+	"github.com/holdfast-go/holdfast/s3store"
+	"github.com/holdfast-go/holdfast/sqlitestore"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -34,24 +38,33 @@ func TestGuaranteesPageIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	head, _, _ := strings.Cut(string(page), "\n## ")
-	want := strings.TrimRight(head, "\n") + "\n\n## tested versions\n\n| | |\n| --- | --- |\n"
+	want := strings.TrimRight(head, "\n") + "\n\n## tested versions\n\n"
 	for _, p := range servers.Tested() {
-		want += "| " + p.Name + " | " + strings.Join(p.Versions, ", ") + " |\n"
+		want += "- " + p.Name + ": " + strings.Join(p.Versions, ", ") + "\n"
 	}
 
-	var base driver.Guarantees // the store of the variants that follow
+	want += "\n## every store, unless its list states otherwise\n\n"
+	for _, r := range usual {
+		want += "- **" + r.Key + "**: " + r.Value + "\n"
+	}
+
+	var whole []driver.Guarantees // the stores that the page does not show as variants
 	for _, g := range declared(t) {
 		rows := g.Rows()
 		want += "\n## " + g.Kind + "\n\n"
-		if isVariant(base, g) {
-			want += "As [" + base.Kind + "](#" + base.Kind + "), except:\n\n"
+		if base := baseOf(whole, g); base != nil {
+			want += "As [" + base.Kind + "](#" + strings.ReplaceAll(base.Kind, " ", "-") + "), except:\n\n"
 			rows = slices.DeleteFunc(rows, func(r driver.Row) bool { return slices.Contains(base.Rows(), r) })
 		} else {
-			base = g
+			whole = append(whole, g)
+			rows = slices.DeleteFunc(rows, func(r driver.Row) bool { return slices.Contains(usual, r) })
 		}
-		want += "| | |\n| --- | --- |\n"
 		for _, r := range rows {
-			want += "| " + r.Key + " | " + r.Value + " |\n"
+			if r.Key == "note" {
+				want += "- " + r.Value + "\n"
+			} else {
+				want += "- **" + r.Key + "**: " + r.Value + "\n"
+			}
 		}
 	}
 	if *update {
@@ -65,18 +78,40 @@ func TestGuaranteesPageIsCurrent(t *testing.T) {
 	}
 }
 
-// isVariant reports whether g is a layout of the same store as base and has all notes of
-// base. The page then shows only the rows in which g differs.
-func isVariant(base, g driver.Guarantees) bool {
-	layout := strings.HasPrefix(g.Kind, "redis-") || strings.HasPrefix(g.Kind, "zookeeper ")
-	return layout && !slices.ContainsFunc(base.Notes, func(note string) bool { return !slices.Contains(g.Notes, note) })
+// usual has the rows of most stores. The page shows them once.
+var usual = []driver.Row{
+	{Key: "locks reach", Value: driver.ScopeNetwork.Describe()},
+	{Key: "a crash frees", Value: driver.CrashFreesAfterTTL.Describe()},
+	{Key: "a paused holder", Value: driver.PauseLoses.Describe()},
+	{Key: "break", Value: driver.BreakNow.Describe()},
+}
+
+// baseOf returns the last of the stores of which g is a variant, or nil. A variant is a layout or a recipe of the
+// same store, and has all notes of its base. The page shows only the rows in which it differs.
+func baseOf(stores []driver.Guarantees, g driver.Guarantees) *driver.Guarantees {
+	product := func(g driver.Guarantees) string {
+		return strings.FieldsFunc(g.Kind, func(r rune) bool { return r == ' ' || r == '-' })[0]
+	}
+	for _, base := range slices.Backward(stores) {
+		missing := func(note string) bool { return !slices.Contains(g.Notes, note) }
+		if product(base) == product(g) && base.Crash == g.Crash && !slices.ContainsFunc(base.Notes, missing) {
+			return &base
+		}
+	}
+	return nil
+}
+
+// fewestNotesFirst sorts the variants of a store, so that the one without notes of its own is the base of the others.
+func fewestNotesFirst(variants []driver.Guarantees) []driver.Guarantees {
+	slices.SortStableFunc(variants, func(a, b driver.Guarantees) int { return len(a.Notes) - len(b.Notes) })
+	return variants
 }
 
 // declared returns the guarantees of every store. A store with variants comes before them.
 func declared(t *testing.T) []driver.Guarantees {
 	t.Helper()
 	var all []driver.Guarantees
-	add := func(s driver.Store, err error) {
+	of := func(s driver.Store, err error) driver.Guarantees {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -85,24 +120,25 @@ func declared(t *testing.T) []driver.Guarantees {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, g)
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+		return g
 	}
-	add(memstore.New(), nil)
-	add(filestore.Open(t.Context(), t.TempDir()))
 	address := redis(t)
-	add(redisstore.Open(t.Context(), "redis://"+address))
-	for _, l := range redisstore.Layouts() {
-		add(redisstore.Open(t.Context(), "redis://"+address, redisstore.WithLayout(l)))
+	all = append(all, of(memstore.New(), nil), of(filestore.Open(t.Context(), t.TempDir())))
+	lite, err := sqlitestore.Open(t.TempDir()+"/locks.db", "")
+	all = append(all, of(lite, err), of(redisstore.Open(t.Context(), "redis://"+address)))
+	var variants []driver.Guarantees
+	for _, l := range layouts.All() {
+		variants = append(variants, of(layouts.Open(t.Context(), "redis://"+address, l)))
 	}
+	all = append(all, fewestNotesFirst(variants)...)
 	fleet := url.Values{}
 	for range 3 {
 		fleet.Add("node", redis(t))
 	}
-	add(redlock.Open(t.Context(), "redlock://?"+fleet.Encode()))
-	add(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
+	all = append(all, of(redlock.Open(t.Context(), "redlock://?"+fleet.Encode())), of(etcdstore.Open(t.Context(), "etcd://"+etcd(t))))
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
 		g, err := zkstore.Declared(zkstore.WithLayout(layout))
 		if err != nil {
@@ -110,13 +146,19 @@ func declared(t *testing.T) []driver.Guarantees {
 		}
 		all = append(all, g)
 	}
+	// They declare the same without a server.
+	all = append(all, of(natsstore.Open(t.Context(), "nats://127.0.0.1:1?bucket=locks", "")),
+		of(s3store.Open(t.Context(), "s3://key:secret@bucket", "")))
+	variants = nil
 	for _, r := range mysqlstore.Recipes() {
-		all = append(all, mysqlstore.Declared(r))
+		variants = append(variants, mysqlstore.Declared(r))
 	}
+	all = append(all, fewestNotesFirst(variants)...)
+	variants = nil
 	for _, r := range pgstore.Recipes() {
-		all = append(all, pgstore.Declared(r))
+		variants = append(variants, pgstore.Declared(r))
 	}
-	return all
+	return append(all, fewestNotesFirst(variants)...)
 }
 
 // started skips or fails the test if err reports that a server is not installed. It fails the test for any

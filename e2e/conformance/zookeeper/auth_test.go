@@ -7,11 +7,11 @@ import (
 	"io"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -51,7 +51,8 @@ func refuseUsers(to io.Writer, from io.Reader) {
 // waiter gets an error. When the server accepts the user again, the nodes of both are removed long
 // before the session expires.
 func TestRefusedUserLosesSession(t *testing.T) {
-	z := alone(t) // the server keeps the session until it expires
+	t.Parallel()
+	z := alone(t, plain) // the server keeps the session until it expires
 	p := behindProxy(t, z)
 	root := zkstore.Root("/auth-fails")
 	a, _ := locker(t, []string{p.Address()}, root, zkstore.Digest("me", "secret"))
@@ -66,18 +67,9 @@ func TestRefusedUserLosesSession(t *testing.T) {
 	}()
 	await(t, sb, name, "there is a queue entry", func(st driver.State) bool { return len(st.Waiters) == 1 })
 	must(t, p.Redirect(refusingUsers(t, z)))
-	select {
-	case <-held.Context().Done():
-	case <-time.After(testTimeout):
-		t.Fatal("the holder was not notified")
-	}
-	select {
-	case err := <-waited:
-		if !errors.Is(err, holdfast.ErrRefused) {
-			t.Errorf("the waiter: %v", err)
-		}
-	case <-time.After(testTimeout):
-		t.Fatal("the waiter got no error")
+	ends(t, held)
+	if err := requests.Receive(t, "the waiter's error", waited); !errors.Is(err, holdfast.ErrRefused) {
+		t.Errorf("the waiter: %v", err)
 	}
 	var lost *holdfast.LostError
 	if err := held.Unlock(); !errors.As(err, &lost) || lost.Cause != holdfast.CauseSessionEnded {

@@ -6,9 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -19,14 +20,16 @@ const tick = 100 * time.Millisecond
 func open(t testing.TB, servers []string, o ...zkstore.Option) *zkstore.Store {
 	t.Helper()
 	s, err := zkstore.Open(t.Context(), "zk://"+strings.Join(servers, ","), append([]zkstore.Option{zkstore.Tick(tick), zkstore.BreakGrace(100 * time.Millisecond)}, o...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
+// TestConformance runs the suite over each layout. In short mode it omits mutex, whose requests go the way of readwrite.
 func TestConformance(t *testing.T) {
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
+		if testing.Short() && layout == zkstore.Mutex {
+			continue
+		}
 		t.Run(string(layout), func(t *testing.T) { conform(t, layout) })
 	}
 }
@@ -34,40 +37,28 @@ func TestConformance(t *testing.T) {
 func conform(t *testing.T, layout zkstore.Layout) {
 	z, p := proxied(t)
 	root := "/" + string(layout)
-	openStore := func(t testing.TB, namespace string) driver.Store {
-		return open(t, []string{p.Address()}, zkstore.Root(root), zkstore.WithLayout(layout), zkstore.Namespace(namespace))
+	at := func(t testing.TB, addresses []string, namespace string) driver.Store {
+		return open(t, addresses, zkstore.Root(root), zkstore.WithLayout(layout), zkstore.Namespace(namespace))
 	}
-	drivertest.Run(t, drivertest.Harness{
+	openStore := func(t testing.TB, namespace string) driver.Store { return at(t, []string{p.Address()}, namespace) }
+	h := drivertest.Harness{
 		TTL:                 time.Second,
 		Session:             true, // validity may run from the requests that set the watches
 		Open:                openStore,
 		OpenWithoutFallback: openStore, // a waiter uses a watch, and does not poll
-		Disconnect: func(t testing.TB) {
-			p.Cut()
-			must(t, p.Heal())
-		},
 		Stop: func(t testing.TB) {
-			if err := z.Pause(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, z.Pause())
 		},
 		Start: func(t testing.TB) {
-			if err := z.Cont(); err != nil {
-				t.Fatal(err)
-			}
-		},
-		Delay: func(t testing.TB, d time.Duration) {
-			if err := p.Delay(d); err != nil {
-				t.Fatal(err)
-			}
-		},
-		LoseAnswer: func(t testing.TB, after int) {
-			if err := p.LoseAnswer(after); err != nil {
-				t.Fatal(err)
-			}
+			must(t, z.Cont())
 		},
 		Leftovers: func(t testing.TB) []string { return leftovers(t, z) },
-	})
+		Corrupt: func(t testing.TB, namespace, name string) func() {
+			return corrupt(t, z, queueOf(root, layout, namespace, name), "{")
+		},
+	}
+	servertest.Disturb(&h, func(t testing.TB, addresses []string) driver.Store { return at(t, addresses, "") }, p)
+	drivertest.Run(t, h)
 }
 
 // leftovers lists the ephemeral nodes, watches and sessions that clients have left at a server.
@@ -77,9 +68,7 @@ func leftovers(t testing.TB, z *servers.ZooKeeper) (left []string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		answer, err := z.Command(ctx, word)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return answer
 	}
 	_, ephemerals, _ := strings.Cut(command("dump"), "Sessions with Ephemerals")
@@ -96,4 +85,11 @@ func leftovers(t testing.TB, z *servers.ZooKeeper) (left []string) {
 		}
 	}
 	return left
+}
+
+func TestValues(t *testing.T) {
+	z, root := single(t), "/"+newName()
+	drivertest.RunValues(t, func(t testing.TB, namespace string) *zkstore.Store {
+		return open(t, []string{z.Address()}, zkstore.Root(root), zkstore.Namespace(namespace))
+	})
 }

@@ -1,7 +1,6 @@
 package zookeeper
 
 import (
-	"context"
 	"encoding/binary"
 	"io"
 	"net"
@@ -11,8 +10,9 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -48,11 +48,7 @@ func reportExpiry(t *testing.T, z *servers.ZooKeeper, p *servers.Proxy) {
 	t.Helper()
 	address, notified := falseExpiry(t)
 	must(t, p.Redirect(address))
-	select {
-	case <-notified:
-	case <-time.After(testTimeout):
-		t.Fatal("the client did not reconnect")
-	}
+	requests.Receive(t, "the report of the expiry", notified)
 	must(t, p.Redirect(z.Address()))
 }
 
@@ -64,6 +60,7 @@ var lasting = holdfast.TTL(2 * time.Minute)
 // the next server. A waiter first deletes its old queue entry, and then makes a new one. A holder
 // deletes its node and loses its lock.
 func TestSessionReportedExpiredIsCleanedUp(t *testing.T) {
+	t.Parallel()
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Semaphore} {
 		t.Run(string(layout), func(t *testing.T) {
 			z, p := proxied(t)
@@ -76,40 +73,21 @@ func TestSessionReportedExpiredIsCleanedUp(t *testing.T) {
 			if layout == zkstore.Semaphore {
 				dir += "/locks"
 			}
-			entries := func() []string {
-				all, _, err := raw.Children(dir)
-				must(t, err)
-				return all
-			}
 			k := lock(t, b, name)
 			got := waiting(t, a, sb, name, lasting)
-			before := entries()
+			before := nodes(t, raw, dir, "the entry exists", func([]string) bool { return true })
 			reportExpiry(t, z, p)
-			var after []string
-			for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
-				after = entries()
-				if slices.ContainsFunc(after, func(n string) bool { return !slices.Contains(before, n) }) {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatal("the waiter made no queue entry in the new session")
-				}
-			}
+			after := nodes(t, raw, dir, "there is a queue entry in the new session", func(all []string) bool {
+				return slices.ContainsFunc(all, func(n string) bool { return !slices.Contains(before, n) })
+			})
 			if len(after) > len(before) {
 				t.Errorf("the old queue entry exists beside the new one: %v, before %v", after, before)
 			}
 			must(t, k.Unlock())
-			next := <-got
-			if next == nil {
-				t.FailNow()
-			}
+			next := granted(t, got)
 
 			reportExpiry(t, z, p)
-			select {
-			case <-next.Context().Done():
-			case <-time.After(testTimeout):
-				t.Fatal("the store did not notify the holder")
-			}
+			ends(t, next)
 			if err := next.Unlock(); err == nil {
 				t.Error("Unlock does not report the loss")
 			}
@@ -131,24 +109,17 @@ func TestCloseConfirmsEndWithLostAnswer(t *testing.T) {
 	go func() { closed <- s.Close(t.Context()) }()
 	empty(t, sb, name)
 	must(t, p.Heal())
-	select {
-	case err := <-closed:
-		must(t, err)
-	case <-time.After(testTimeout):
-		t.Fatal("Close did not return")
-	}
+	must(t, requests.Receive(t, "the end of Close", closed))
 }
 
 // TestCloseFailsOnFalseExpiry: the request to end a session does not arrive. The next server falsely
 // reports that the session has expired. Close returns an error.
 func TestCloseFailsOnFalseExpiry(t *testing.T) {
-	z := alone(t) // its session stays until it expires
+	t.Parallel()
+	z := alone(t, plain) // its session stays until it expires
 	p := behindProxy(t, z)
-	sent := make(chan struct{}, 1)
-	l, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return observed{c, [][]byte{{0xff, 0xff, 0xff, 0xf5}}, sent}, err // closeSession, -11
-	}))
+	hook, sent := sends("\xff\xff\xff\xf5") // closeSession, -11
+	l, s := locker(t, []string{p.Address()}, onWrites(nil, hook))
 	_, sb := locker(t, []string{z.Address()})
 	name := newName()
 	lock(t, l, name, lasting)
@@ -159,27 +130,11 @@ func TestCloseFailsOnFalseExpiry(t *testing.T) {
 	must(t, p.Silence())
 	closed := make(chan error, 1)
 	go func() { closed <- s.Close(t.Context()) }()
-	select {
-	case <-sent:
-	case <-time.After(testTimeout):
-		t.Fatal("Close did not send the request to end the session")
-	}
-	address, notified := falseExpiry(t)
-	must(t, p.Redirect(address))
+	requests.Receive(t, "the request to end the session", sent)
 	must(t, p.Heal())
-	select {
-	case <-notified:
-	case <-time.After(testTimeout):
-		t.Fatal("the client did not reconnect")
-	}
-	must(t, p.Redirect(z.Address()))
-	select {
-	case err := <-closed:
-		if driver.CodeOf(err) != driver.CodeUnavailable {
-			t.Errorf("Close: %v", err)
-		}
-	case <-time.After(testTimeout):
-		t.Fatal("Close did not return")
+	reportExpiry(t, z, p)
+	if err := requests.Receive(t, "the end of Close", closed); driver.CodeOf(err) != driver.CodeUnavailable {
+		t.Errorf("Close: %v", err)
 	}
 	if st := state(t, sb, name); len(st.Holders) != 1 {
 		t.Errorf("%+v, want one holder: else the session has ended, and the test proves nothing", st)

@@ -1,23 +1,31 @@
 package zookeeper
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-const testTimeout = time.Minute
+// tokenRoom: the token of a grant is that many times the czxid of its node.
+const tokenRoom = 64
+
+const testTimeout = requests.Timeout
 
 var names atomic.Int64
 
@@ -29,9 +37,7 @@ func locker(t *testing.T, servers []string, o ...zkstore.Option) (*holdfast.Lock
 	s := open(t, servers, append([]zkstore.Option{zkstore.Root("/faults")}, o...)...)
 	q := queuedHook{t, make(chan string, 100)}
 	l, err := holdfast.New(s, holdfast.WithHooks(q))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	queuedHooks.Store(l, q)
 	t.Cleanup(func() {
 		queuedHooks.Delete(l)
@@ -66,24 +72,14 @@ func (q queuedHook) Event(_ context.Context, e holdfast.Event) {
 // await waits until the store has reported a name as held.
 func (q queuedHook) await(name string) {
 	q.t.Helper()
-	for end := time.After(testTimeout); ; {
-		select {
-		case n := <-q.names:
-			if n == name {
-				return
-			}
-		case <-end:
-			q.t.Fatalf("no answer that %s is held", name)
-		}
+	for requests.Receive(q.t, "the answer that "+name+" is held", q.names) != name {
 	}
 }
 
 func lock(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.Lock {
 	t.Helper()
 	k, err := l.Lock(t.Context(), name, o...) // the lock's context ends with this one
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return k
 }
 
@@ -143,6 +139,49 @@ func passOn(client net.Conn, upstream string, answers func(to io.Writer, from io
 	requests.Wait()
 }
 
+// hooked is a connection that calls before and after around each write, unless they are nil.
+type hooked struct {
+	net.Conn
+	before, after func(written []byte)
+}
+
+func (h hooked) Write(b []byte) (int, error) {
+	if h.before != nil {
+		h.before(b)
+	}
+	n, err := h.Conn.Write(b)
+	if h.after != nil {
+		h.after(b)
+	}
+	return n, err
+}
+
+// onWrites returns the option of a client that calls before and after around each write to a server.
+func onWrites(before, after func(written []byte)) zkstore.Option {
+	return dialing(func(c net.Conn) net.Conn { return hooked{c, before, after} })
+}
+
+// dialing returns the option of a client whose connections pass through wrap.
+func dialing(wrap func(net.Conn) net.Conn) zkstore.Option {
+	return zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(c), nil
+	})
+}
+
+// sends returns a hook for writes, which sends to the channel when one of the words is written.
+func sends(words ...string) (hook func([]byte), sent chan struct{}) {
+	sent = make(chan struct{}, 1)
+	return func(b []byte) {
+		if slices.ContainsFunc(words, func(w string) bool { return bytes.Contains(b, []byte(w)) }) {
+			wakeup.Send(sent)
+		}
+	}, sent
+}
+
 // loopback listens.
 func loopback(t *testing.T) net.Listener {
 	t.Helper()
@@ -151,13 +190,7 @@ func loopback(t *testing.T) net.Listener {
 	return l
 }
 
-// must ends the test at an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = servertest.Check
 
 // state returns the state of a name, as soon as it can be read.
 func state(t *testing.T, s *zkstore.Store, name string) driver.State {
@@ -190,18 +223,6 @@ func await(t *testing.T, s *zkstore.Store, name, what string, so func(driver.Sta
 	}
 }
 
-// undone requires that the undo of a request is confirmed in the end.
-func undone(t *testing.T, s *zkstore.Store, r driver.Request) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	for err := s.Undo(ctx, r); err != nil; err = s.Undo(ctx, r) {
-		if ctx.Err() != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // waiting begins to lock, and returns when the queue entry stands. If the function locker has made
 // the Locker, waiting also waits until the store has reported the name as held. A waiter without
 // that report gives up after the request timeout.
@@ -223,28 +244,31 @@ func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name stri
 	return got
 }
 
+// granted waits for the lock of a waiter.
+func granted(t *testing.T, got <-chan *holdfast.Lock) *holdfast.Lock {
+	t.Helper()
+	k := requests.Receive(t, "the waiter's lock", got)
+	if k == nil {
+		t.FailNow()
+	}
+	return k
+}
+
+// ends waits for the end of a lock's context.
+func ends(t *testing.T, k *holdfast.Lock) {
+	t.Helper()
+	requests.Receive(t, "the end of the context of "+k.Name(), k.Context().Done())
+}
+
 // overtaken waits until another client is granted the lock, and returns that lock. It requires that
 // the context of k had ended before.
 func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdfast.Lock {
 	t.Helper()
-	ended := make(chan time.Time, 1)
-	stop := context.AfterFunc(k.Context(), func() { ended <- time.Now() })
-	defer stop()
-	var next *holdfast.Lock
-	select {
-	case next = <-got:
-		if k.Context().Err() == nil {
-			t.Fatal("another client holds the lock before the first context has ended")
-		}
-	case <-time.After(testTimeout):
-		t.Fatal("no other client was granted the lock")
+	next := granted(t, got)
+	if k.Context().Err() == nil {
+		t.Fatal("another client holds the lock before the first context has ended")
 	}
-	if next == nil {
-		t.FailNow()
-	}
-	if next.Token() <= k.Token() {
-		t.Errorf("token %d after %d", next.Token(), k.Token())
-	}
+	requests.LocksRise(t, k, next)
 	var lost *holdfast.LostError
 	if cause := context.Cause(k.Context()); !errors.As(cause, &lost) {
 		t.Errorf("cause %v, want a loss", cause)
@@ -258,6 +282,7 @@ const expiring = 4 * time.Second
 
 // TestExpiredSessionEndsLock: the server ends the session of a client that is cut off.
 func TestExpiredSessionEndsLock(t *testing.T) {
+	t.Parallel()
 	z, p := proxied(t)
 	a, _ := locker(t, []string{p.Address()})
 	b, sb := locker(t, []string{z.Address()})
@@ -272,92 +297,11 @@ func TestExpiredSessionEndsLock(t *testing.T) {
 	must(t, lock(t, a, name, holdfast.TTL(expiring)).Unlock())
 }
 
-// TestExpiredSessionIsReplacedWhileWaiting: the server has ended the session of a queue
-// entry, and the client makes a new one.
-func TestExpiredSessionIsReplacedWhileWaiting(t *testing.T) {
-	z, p := proxied(t)
-	a, _ := locker(t, []string{p.Address()})
-	b, sb := locker(t, []string{z.Address()})
-	name := newName()
-	k := lock(t, b, name)
-	got := waiting(t, a, sb, name, holdfast.TTL(expiring))
-	must(t, p.Silence())
-	await(t, sb, name, "the session expires", func(st driver.State) bool { return len(st.Waiters) == 0 })
-	must(t, p.Heal())
-	must(t, k.Unlock())
-	next := <-got
-	if next == nil {
-		t.FailNow()
-	}
-	must(t, next.Unlock())
-	empty(t, sb, name)
-}
-
 // empty requires that nothing is left of a name.
 func empty(t *testing.T, s *zkstore.Store, name string) {
 	t.Helper()
 	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
-
-// TestLostAnswerOfCreateLeavesOneNode: the answer to a create is lost. The request takes over its
-// node, or its undo removes it; there is never a second node.
-func TestLostAnswerOfCreateLeavesOneNode(t *testing.T) {
-	z, p := proxied(t)
-	a, sa := locker(t, []string{p.Address()})
-	_, sb := locker(t, []string{z.Address()})
-	name := newName()
-	must(t, lock(t, a, name).Unlock()) // the session stands, and the name has a node
-	must(t, p.DropAnswers())
-	got := make(chan *holdfast.Lock, 1)
-	go func() {
-		k, err := a.Lock(t.Context(), name)
-		if err != nil {
-			t.Error(err)
-		}
-		got <- k
-	}()
-	arrived := func(st driver.State) bool { return len(st.Holders) == 1 }
-	await(t, sb, name, "the create arrives", arrived)
-	must(t, p.Heal())
-	k := <-got
-	if k == nil {
-		t.FailNow()
-	}
-	st := state(t, sb, name)
-	if len(st.Holders) != 1 || len(st.Waiters) != 0 || st.Holders[0].Token != k.Token() {
-		t.Errorf("%+v, want one holder with token %d", st, k.Token())
-	}
-	must(t, k.Unlock())
-	empty(t, sb, name)
-
-	// The caller's context ends before the client finds that the answer is lost.
-	must(t, p.DropAnswers())
-	r := driver.Request{ID: "lost-answer", Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, Wait: true, From: noRequester{}}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	answered := make(chan error, 1)
-	go func() {
-		_, err := sa.Acquire(ctx, r)
-		answered <- err
-	}()
-	await(t, sb, name, "the create arrives", arrived)
-	cancel()
-	if err := <-answered; err == nil || driver.CodeOf(err) != driver.CodeUnknown {
-		t.Fatalf("Acquire: %v (%v), want unknown", err, driver.CodeOf(err))
-	}
-	must(t, p.Heal())
-	undone(t, sa, r) // the connection is lost as well
-	st = state(t, sb, name)
-	if len(st.Holders)+len(st.Waiters) != 0 {
-		t.Errorf("left after a confirmed undo: %+v", st)
-	}
-}
-
-type noRequester struct{}
-
-func (noRequester) Owner() driver.Owner      { return driver.Owner{ID: "lost-answer"} }
-func (noRequester) Queued([]driver.Holder)   {}
-func (noRequester) Lost(driver.Cause, error) {}
 
 // TestWaiterFindsMissedGrant: a waiter was cut off when it became the first. It is granted the lock
 // after it has reconnected.
@@ -371,11 +315,7 @@ func TestWaiterFindsMissedGrant(t *testing.T) {
 	p.Cut()
 	must(t, k.Unlock())
 	must(t, p.Heal())
-	next := <-got
-	if next == nil {
-		t.FailNow()
-	}
-	must(t, next.Unlock())
+	must(t, granted(t, got).Unlock())
 }
 
 // TestDeletedNodeEndsLock: an operator deletes the holder's node. The holder is notified
@@ -388,29 +328,9 @@ func TestDeletedNodeEndsLock(t *testing.T) {
 	k := lock(t, a, name)
 	got := waiting(t, b, sb, name)
 	raw := connect(t, z.Address())
-	children, _, err := raw.Children("/faults/" + name)
-	must(t, err)
-	deleted := false
-	for _, c := range children {
-		_, stat, err := raw.Exists("/faults/" + name + "/" + c)
-		must(t, err)
-		if uint64(stat.Czxid) == k.Token() {
-			must(t, raw.Delete("/faults/"+name+"/"+c, -1))
-			deleted = true
-			break
-		}
-	}
-	if !deleted {
-		t.Fatalf("none of %v is the holder's", children)
-	}
-	next := <-got
-	if next == nil {
-		t.FailNow()
-	}
-	select {
-	case <-k.Context().Done():
-	case <-time.After(testTimeout):
-		t.Fatal("the holder was not notified")
-	}
+	dir := "/faults/" + name
+	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "both stand", count(2))[0], -1))
+	next := granted(t, got)
+	ends(t, k)
 	must(t, next.Unlock())
 }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	zookeeper "github.com/go-zookeeper/zk"
-
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/zkstore"
@@ -23,8 +21,7 @@ func TestGuardPassesFencetest(t *testing.T) {
 		Resource: func(t testing.TB, n int) string {
 			r := string(rune('a' + n))
 			if !exists[r] {
-				_, err := raw.Create(path(r), nil, 0, zookeeper.WorldACL(zookeeper.PermAll))
-				must(t, err)
+				create(t, raw, path(r), nil, 0)
 				exists[r] = true
 			}
 			return r

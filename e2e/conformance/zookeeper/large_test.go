@@ -19,11 +19,12 @@ const juteMaxBuffer = 1<<20 - 1
 // is refused before it is sent. No lock of the client is lost, no connection ends, and the
 // next write succeeds.
 func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
+	t.Parallel()
 	z := single(t)
 	var connections atomic.Int32
-	l, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+	l, s := locker(t, []string{z.Address()}, dialing(func(c net.Conn) net.Conn {
 		connections.Add(1)
-		return new(net.Dialer).DialContext(ctx, network, address)
+		return c
 	}))
 	k := lock(t, l, newName(), holdfast.TTL(3*time.Second))
 	other := lock(t, l, newName(), holdfast.TTL(3*time.Second))
@@ -50,11 +51,9 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 // TestSlowWriteDelaysNoHeartbeat: a guarded write over a slow link takes long, and the
 // client keeps its locks.
 func TestSlowWriteDelaysNoHeartbeat(t *testing.T) {
+	t.Parallel()
 	z := single(t)
-	l, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return slow{c}, err
-	}))
+	l, s := locker(t, []string{z.Address()}, dialing(func(c net.Conn) net.Conn { return slow{c} }))
 	k := lock(t, l, newName(), holdfast.TTL(3*time.Second))
 	node := "/" + newName()
 	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.CreateNode(node, nil)}))

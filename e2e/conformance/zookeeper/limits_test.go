@@ -2,15 +2,14 @@ package zookeeper
 
 import (
 	"errors"
-	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
-	zookeeper "github.com/go-zookeeper/zk"
-
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -18,9 +17,7 @@ import (
 // the refusal, leaves nothing behind and does not disturb the holder. When the quota has room
 // again, the name is granted.
 func TestQuotaRefusalLeavesNothing(t *testing.T) {
-	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick, Java: []string{"-Dzookeeper.enforceQuota=true"}})
-	servertest.Started(t, err)
-	t.Cleanup(z.Kill)
+	z := alone(t, servers.ZooKeeperConfig{Tick: tick, Java: []string{"-Dzookeeper.enforceQuota=true"}})
 	a, sa := locker(t, []string{z.Address()})
 	b, _ := locker(t, []string{z.Address()})
 	name := newName()
@@ -28,15 +25,11 @@ func TestQuotaRefusalLeavesNothing(t *testing.T) {
 	must(t, lock(t, b, newName(), lasting).Unlock()) // its session stands
 	raw := connect(t, z.Address())
 	quota := "/zookeeper/quota/faults/" + name
-	for _, path := range []string{"/zookeeper/quota/faults", quota} {
-		_, err := raw.Create(path, nil, 0, zookeeper.WorldACL(zookeeper.PermAll))
-		must(t, err)
-	}
+	create(t, raw, "/zookeeper/quota/faults", nil, 0)
+	create(t, raw, quota, nil, 0)
 	// The quota of two nodes is used up by the name's node and the holder's.
-	_, err = raw.Create(quota+"/zookeeper_limits", []byte("count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2"), 0, zookeeper.WorldACL(zookeeper.PermAll))
-	must(t, err)
-	_, err = raw.Create(quota+"/zookeeper_stats", []byte("count=2,bytes=0"), 0, zookeeper.WorldACL(zookeeper.PermAll))
-	must(t, err)
+	create(t, raw, quota+"/zookeeper_limits", []byte("count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2"), 0)
+	create(t, raw, quota+"/zookeeper_stats", []byte("count=2,bytes=0"), 0)
 	if _, err := b.Lock(t.Context(), name, lasting); !errors.Is(err, holdfast.ErrRefused) {
 		t.Errorf("Lock: %v, want refused", err)
 	}
@@ -51,9 +44,7 @@ func TestQuotaRefusalLeavesNothing(t *testing.T) {
 // TestDefaultTTLOnAServerThatAllowsLess: the server's longest session is too short for the
 // default TTL of 30 s. A lock without a TTL is granted with a shorter one.
 func TestDefaultTTLOnAServerThatAllowsLess(t *testing.T) {
-	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: time.Second, MaxSession: 20 * time.Second})
-	servertest.Started(t, err)
-	t.Cleanup(z.Kill)
+	z := alone(t, servers.ZooKeeperConfig{Tick: time.Second, MaxSession: 20 * time.Second})
 	l, _ := locker(t, []string{z.Address()}, zkstore.Tick(2*time.Second))
 	k := lock(t, l, newName())
 	if left := k.Remaining(); left > 12*time.Second {
@@ -62,5 +53,16 @@ func TestDefaultTTLOnAServerThatAllowsLess(t *testing.T) {
 	must(t, k.Unlock())
 	if _, err := l.Lock(t.Context(), newName(), holdfast.TTL(holdfast.DefaultTTL)); !errors.Is(err, holdfast.ErrInvalid) {
 		t.Errorf("with the TTL given: %v, want invalid", err)
+	}
+}
+
+// TestSlowerTickIsRefused: a server with a slower tick than the option Tick ends sessions later than
+// the store declares. The store refuses it, and the error names the URL's parameter.
+func TestSlowerTickIsRefused(t *testing.T) {
+	z := single(t)
+	s := requests.Closing(t, open(t, []string{z.Address()}, zkstore.Tick(tick/2)))
+	_, err := s.Guarantees(t.Context())
+	if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "give tick=") {
+		t.Errorf("%v, want refused with a tick to give", err)
 	}
 }

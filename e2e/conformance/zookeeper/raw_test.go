@@ -17,11 +17,17 @@ func (quiet) Printf(string, ...any) {}
 func connect(t testing.TB, address string) *zookeeper.Conn {
 	t.Helper()
 	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(c.Close)
 	return c
+}
+
+// create creates a node that everyone may change, and returns its path.
+func create(t testing.TB, c *zookeeper.Conn, path string, data []byte, flags int32) string {
+	t.Helper()
+	path, err := c.Create(path, data, flags, zookeeper.WorldACL(zookeeper.PermAll))
+	must(t, err)
+	return path
 }
 
 // nodes waits until the children of a node, in the order of their sequence numbers, meet a

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -18,6 +18,18 @@ func backup(t *testing.T, z *servers.ZooKeeper) (dir string) {
 	dir = filepath.Join(t.TempDir(), "backup")
 	must(t, z.Backup(dir))
 	return dir
+}
+
+// overtake uses a restored server until it is ahead of all that a client with a token has seen.
+func overtake(t *testing.T, l *holdfast.Locker, token uint64) {
+	t.Helper()
+	for {
+		k := lock(t, l, newName())
+		must(t, k.Unlock())
+		if k.Token() > token+100*tokenRoom {
+			return
+		}
+	}
 }
 
 // advance makes a client see some more transactions.
@@ -33,7 +45,8 @@ func advance(t *testing.T, l *holdfast.Locker) *holdfast.Lock {
 // older copy. Its holder is notified of the loss within the declared time, its waiter is
 // granted, and tokens rise.
 func TestServerRestoredFromABackup(t *testing.T) {
-	z := alone(t)
+	t.Parallel()
+	z := alone(t, plain)
 	old := backup(t, z)
 	a, sa := locker(t, []string{z.Address()})
 	k := advance(t, a)
@@ -53,18 +66,11 @@ func TestServerRestoredFromABackup(t *testing.T) {
 		}
 	}
 	_ = held.Unlock()
-	next := <-got
-	if next == nil {
-		t.FailNow()
-	}
-	if next.Token() <= held.Token() {
-		t.Errorf("token %d after %d", next.Token(), held.Token())
-	}
+	next := granted(t, got)
+	requests.LocksRise(t, held, next)
 	must(t, next.Unlock())
 	again := lock(t, a, name)
-	if again.Token() <= next.Token() {
-		t.Errorf("token %d after %d", again.Token(), next.Token())
-	}
+	requests.LocksRise(t, next, again)
 	must(t, again.Unlock())
 	empty(t, sa, name)
 }
@@ -72,7 +78,8 @@ func TestServerRestoredFromABackup(t *testing.T) {
 // TestTokensAfterARestoreRiseForEveryClient: one client that has seen the later state makes
 // the tokens of all clients rise. Inspection, a break and a later client agree on them.
 func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
-	z := alone(t)
+	t.Parallel()
+	z := alone(t, plain)
 	old := backup(t, z)
 	a, sa := locker(t, []string{z.Address()})
 	before := advance(t, a).Token()
@@ -108,49 +115,26 @@ func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
 	}
 }
 
-// TestTokensDoNotRestartWithTheNodesNumbers: the server has removed the name's node, so the
-// numbers of its children begin again. Tokens still rise.
-func TestTokensDoNotRestartWithTheNodesNumbers(t *testing.T) {
-	z := single(t)
-	a, _ := locker(t, []string{z.Address()})
-	raw := connect(t, z.Address())
-	name := newName()
-	var last uint64
-	for range 3 {
-		for range 3 {
-			k := lock(t, a, name)
-			if k.Token() <= last {
-				t.Errorf("token %d after %d", k.Token(), last)
-			}
-			last = k.Token()
-			must(t, k.Unlock())
-		}
-		must(t, raw.Delete("/faults/"+name, -1)) // as the server removes an empty node
-	}
-}
-
 // TestGrantLostInARestoreThatWentOn: when the client reconnects, the restored server is
-// ahead of all that the holder has seen. The holder is still notified of its loss.
+// ahead of all that the holder has seen. The holder is still notified of its loss. A lock that was
+// released after the copy was made is removed, and one that the client holds stays.
 func TestGrantLostInARestoreThatWentOn(t *testing.T) {
-	z := alone(t)
+	t.Parallel()
+	z := alone(t, plain)
 	p := behindProxy(t, z)
 	a, sa := locker(t, []string{p.Address()})
-	must(t, lock(t, a, newName(), lasting).Unlock()) // the session stands, and is in the backup
+	name, kept := newName(), newName()
+	released := lock(t, a, name, lasting)
+	held := lock(t, a, kept, lasting)
 	old := backup(t, z)
+	must(t, released.Unlock())
 	k := lock(t, a, newName(), lasting)
 	g, err := sa.Guarantees(t.Context())
 	must(t, err)
 	p.Cut()
 	must(t, z.Restore(t.Context(), old))
 	b, sb := locker(t, []string{z.Address()})
-	for { // until the restored server is ahead of all that the holder has seen
-		l := lock(t, b, newName())
-		token := l.Token()
-		must(t, l.Unlock())
-		if token > k.Token()+100 {
-			break
-		}
-	}
+	overtake(t, b, k.Token())
 	must(t, p.Heal())
 	select {
 	case <-k.Context().Done():
@@ -158,75 +142,6 @@ func TestGrantLostInARestoreThatWentOn(t *testing.T) {
 		t.Fatalf("the holder is not notified of its loss within %s", g.Notice)
 	}
 	_ = k.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	r := driver.Request{ID: "after-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: time.Second, From: noRequester{}}
-	_, err = sb.Acquire(ctx, r)
-	must(t, err)
-}
-
-// TestTokensRiseInASessionThatOutlivesARestore: the base of tokens that the session has read
-// is gone after the restore. Its tokens still rise.
-func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
-	z := alone(t)
-	p := behindProxy(t, z)
-	a, sa := locker(t, []string{p.Address()})
-	held := lock(t, a, newName(), lasting) // the session stands, and is in the backup
-	old := backup(t, z)
-	raw := connect(t, z.Address())
-	_, err := raw.Set("/faults/@", []byte(`{"token_base":1099511627776}`), -1)
-	must(t, err)
-	k := lock(t, a, newName(), lasting)
-	if k.Token() <= 1099511627776 {
-		t.Fatalf("token %d: the base was not added", k.Token())
-	}
-	must(t, k.Unlock())
-	p.Cut()
-	must(t, z.Restore(t.Context(), old))
-	b, _ := locker(t, []string{z.Address()})
-	for { // until the restored server is ahead of all that the session has seen
-		l := lock(t, b, newName())
-		ahead := l.Token() > k.Token()-1099511627776+100
-		must(t, l.Unlock())
-		if ahead {
-			break
-		}
-	}
-	must(t, p.Heal())
-	must(t, held.Unlock())  // the session is connected
-	state(t, sa, newName()) // the session reads the base, which is not raised yet
-	again := lock(t, a, newName(), lasting)
-	if again.Token() <= k.Token() {
-		t.Errorf("token %d after %d", again.Token(), k.Token())
-	}
-	must(t, again.Unlock())
-}
-
-// TestReleasedLockOfARestoredCopyIsRemoved: a lock was released after the copy was made, and
-// its session outlives the restore. The lock is removed.
-func TestReleasedLockOfARestoredCopyIsRemoved(t *testing.T) {
-	z := alone(t)
-	p := behindProxy(t, z)
-	a, _ := locker(t, []string{p.Address()})
-	name, kept := newName(), newName()
-	released := lock(t, a, name, lasting)
-	held := lock(t, a, kept, lasting)
-	old := backup(t, z)
-	must(t, released.Unlock())
-	last := lock(t, a, newName(), lasting)
-	must(t, last.Unlock())
-	p.Cut()
-	must(t, z.Restore(t.Context(), old))
-	b, sb := locker(t, []string{z.Address()})
-	for { // until the restored server is ahead of all that the session has seen
-		l := lock(t, b, newName())
-		ahead := l.Token() > last.Token()+100
-		must(t, l.Unlock())
-		if ahead {
-			break
-		}
-	}
-	must(t, p.Heal())
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	next, err := b.Lock(ctx, name, lasting)
@@ -238,6 +153,36 @@ func TestReleasedLockOfARestoredCopyIsRemoved(t *testing.T) {
 	}
 	must(t, next.Unlock())
 	must(t, held.Unlock())
+}
+
+// TestTokensRiseInASessionThatOutlivesARestore: the base of tokens that the session has read
+// is gone after the restore. Its tokens still rise.
+func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
+	t.Parallel()
+	z := alone(t, plain)
+	p := behindProxy(t, z)
+	a, sa := locker(t, []string{p.Address()})
+	held := lock(t, a, newName(), lasting) // the session stands, and is in the backup
+	old := backup(t, z)
+	raw := connect(t, z.Address())
+	_, err := raw.Set("/faults/@", []byte(`{"token_base":1099511627776}`), -1)
+	must(t, err)
+	k := lock(t, a, newName(), lasting)
+	const base = 1099511627776
+	if k.Token() <= base*tokenRoom {
+		t.Fatalf("token %d: the base was not added", k.Token())
+	}
+	must(t, k.Unlock())
+	p.Cut()
+	must(t, z.Restore(t.Context(), old))
+	b, _ := locker(t, []string{z.Address()})
+	overtake(t, b, k.Token()-base*tokenRoom)
+	must(t, p.Heal())
+	must(t, held.Unlock())  // the session is connected
+	state(t, sa, newName()) // the session reads the base, which is not raised yet
+	again := lock(t, a, newName(), lasting)
+	requests.LocksRise(t, k, again)
+	must(t, again.Unlock())
 }
 
 // TestTokensRiseAfterTheirBaseWasDeleted: an operator deletes the node with the base, with
@@ -263,8 +208,6 @@ func TestTokensRiseAfterTheirBaseWasDeleted(t *testing.T) {
 	first := lock(t, a, name, lasting)
 	must(t, first.Unlock())
 	second := lock(t, b, name, lasting)
-	if second.Token() <= first.Token() {
-		t.Errorf("token %d after %d", second.Token(), first.Token())
-	}
+	requests.LocksRise(t, first, second)
 	must(t, second.Unlock())
 }

@@ -2,13 +2,13 @@ package zookeeper
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -16,95 +16,82 @@ import (
 // If a right is missing, the client reports the refusal, leaves nothing behind and disturbs
 // no other client's lock. With the right again, all requests succeed.
 func TestDocumentedRightsSuffice(t *testing.T) {
-	z := alone(t)
-	const root, name = "/rights", "name"
-	set := func(path string, rights int32) {
-		t.Helper()
-		must(t, z.SetACL(t.Context(), path, servers.DigestUser("me", "secret", rights)))
-	}
+	z := alone(t, plain)
+	const root = "/rights"
+	user := func(rights int32) servers.ZooKeeperACL { return servers.DigestUser("me", "secret", rights) }
 	const onRoot = servers.RightCreate | servers.RightRead
-	must(t, z.CreateNode(t.Context(), root, servers.DigestUser("me", "secret", onRoot)))
-	o := []zkstore.Option{zkstore.Root(root), zkstore.Digest("me", "secret"), zkstore.CreatorOnly()}
-	a, sa := locker(t, []string{z.Address()}, o...)
-	b, sb := locker(t, []string{z.Address()}, o...)
-
-	// With all rights, test a lock with a waiter, a break, and an inspection of everything.
-	k := lock(t, a, name, lasting)
-	got := waiting(t, b, sa, name, lasting)
-	must(t, sb.Break(t.Context(), name, k.Token()))
-	_ = k.Unlock()
-	next := <-got
-	if next == nil {
-		t.FailNow()
+	must(t, z.CreateNode(t.Context(), root, user(onRoot)))
+	at := func(t testing.TB, o ...zkstore.Option) *zkstore.Store {
+		return open(t, []string{z.Address()}, append(o, zkstore.Root(root))...)
 	}
-	for st, err := range sa.List(t.Context(), "") {
+	raw := connect(t, z.Address())
+	must(t, raw.AddAuth("digest", []byte("me:secret")))
+	names := func(t testing.TB) (paths []string) {
+		all, _, err := raw.Children(root)
 		must(t, err)
-		if st.Name != name || len(st.Holders) != 1 {
+		for _, name := range all {
+			if name != "@" {
+				paths = append(paths, root+"/"+name)
+			}
+		}
+		return paths
+	}
+	node := func(path string) func(testing.TB) []string {
+		return func(testing.TB) []string { return []string{path} }
+	}
+	guards := node(root + "/@")
+	var missing []drivertest.Refusal
+	for _, c := range []struct {
+		what    string
+		paths   func(testing.TB) []string
+		all     int32 // the usual rights
+		without int32
+		noticed bool
+	}{
+		{"to create on the root", node(root), onRoot, servers.RightCreate, false}, // the name's node exists
+		{"to read the root", node(root), onRoot, servers.RightRead, false},        // only List needs it
+		{"to create on the name", names, servers.RightAll, servers.RightCreate, true},
+		{"to read the name", names, servers.RightAll, servers.RightRead, true},
+		{"to write on the name", names, servers.RightAll, servers.RightWrite, false},
+		{"to read the guards' node", guards, servers.RightAll, servers.RightRead, true},
+		{"to create on the guards' node", guards, servers.RightAll, servers.RightCreate, false},
+		{"to delete on the guards' node", guards, servers.RightAll, servers.RightDelete, false},
+		{"to write on the guards' node", guards, servers.RightAll, servers.RightWrite, false},
+	} {
+		var changed []string
+		set := func(t testing.TB, rights int32) {
+			for _, path := range changed {
+				must(t, z.SetACL(t.Context(), path, user(rights)))
+			}
+		}
+		missing = append(missing, drivertest.Refusal{
+			Name: c.what, Unnoticed: !c.noticed,
+			Begin: func(t testing.TB) { changed = c.paths(t); set(t, c.all&^c.without) },
+			End:   func(t testing.TB) { set(t, c.all) },
+		})
+	}
+	s := at(t, zkstore.Digest("me", "secret"), zkstore.CreatorOnly())
+	defer s.Close(context.WithoutCancel(t.Context()))
+	g := requests.Must(t, s, requests.New("listed", driver.Exclusive, requests.Long))
+	for st, err := range s.List(t.Context(), "") {
+		must(t, err)
+		if st.Name != g.Name || len(st.Holders) != 1 {
 			t.Errorf("%+v", st)
 		}
 	}
-	must(t, next.Unlock())
+	requests.Release(t, s, g)
+	h := drivertest.Harness{TTL: time.Second, Session: true, Open: func(t testing.TB, _ string) driver.Store {
+		return at(t, zkstore.Digest(servers.ZooKeeperAdmin, servers.ZooKeeperAdminPassword))
+	}}
+	drivertest.Refusals(t, h, s, missing...)
 
-	for _, c := range []struct {
-		what, path   string // what is the missing right
-		all, without int32  // the usual rights on path, and the one that is missing
-		lock, unlock bool   // the result is a refusal
-	}{
-		{"to create on the root", root, onRoot, servers.RightCreate, false, false}, // the name's node exists
-		{"to read the root", root, onRoot, servers.RightRead, false, false},        // only List needs it
-		{"to create on the name", root + "/" + name, servers.RightAll, servers.RightCreate, true, false},
-		{"to read the name", root + "/" + name, servers.RightAll, servers.RightRead, true, false},
-		{"to delete on the name", root + "/" + name, servers.RightAll, servers.RightDelete, false, true},
-		{"to write on the name", root + "/" + name, servers.RightAll, servers.RightWrite, false, false},
-		{"to read the guards' node", root + "/@", servers.RightAll, servers.RightRead, true, false},
-		{"to create on the guards' node", root + "/@", servers.RightAll, servers.RightCreate, false, false},
-		{"to delete on the guards' node", root + "/@", servers.RightAll, servers.RightDelete, false, false},
-		{"to write on the guards' node", root + "/@", servers.RightAll, servers.RightWrite, false, false},
-	} {
-		t.Run(c.what, func(t *testing.T) {
-			set(c.path, c.all&^c.without)
-			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-			defer cancel()
-			k, err := a.Lock(ctx, name, lasting, holdfast.Wait(10*time.Second))
-			switch {
-			case c.lock && !errors.Is(err, holdfast.ErrRefused):
-				t.Errorf("Lock: %v, want refused", err)
-			case !c.lock && err != nil:
-				t.Errorf("Lock: %v", err)
-			}
-			if k != nil {
-				if err := k.Unlock(); c.unlock != errors.Is(err, holdfast.ErrRefused) || !c.unlock && err != nil {
-					t.Errorf("Unlock: %v; want refused: %t", err, c.unlock)
-				}
-			}
-			set(c.path, c.all)
-			empty(t, sb, name)
-			k = lock(t, b, name, lasting)
-			if st := state(t, sb, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {
-				t.Errorf("%+v, want one holder", st)
-			}
-			must(t, k.Unlock())
-		})
+	// The right to delete on the name. A break without it is refused, and has requested the holder to end.
+	g = requests.Must(t, s, requests.New("deleted", driver.Exclusive, requests.Long))
+	must(t, z.SetACL(t.Context(), root+"/deleted", user(servers.RightAll&^servers.RightDelete)))
+	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeRefused {
+		t.Errorf("a release without the right to delete: %v, want refused", err)
 	}
-
-	// A waiter loses a right while it waits. It gets the lock or the refusal, and leaves nothing
-	// behind.
-	k = lock(t, a, name, lasting)
-	waited := make(chan error, 1)
-	go func() {
-		k, err := b.Lock(t.Context(), name, lasting)
-		if err == nil {
-			err = k.Unlock()
-		}
-		waited <- err
-	}()
-	await(t, sa, name, "there is a waiter",
-		func(st driver.State) bool { return len(st.Waiters) == 1 })
-	set(root+"/"+name, servers.RightAll&^servers.RightRead)
-	must(t, k.Unlock())
-	if err := <-waited; err != nil && !errors.Is(err, holdfast.ErrRefused) {
-		t.Errorf("the waiter: %v", err)
-	}
-	set(root+"/"+name, servers.RightAll)
-	empty(t, sb, name)
+	must(t, z.SetACL(t.Context(), root+"/deleted", user(servers.RightAll)))
+	requests.Release(t, s, g)
+	empty(t, s, g.Name)
 }

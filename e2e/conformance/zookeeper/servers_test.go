@@ -6,8 +6,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // The servers are started once for all tests of this package.
@@ -18,6 +18,9 @@ var (
 	home   string
 	atEnd  []func()
 )
+
+// plain is the configuration of the servers that most tests use.
+var plain = servers.ZooKeeperConfig{Tick: tick}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
@@ -33,10 +36,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// alone starts a server for one test. A test that leaves a session behind uses it.
-func alone(t testing.TB) *servers.ZooKeeper {
+// alone starts a server for one test. A test that leaves a session behind, or needs another configuration, uses it.
+func alone(t testing.TB, c servers.ZooKeeperConfig) *servers.ZooKeeper {
 	t.Helper()
-	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
+	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), c)
 	servertest.Started(t, err)
 	t.Cleanup(z.Kill)
 	return z
@@ -47,7 +50,7 @@ func single(t testing.TB) *servers.ZooKeeper {
 	t.Helper()
 	once.Do(func() {
 		if home, failed = os.MkdirTemp("", "holdfast-zookeeper-"); failed == nil {
-			shared, failed = servers.StartZooKeeper(t.Context(), filepath.Join(home, "single"), servers.ZooKeeperConfig{Tick: tick})
+			shared, failed = servers.StartZooKeeper(t.Context(), filepath.Join(home, "single"), plain)
 		}
 	})
 	servertest.Started(t, failed)

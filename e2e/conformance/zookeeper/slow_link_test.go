@@ -2,28 +2,15 @@ package zookeeper
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/zkstore"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 )
-
-// metered is a connection that counts the written bytes.
-type metered struct {
-	net.Conn
-	written *atomic.Int64
-}
-
-func (m metered) Write(b []byte) (int, error) {
-	m.written.Add(int64(len(b)))
-	return m.Conn.Write(b)
-}
 
 // TestThousandsOfLocksOverASlowLink: a client holds thousands of locks over a slow link. It loses
 // none, and after a while it stops sending requests for each lock. It notices each node that an
@@ -35,30 +22,16 @@ func TestThousandsOfLocksOverASlowLink(t *testing.T) {
 			z, p := proxied(t)
 			must(t, p.Delay(delay))
 			var written atomic.Int64
-			a, _ := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
-				c, err := new(net.Dialer).DialContext(ctx, network, address)
-				return metered{c, &written}, err
-			}))
+			a, _ := locker(t, []string{p.Address()}, onWrites(func(b []byte) { written.Add(int64(len(b))) }, nil))
 			_, sb := locker(t, []string{z.Address()})
 			held := make([]*holdfast.Lock, locks)
-			var taking sync.WaitGroup
-			for from := range lanes {
-				taking.Go(func() {
-					for i := from; i < locks; i += lanes {
-						name := fmt.Sprintf("slow-%s-%d", delay, i)
-						k, err := a.Lock(t.Context(), name, holdfast.TTL(ttl))
-						for errors.Is(err, holdfast.ErrUnavailable) && t.Context().Err() == nil { // the machine may be busy
-							k, err = a.Lock(t.Context(), name, holdfast.TTL(ttl))
-						}
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						held[i] = k
-					}
+			requests.Each(t, locks, lanes, func(i int) (err error) {
+				name := fmt.Sprintf("slow-%s-%d", delay, i)
+				held[i], err = requests.Retried(func() (*holdfast.Lock, error) {
+					return a.Lock(t.Context(), name, holdfast.TTL(ttl))
 				})
-			}
-			taking.Wait()
+				return err
+			})
 			if t.Failed() {
 				t.FailNow()
 			}
@@ -77,35 +50,24 @@ func TestThousandsOfLocksOverASlowLink(t *testing.T) {
 				}
 			}
 			raw := connect(t, z.Address())
-			for _, i := range []int{0, locks / 2, locks - 1} {
-				k := held[i]
-				children, _, err := raw.Children("/faults/" + k.Name())
-				must(t, err)
-				for _, c := range children {
-					must(t, raw.Delete("/faults/"+k.Name()+"/"+c, -1))
-				}
-				select {
-				case <-k.Context().Done():
-				case <-time.After(testTimeout):
-					t.Fatalf("the holder of %s was not notified that its node was deleted", k.Name())
-				}
+			some := []int{0, locks / 2, locks - 1}
+			deleted := func(i int) bool { return slices.Contains(some, i) }
+			for _, i := range some {
+				dir := "/faults/" + held[i].Name()
+				must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "it stands", count(1))[0], -1))
+				ends(t, held[i])
 			}
 			for i, k := range held {
-				if err := k.Context().Err(); err != nil && i != 0 && i != locks/2 && i != locks-1 {
+				if k.Context().Err() != nil && !deleted(i) {
 					t.Fatalf("%s was lost: %v", k.Name(), context.Cause(k.Context()))
 				}
 			}
-			var giving sync.WaitGroup
-			for from := range lanes {
-				giving.Go(func() {
-					for i := from; i < locks; i += lanes {
-						if err := held[i].Unlock(); err != nil && i != 0 && i != locks/2 && i != locks-1 {
-							t.Error(err)
-						}
-					}
-				})
-			}
-			giving.Wait()
+			requests.Each(t, locks, lanes, func(i int) error {
+				if err := held[i].Unlock(); !deleted(i) {
+					return err
+				}
+				return nil
+			})
 			empty(t, sb, held[1].Name())
 		})
 	}

@@ -24,10 +24,10 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 func find(t *testing.T, program string) string {
@@ -149,7 +149,7 @@ func TestConcurrencyMutexIsExcludedAndShown(t *testing.T) {
 		}
 	}
 	st, err := l.Inspect(t.Context(), "n")
-	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != uint64(m.Header().Revision) {
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != 64*uint64(m.Header().Revision) {
 		t.Errorf("Inspect: %+v, %v", st, err)
 	}
 	if err := m.Unlock(t.Context()); err != nil {

@@ -22,11 +22,13 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
-	"github.com/holdfast-go/holdfast/internal/fallback"
-	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/internal/servers"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
+	_ "github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
 const (
@@ -43,18 +45,18 @@ const (
 // kind is a kind of lock: Redisson's name of it, and holdfast's layout and options for it.
 type kind struct {
 	java   string
-	layout redisstore.Layout
+	layout layouts.Layout
 	option []holdfast.LockOption
 }
 
 var kinds = []kind{
-	{"lock", redisstore.Redisson, nil},
-	{"fair", redisstore.RedissonFair, nil},
-	{"fenced", redisstore.RedissonFenced, nil},
-	{"spin", redisstore.RedissonSpin, nil},
-	{"write", redisstore.RedissonReadWrite, nil},
-	{"semaphore", redisstore.RedissonSemaphore, []holdfast.LockOption{holdfast.Limit(1)}},
-	{"permits", redisstore.RedissonPermits, []holdfast.LockOption{holdfast.Limit(1)}},
+	{"lock", layouts.Redisson, nil},
+	{"fair", layouts.RedissonFair, nil},
+	{"fenced", layouts.RedissonFenced, nil},
+	{"spin", layouts.RedissonSpin, nil},
+	{"write", layouts.RedissonReadWrite, nil},
+	{"semaphore", layouts.RedissonSemaphore, []holdfast.LockOption{holdfast.Limit(1)}},
+	{"permits", layouts.RedissonPermits, []holdfast.LockOption{holdfast.Limit(1)}},
 }
 
 // workerEnv has the URL of the server. A process of this test binary with that variable is
@@ -156,21 +158,25 @@ func start(t *testing.T, mode string) *deployment {
 	return &deployment{mode, "redis://" + r.Address(), r.Address(), []*servers.Redis{r}}
 }
 
-func urlOf(url string, l redisstore.Layout) string {
+func urlOf(url string, l layouts.Layout) string {
 	url += "?layout=" + string(l)
-	if l == redisstore.RedissonFair {
+	if l == layouts.RedissonFair {
 		url += "&fair_wait=" + fairWait.String()
 	}
 	return url
 }
 
 // open opens a Locker without a fallback: its waiters are notified, or wait until the
-// holder's lease ends.
-func (d *deployment) open(t *testing.T, l redisstore.Layout, ttl time.Duration, o ...holdfast.Option) *holdfast.Locker {
+// holder's lease ends. Where the other clients do not notify, its waiters poll.
+func (d *deployment) open(t *testing.T, l layouts.Layout, ttl time.Duration, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
-	s, err := redisstore.Open(t.Context(), urlOf(d.url, l))
+	s, err := layouts.Open(t.Context(), urlOf(d.url, l), l)
 	must(t, err)
-	locker, err := holdfast.New(fallback.Without(s), append(o, holdfast.Defaults(holdfast.TTL(ttl)))...)
+	var store driver.Store = s
+	if l != layouts.Plain && l != layouts.RedissonSpin { // their other clients do not notify
+		store = wakeup.WithoutFallback(s)
+	}
+	locker, err := holdfast.New(store, append(o, holdfast.Defaults(holdfast.TTL(ttl)))...)
 	must(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -184,7 +190,7 @@ func (d *deployment) open(t *testing.T, l redisstore.Layout, ttl time.Duration, 
 }
 
 // operator opens a Locker that inspects and breaks locks.
-func (d *deployment) operator(t *testing.T, l redisstore.Layout, o ...holdfast.LockOption) *holdfast.Locker {
+func (d *deployment) operator(t *testing.T, l layouts.Layout, o ...holdfast.LockOption) *holdfast.Locker {
 	t.Helper()
 	locker, err := holdfast.Open(t.Context(), urlOf(d.url, l), holdfast.Defaults(o...))
 	must(t, err)

@@ -11,7 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
 // TestPlainExcludesOtherClients: holdfast and each client that stores a lock as one string per name exclude one
@@ -80,7 +80,7 @@ func TestPlainExcludesOtherClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			q := newQueued()
-			l := d.open(t, redisstore.Plain, endless, holdfast.WithHooks(q))
+			l := d.open(t, layouts.Plain, endless, holdfast.WithHooks(q))
 			key := "plain-" + name[:7]
 			python.t, java.t = t, t
 			if !o.try(t, key) {
@@ -88,7 +88,7 @@ func TestPlainExcludesOtherClients(t *testing.T) {
 			}
 			busy(t, l, key)
 			o.renew(t, key)
-			st, err := d.operator(t, redisstore.Plain).Inspect(t.Context(), key)
+			st, err := d.operator(t, layouts.Plain).Inspect(t.Context(), key)
 			if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" {
 				t.Errorf("%+v, %v", st, err)
 			}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
-	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
 var handoffs = flag.Int("handoffs", 60, "how often TestRedissonReleaseNotifiesWaiter passes a lock from Java to Go and back")
@@ -73,7 +73,7 @@ func TestRedissonExcludesAndNotifies(t *testing.T) {
 func readers(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
-	l := d.open(t, redisstore.RedissonReadWrite, endless, holdfast.WithHooks(q))
+	l := d.open(t, layouts.RedissonReadWrite, endless, holdfast.WithHooks(q))
 	const name = "write-readers"
 	read, write := java.lock("read", name), java.lock("write", name)
 	read.does("acquire")
@@ -112,7 +112,7 @@ func readers(t *testing.T, d *deployment, java *peer) {
 // its wait. While no thread waits, Redisson drops the messages of its own writers.
 func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 	java.t = t
-	l := d.open(t, redisstore.RedissonReadWrite, endless)
+	l := d.open(t, layouts.RedissonReadWrite, endless)
 	other := java.lock("write", "write-between")
 	other.does("acquire") // loads Redisson's scripts
 	other.does("release")
@@ -151,7 +151,7 @@ func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 func fairOrder(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
-	first, later := d.open(t, redisstore.RedissonFair, endless), d.open(t, redisstore.RedissonFair, endless, holdfast.WithHooks(q))
+	first, later := d.open(t, layouts.RedissonFair, endless), d.open(t, layouts.RedissonFair, endless, holdfast.WithHooks(q))
 	const name = "fair-order"
 	k, err := first.Lock(t.Context(), name)
 	must(t, err)
@@ -215,7 +215,7 @@ func (d *deployment) queue(t *testing.T, name string, n int) {
 // fencedTokens: tokens rise strictly when Java and Go hold the lock by turns.
 func fencedTokens(t *testing.T, d *deployment, java *peer) {
 	java.t = t
-	l := d.open(t, redisstore.RedissonFenced, endless)
+	l := d.open(t, layouts.RedissonFenced, endless)
 	other := java.lock("fenced", "fenced-tokens")
 	last := uint64(0)
 	for range 5 {
@@ -236,7 +236,7 @@ func fencedTokens(t *testing.T, d *deployment, java *peer) {
 // other thread or context can.
 func reentrancy(t *testing.T, d *deployment, java *peer) {
 	java.t = t
-	l := d.open(t, redisstore.Redisson, endless)
+	l := d.open(t, layouts.Redisson, endless)
 	const name = "lock-reentrancy"
 	one, two := java.lock("lock", name), java.lock("lock", name)
 	two.thread += "/2"
@@ -255,7 +255,7 @@ func reentrancy(t *testing.T, d *deployment, java *peer) {
 	again, err := l.Lock(k.Context(), name, holdfast.Reentrant())
 	must(t, err)
 	busy(t, l, name) // another context of the same Locker
-	busy(t, d.open(t, redisstore.Redisson, endless), name)
+	busy(t, d.open(t, layouts.Redisson, endless), name)
 	for _, thread := range []lock{one, two} {
 		if got := thread.does("try"); got != "false" {
 			t.Errorf("a thread of Java enters Go's lock: %s", got)
@@ -309,7 +309,7 @@ func severalPermits(t *testing.T, d *deployment, java *peer) {
 // Go, its holder is notified. If holdfast breaks a lock, Java gets it.
 func operators(t *testing.T, d *deployment, java *peer) {
 	java.t = t
-	l := d.operator(t, redisstore.Redisson)
+	l := d.operator(t, layouts.Redisson)
 	const name = "lock-operators"
 	other := java.lock("lock", name)
 	other.does("acquire")
@@ -350,7 +350,7 @@ func operators(t *testing.T, d *deployment, java *peer) {
 func multiLock(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
-	l := d.open(t, redisstore.Redisson, endless, holdfast.WithHooks(q))
+	l := d.open(t, layouts.Redisson, endless, holdfast.WithHooks(q))
 	names := []string{"lock-multi-a", "lock-multi-b"}
 	other := java.lock("multi", names[0]+","+names[1])
 	other.does("acquire")
@@ -494,7 +494,7 @@ func TestRedissonReleaseNotifiesWaiter(t *testing.T) {
 	const lease = 30 * time.Second
 	d := start(t, "single")
 	java := d.java(t, lease).lock("lock", "lock-handoffs")
-	l := d.open(t, redisstore.Redisson, lease)
+	l := d.open(t, layouts.Redisson, lease)
 	clock := func() time.Duration { // the same clock as Java's System.nanoTime
 		var ts unix.Timespec
 		must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))

@@ -40,8 +40,8 @@ func check(t *testing.T, settings ...string) (output string) {
 	return run("./pan", "-E")
 }
 
-// TestModelKeepsExclusionAndTokens requires that no two clients hold a name at once and that tokens rise, over all
-// orders of requests, answers, restarts and admissions.
+// TestModelKeepsExclusionAndTokens requires that no two clients hold a name at once, that tokens rise, and that a
+// kept name is not granted, over all orders of requests, answers, restarts and admissions.
 func TestModelKeepsExclusionAndTokens(t *testing.T) {
 	for _, settings := range [][]string{{"-DROUNDS=1", "-DRESTARTS=1"}} {
 		out := check(t, settings...)
@@ -59,6 +59,8 @@ func TestModelFindsMistakes(t *testing.T) {
 		"-DNORESTORE": "token>last",
 		"-DEARLY":     "token>last",
 		"-DFEW":       "token>last",
+		"-DNOCOPY":    "!(kept)",
+		"-DKEEPLATE":  "!(kept)",
 	} {
 		out := check(t, "-DROUNDS=1", "-DRESTARTS=1", mistake)
 		if !strings.Contains(out, "assertion violated") || !strings.Contains(out, broken) {

@@ -13,19 +13,28 @@
  * servers, which are asked one after another, and votes again. Servers may restart in
  * between.
  *
- * Checked: no two clients hold the name at once, and tokens rise from grant to grant.
+ * A client may release its grant and keep the name taken: each server that has the vote
+ * replaces it by a kept lock, one after another, before the client's validity ends. The
+ * name is kept once a quorum has done so. No client renews a kept lock. So a server that
+ * is admitted takes it over from the servers whose counters it gets.
+ *
+ * Checked: no two clients hold the name at once, tokens rise from grant to grant, and
+ * there is no grant of a kept name.
  *
  * Each of these plants a mistake, which the check has to find:
  *   -DNOWAIT     a restarted server votes without the wait
  *   -DNORESTORE  a restarted server votes with the counter 0
  *   -DEARLY      the counters of the others are read before the wait
  *   -DFEW        the counters of too few others are read
+ *   -DNOCOPY     a restarted server takes over no kept lock
+ *   -DKEEPLATE   the servers keep the lock after the client's validity has ended
  */
 #ifndef N
 #define N 3		/* servers */
 #endif
 #define Q (N / 2 + 1)	/* a quorum */
 #define CLIENTS 2
+#define KEPT (CLIENTS + 1)	/* in place of a client's vote: the lock is kept */
 #ifndef ROUNDS
 #define ROUNDS 2	/* requests of each client */
 #endif
@@ -39,13 +48,14 @@
 #endif
 
 byte counter[N];
-byte vote[N];		/* the client that has it, from 1; 0 is none */
+byte vote[N];		/* the client that has it, from 1; 0 is none; or KEPT */
 byte voted = (1 << N) - 1;	/* bits: servers that are admitted */
 byte forgot[CLIENTS + 1];	/* bits: servers that have forgotten a vote of the client's request */
 byte given[CLIENTS + 1];	/* bits: servers that voted for the client's request */
 byte holders = 0;
 byte last = 0;		/* the token of the last grant */
 byte restarts = 0;
+bool kept = false;	/* a client has learned that the name is kept */
 
 inline bigger(a, b) {
 	if
@@ -76,6 +86,10 @@ inline bigger(a, b) {
 		:: atomic { n < OTHERS && k != i && !(read & (1 << k)) && (voted & (1 << k)) -> \
 			read = read | (1 << k); \
 			n++; \
+			if \
+			:: vote[k] == KEPT -> taken = true \
+			:: else \
+			fi; \
 			bigger(highest, counter[k]) \
 		}
 
@@ -122,12 +136,36 @@ proctype client(byte me)
 			atomic {
 				holders++;
 				assert(holders == 1);
+				assert(!kept);
 				assert(token > last);
 				last = token;
 				bigger(known, token)
 			};
 			/* It holds the name, until it releases it or its validity ends. */
-			holders--
+			holders--;
+			if
+			:: true ->
+#ifdef KEEPLATE
+				atomic { given[me] = 0; forgot[me] = 0 };
+#endif
+				atomic { i = 0; acks = 0 }
+				do
+				:: atomic {
+					i < N ->
+					if
+					:: vote[i] == me -> vote[i] = KEPT; acks++
+					:: else
+					fi;
+					i++
+				}
+				:: i == N -> break
+				od;
+				if
+				:: acks >= Q -> kept = true
+				:: else
+				fi
+			:: true
+			fi
 		:: else
 		fi;
 		/* The votes are released, or expire, one after another. */
@@ -160,6 +198,7 @@ proctype client(byte me)
 proctype server(byte i)
 {
 	byte highest, j, read, n;
+	bool taken;
 
 	do
 	:: atomic {
@@ -168,7 +207,7 @@ proctype server(byte i)
 		voted = voted & ~(1 << i);
 		forget(1)
 		forget(2)
-		vote[i] = 0; counter[i] = 0; highest = 0; read = 0; n = 0; j = 0
+		vote[i] = 0; counter[i] = 0; highest = 0; read = 0; n = 0; j = 0; taken = false
 	   };
 #if !defined(NOWAIT) && !defined(EARLY)
 		waited;
@@ -188,7 +227,16 @@ proctype server(byte i)
 #ifdef EARLY
 		waited;
 #endif
-		atomic { bigger(counter[i], highest); voted = voted | (1 << i); highest = 0; read = 0; n = 0 }
+		atomic {
+			bigger(counter[i], highest);
+#ifndef NOCOPY
+			if
+			:: taken -> vote[i] = KEPT
+			:: else
+			fi;
+#endif
+			voted = voted | (1 << i); highest = 0; read = 0; n = 0; taken = false
+		}
 	:: restarts >= RESTARTS -> break
 	od;
 }

@@ -35,10 +35,17 @@ local text = string.format('%.0f', now)
 local s = redis.call('HMGET', KEYS[2], 'run', ARGV[4], 'least', 'max', 'size')
 if not votes(s[1]) then return {'U', text} end
 if math.abs(now - ARGV[6]) > tonumber(ARGV[7]) then return {'C', text} end
+local own, least = tonumber(s[2] or '0'), tonumber(s[3] or '0')
+local function exact(x) return x and x >= 0 and x < 9007199254740992 end
+if not exact(own) or not exact(least) or not exact(tonumber(s[4] or nil)) then
+  return redis.error_reply('ERR holdfast: broken record 2: the counter, least or max')
+end
 if tonumber(ARGV[8]) > tonumber(s[4]) then return {'M', text, s[4]} end
 if ARGV[9] ~= s[5] then return {'S', text, s[5]} end
 if redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then return {'V', text} end
-local counter = math.max(tonumber(s[2] or '0'), tonumber(s[3] or '0'))
+-- The server refuses a queue of another type here, before the first write.
+if ARGV[10] then redis.call('ZRANGE', KEYS[5], 0, 0) end
+local counter = math.max(own, least)
 local last = string.format('%.0f', counter)
 local mine = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[3])
 local have

@@ -22,6 +22,9 @@ if math.abs(now - ARGV[1]) > tonumber(ARGV[2]) then
   return {'C', text}
 end
 if s[1] == run then return {'A', text} end
+if s[2] == run and not (s[3] and string.find(s[3], '^%d+$') and s[4] and string.find(s[4], '^%d+$')) then
+  return redis.error_reply('ERR holdfast: broken record 1: since or wait')
+end
 if s[2] ~= run then
   redis.call('HSET', KEYS[1], 'withheld', run, 'since', text, 'wait', ARGV[3])
   s[3], s[4] = now, ARGV[3]

@@ -3,10 +3,12 @@ package zk
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
@@ -14,10 +16,11 @@ import (
 
 // Limits returns the shortest and the longest session timeout of the servers. It begins a
 // session with a huge timeout, continues it with a tiny one, and closes it. It repeats that
-// until a server answers or ctx ends.
+// until a server answers, every server refuses the connection or has a wrong certificate, or ctx ends.
 func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err error) {
 	at := rand.IntN(len(cfg.Servers))
 	var why reason
+	refused := 0 // connections in a row, by either side
 	for tries := 1; ; tries++ {
 		server := cfg.Servers[(at+tries)%len(cfg.Servers)]
 		var failed error
@@ -25,7 +28,11 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 			return least, most, nil
 		}
 		err = why.choose(err, server, failed)
-		if ctx.Err() != nil {
+		_, unverified := errors.AsType[*tls.CertificateVerificationError](failed)
+		if refused++; !unverified && !errors.Is(failed, syscall.ECONNREFUSED) {
+			refused = 0
+		}
+		if ctx.Err() != nil || refused == len(cfg.Servers) {
 			return 0, 0, err
 		}
 		if tries%len(cfg.Servers) == 0 {

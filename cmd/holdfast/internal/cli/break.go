@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 const breakLong = `Break takes a lock away from its holder: the one grant that carries the token,
@@ -119,9 +120,10 @@ func (b *breaker) run(ctx context.Context) error {
 	}
 	var st holdfast.State
 	if g.Visible != driver.VisibleNothing {
-		if st, err = b.locker.Inspect(ctx, b.name); err != nil {
+		if st, err = shape.Inspect(ctx, b.locker, b.name); err != nil {
 			return err
 		}
+		b.name = st.Name
 	}
 	if !b.token.given {
 		if b.token.n, err = b.confirm(ctx, st); err != nil {

@@ -22,9 +22,12 @@ import (
 // broken is the exit status of a check that has found a broken rule.
 const broken = exited(1)
 
-// worker runs as the worker of a check, and does not return, if a check has started this process
+// worker runs as the worker or as the gateway of a check, and does not return, if a check has started this process
 // for that.
-func worker() { check.MaybeWorker() }
+func worker() {
+	check.Holdfast = Main
+	check.MaybeWorker()
+}
 
 type checkFlags struct {
 	store                 storeFlags
@@ -61,8 +64,9 @@ func newCheck(p *console.Printer) *cobra.Command {
 		Long: `Check lets worker processes compete for locks on a store while they are killed,
 stopped and cut off. It records what each process observed, and judges it: no lock
 has two holders, tokens rise, no context outlives its lock, no waiter waits
-forever, nothing remains. It uses names of its own, name-0, name-1 and so on:
-give a namespace, or a store, that nothing else uses.
+forever, no tick is served twice, no id is drawn twice, no write of a value is
+lost, nothing remains. It uses names of its own, name-0, name-1 and so on, and
+leaves a few values: give a namespace, or a store, that nothing else uses.
 
 Exit status:
   0    every rule held

@@ -14,7 +14,7 @@ import (
 const holdLong = `Hold waits for the lock NAME and ends when the lock is held. A process in the
 background, the guardian, keeps the lock until the process --pid has ended: for a
 shell, the rest of its script. Hold prints a line for the shell's eval, which sets
-the variables below.
+the variables below. If hold fails, the line ends the script with hold's status.
 
 When the lock cannot be renewed or is taken away, the guardian ends that process as
 holdfast run ends its command: SIGTERM, and SIGKILL after the grace. On Linux its
@@ -30,7 +30,7 @@ Environment:
   HOLDFAST_STORE_FILE  a file that holds it
   HOLDFAST_NAME        printed: the name of the lock
   HOLDFAST_TOKEN       printed: the fencing token
-  HOLDFAST_SLOT        printed with --limit N: 0 to N-1
+  HOLDFAST_SLOT        printed with --limit N: 0 to N-1, where permits have numbers
   HOLDFAST_GUARDIAN    printed: the process number of the guardian
   HOLDFAST_HELD        printed: shows the lock to a holdfast run inside
 

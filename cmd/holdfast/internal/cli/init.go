@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,22 +14,21 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// initializer is a store that needs tables before its first use.
+// initializer is a store that needs tables or a bucket before its first use.
 type initializer interface{ Init(context.Context) error }
 
-// initTimeout limits the creation of the tables.
+// initTimeout limits the creation.
 const initTimeout = time.Minute
 
 func newInit(p *console.Printer) *cobra.Command {
 	var store storeFlags
-	file := &store.file
 	cmd := &cobra.Command{
 		Use:   "init [flags] URL",
-		Short: "Create the tables of a store in a database",
-		Long: `Init creates the tables that a store in a database needs, unless they are there.
-You may run it again. The user of the URL needs the right to create tables; a user that
-locks needs fewer rights. Other stores need no tables: init does nothing there. With
---store-file the URL is in a file. Without both it is HOLDFAST_STORE, or in
+		Short: "Create the tables or the bucket of a store",
+		Long: `Init creates the tables that a store in a database needs, or the bucket of NATS, unless
+they are there. You may run it again. The user of the URL needs the right to create them;
+a user that locks needs fewer rights. Other stores need no tables: init does nothing
+there. With --store-file the URL is in a file. Without both it is HOLDFAST_STORE, or in
 HOLDFAST_STORE_FILE.
 
 Exit status:
@@ -41,22 +39,9 @@ Exit status:
 		Example: `  holdfast init postgres://admin@db.example/app
   # with a password, which does not belong on a command line:
   holdfast init --store-file admin-url`,
-		Args: func(_ *cobra.Command, args []string) error {
-			switch {
-			case len(args) == 0 && (file.given || os.Getenv(envStore) != "" || os.Getenv(envStoreFile) != ""):
-				return nil
-			case len(args) != 1:
-				return fmt.Errorf("%d arguments: give one URL, or --store-file, or set %s", len(args), envStore)
-			case args[0] == "":
-				return checkURL("URL", args[0])
-			}
-			return nil
-		},
+		Args: store.urlArgument,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := oneURL(p, args, *file)
-			if raw == "" && err == nil {
-				raw, _, err = store.resolve(p)
-			}
+			raw, err := store.argument(p, args)
 			if err != nil {
 				return err
 			}
@@ -64,35 +49,33 @@ Exit status:
 			defer stop()
 			ctx, cancel := context.WithTimeout(ctx, initTimeout)
 			defer cancel()
-			created, err := initialise(ctx, raw)
+			created, err := initialise(ctx, p, raw)
 			if err != nil {
 				return outcome(ctx, p, err)
 			}
 			if created {
-				p.Line("the tables are there")
+				p.Line("the store has what it needs")
 			} else {
 				p.Line("this store needs no tables")
 			}
 			return nil
 		},
 	}
-	cmd.Flags().Var(file, "store-file", storeFileUsage)
+	cmd.Flags().Var(&store.file, "store-file", storeFileUsage)
 	return cmd
 }
 
 // initialise creates the tables of the store at a URL. It returns false if the store needs no
 // tables.
-func initialise(ctx context.Context, raw string) (bool, error) {
-	u, err := url.Parse(raw)
+func initialise(ctx context.Context, p *console.Printer, raw string) (bool, error) {
+	s, err := openDriver(ctx, raw)
 	if err != nil {
-		return false, errors.New("URL: not a URL") // not reached: the caller has checked the URL
-	}
-	open, _ := driver.OpenerOf(u.Scheme)
-	s, err := open(ctx, u, "")
-	if err != nil {
-		return false, storeError(err)
+		return false, err
 	}
 	defer func() { _ = s.Close(context.WithoutCancel(ctx)) }()
+	if e, ok := s.(driver.Exposer); ok && e.Exposed() != "" {
+		p.Line("warning: %s", e.Exposed())
+	}
 	i, ok := s.(initializer)
 	if !ok {
 		return false, nil
@@ -101,6 +84,20 @@ func initialise(ctx context.Context, raw string) (bool, error) {
 		return false, storeError(err)
 	}
 	return true, nil
+}
+
+// openDriver opens the store of a URL.
+func openDriver(ctx context.Context, raw string) (driver.Store, error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, errors.New("URL: not a URL") // not reached: the caller has checked the URL
+	}
+	open, _ := driver.OpenerOf(u.Scheme)
+	s, err := open(ctx, u, "")
+	if err != nil {
+		return nil, storeError(err)
+	}
+	return s, nil
 }
 
 // storeError wraps a store's error in the library's error of the same meaning.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -12,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
@@ -24,9 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// The subcommands ls, show, watch and break use the functions below. Such a subcommand shows or
-// breaks the locks of other clients. It ends at the first signal, or when the reader of its output
-// has closed the pipe, and leaves nothing behind.
+// The subcommands ls, show, watch, break and mcp use the functions below. Such a subcommand ends at the first signal,
+// or when the reader of its output has closed the pipe, and leaves nothing behind.
 
 // inspectTimeout is the timeout of one read of all locks. A read of one lock has the library's timeout.
 const inspectTimeout = time.Minute
@@ -48,11 +45,6 @@ const (
 // errPipe ends a subcommand whose output has no reader any more.
 var errPipe = errors.New("the reader of the output has gone")
 
-// interrupted is the error of a subcommand that this signal ended.
-type interrupted syscall.Signal
-
-func (e interrupted) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }
-
 // inspect opens the store, calls do with it, and closes it. If an error needs another exit status
 // than the one that Main chooses, inspect prints the error and returns that status.
 func inspect(cmd *cobra.Command, f *storeFlags, p *console.Printer, do func(context.Context, *holdfast.Locker) error) error {
@@ -65,8 +57,11 @@ func inspect(cmd *cobra.Command, f *storeFlags, p *console.Printer, do func(cont
 	}
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
-	return outcome(ctx, p, inspectStore(ctx, storeURL, f.namespace.s, cmd.Name() != "watch", p, do))
+	return outcome(ctx, p, inspectStore(ctx, storeURL, f.namespace.s, reads(cmd), p, do))
 }
+
+// reads reports whether a subcommand reads the store once.
+func reads(cmd *cobra.Command) bool { return cmd.Name() != "watch" && cmd.Name() != "mcp" }
 
 // closeBriefly closes a Locker that holds no lock, so an error of Close does not concern the user.
 func closeBriefly(ctx context.Context, l *holdfast.Locker) {
@@ -76,7 +71,7 @@ func closeBriefly(ctx context.Context, l *holdfast.Locker) {
 }
 
 func inspectStore(ctx context.Context, storeURL, namespace string, once bool, p *console.Printer, do func(context.Context, *holdfast.Locker) error) error {
-	l, err := open(ctx, storeURL, namespace, once)
+	l, err := open(ctx, storeURL, namespace, once, holdfast.WithHooks(exposure{p}))
 	if err != nil {
 		return err
 	}
@@ -93,7 +88,7 @@ func inspectStore(ctx context.Context, storeURL, namespace string, once bool, p 
 
 // open opens a store. If once is set, the caller reads the store only once. Then open does not
 // create a file store's directory that does not exist, and the caller finds no lock.
-func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast.Locker, error) {
+func open(ctx context.Context, storeURL, namespace string, once bool, o ...holdfast.Option) (*holdfast.Locker, error) {
 	if strings.HasPrefix(storeURL, "file:") && once {
 		dir, err := filestore.Dir(storeURL)
 		if err != nil {
@@ -103,7 +98,18 @@ func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast
 			return holdfast.New(memstore.New())
 		}
 	}
-	return holdfast.Open(ctx, storeURL, holdfast.Namespace(namespace))
+	return holdfast.Open(ctx, storeURL, append(o, holdfast.Namespace(namespace))...)
+}
+
+// exposure are hooks that warn the user of an exposed password.
+type exposure struct{ p *console.Printer }
+
+func (e exposure) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (e exposure) Event(_ context.Context, ev holdfast.Event) {
+	if ev.Kind == holdfast.EventExposed {
+		e.p.Line("warning: %v", ev.Err)
+	}
 }
 
 // interruptible returns a context that ends at the first signal. The second signal kills this
@@ -124,7 +130,7 @@ func interruptible(ctx context.Context) (context.Context, func()) {
 		select {
 		case s := <-sigs:
 			signal.Stop(sigs)
-			cancel(interrupted(s.(syscall.Signal)))
+			cancel(proc.Interrupted(s.(syscall.Signal)))
 		case <-ctx.Done():
 		}
 	}()
@@ -134,7 +140,7 @@ func interruptible(ctx context.Context) (context.Context, func()) {
 // outcome prints an error if necessary, and returns it with the exit status.
 func outcome(ctx context.Context, p *console.Printer, err error) error {
 	cause := context.Cause(ctx)
-	if s, ok := errors.AsType[interrupted](cause); ok {
+	if s, ok := errors.AsType[proc.Interrupted](cause); ok {
 		return exited(exit.BySignal(syscall.Signal(s)))
 	}
 	_, said := errors.AsType[exited](err)
@@ -163,19 +169,6 @@ func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.St
 		all = append(all, st)
 	}
 	return all, nil
-}
-
-// width returns the width of the terminal w, and false if w is not a terminal.
-func width(w io.Writer) (int, bool) {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(f.Fd()) {
-		return 0, false
-	}
-	n, _, err := term.GetSize(f.Fd())
-	if err != nil || n <= 0 {
-		n = 80 // a terminal without a size
-	}
-	return n, true
 }
 
 // oneName checks that there is one argument, a valid name. With optional, no argument is valid as

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -17,12 +16,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/check"
-	"github.com/holdfast-go/holdfast/check/lab"
-	"github.com/holdfast-go/holdfast/check/lab/story"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/lab"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // labFlags contains the values of lab's flags.
@@ -67,7 +65,7 @@ Exit status:
   holdfast lab late-delete
   holdfast lab delete-anyones
   holdfast lab --all`,
-		ValidArgs: slices.Concat(storyNames(), labNames()),
+		ValidArgs: labNames(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := f.names(args)
 			if err != nil {
@@ -78,7 +76,7 @@ Exit status:
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			set, err := story.NewSet()
+			set, err := lab.NewSet()
 			if err != nil {
 				return err
 			}
@@ -101,14 +99,11 @@ func (f *labFlags) names(args []string) ([]string, error) {
 		if len(args) > 0 {
 			return nil, errors.New("--all and names exclude each other: give one")
 		}
-		return slices.Concat(storyNames(), labNames()), nil
+		return labNames(), nil
 	}
 	for _, name := range args {
-		if _, ok := story.Find(name); ok {
-			continue
-		}
-		if _, err := lab.Find(name); err != nil {
-			return nil, fmt.Errorf("%w; or give a story: %s", err, strings.Join(storyNames(), ", "))
+		if !slices.Contains(labNames(), name) {
+			return nil, fmt.Errorf("no mistake or story %q: choose from %s", name, strings.Join(labNames(), ", "))
 		}
 	}
 	return args, nil
@@ -119,9 +114,9 @@ type labRun struct {
 	*labFlags
 	printer *console.Printer
 	out     io.Writer
-	set     *story.Set
+	set     *lab.Set
 
-	played     []*story.Result
+	played     []*lab.Result
 	unexpected bool // a result was not the expected one
 	missing    bool // the server of a story is not installed
 }
@@ -133,7 +128,7 @@ func (r *labRun) run(ctx context.Context, names []string) error {
 			fmt.Fprintln(r.out)
 		}
 		run := r.mistake
-		if _, ok := story.Find(name); ok {
+		if _, _, ok := lab.FindStory(name); ok {
 			run = r.story
 		}
 		if err := run(ctx, name); err != nil {
@@ -141,10 +136,10 @@ func (r *labRun) run(ctx context.Context, names []string) error {
 		}
 	}
 	if r.dir.s != "" && len(r.played) > 0 {
-		if err := story.Write(r.dir.s, r.played); err != nil {
+		if err := lab.Write(r.dir.s, r.played); err != nil {
 			return err
 		}
-		fmt.Fprintf(r.out, "drawings: %s\n", filepath.Join(r.dir.s, "index.html"))
+		fmt.Fprintf(r.out, "drawings: %s\n", r.dir.s)
 	}
 	switch {
 	case r.missing:
@@ -158,9 +153,9 @@ func (r *labRun) run(ctx context.Context, names []string) error {
 // story plays a story and prints its result. If the server is not installed, it continues without
 // an error.
 func (r *labRun) story(ctx context.Context, name string) error {
-	y, _ := story.Find(name)
+	_, y, _ := lab.FindStory(name)
 	r.printer.Status("%s: on %s", name, y.Server)
-	result, err := story.Play(ctx, y, r.set)
+	result, err := lab.Play(ctx, name, r.set)
 	r.printer.Done()
 	if errors.Is(err, servers.ErrNotInstalled) && ctx.Err() == nil {
 		r.printer.Line("%v", err)
@@ -183,7 +178,7 @@ func (r *labRun) mistake(ctx context.Context, name string) error {
 	o := lab.Options{Seed: uint64(r.seed.n), Duration: r.limit.d, Dir: r.dir.s, Progress: func(g check.Progress) {
 		r.printer.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
 	}}
-	v, err := lab.Run(ctx, name, o)
+	v, err := lab.Check(ctx, name, o)
 	if err != nil {
 		return notDone(ctx, r.printer, err)
 	}
@@ -191,38 +186,33 @@ func (r *labRun) mistake(ctx context.Context, name string) error {
 	return nil
 }
 
-// labNames returns the names of the mistakes, and of the lock without a mistake.
+// labNames returns the names of the stories, of the mistakes that a check convicts, and of the lock without
+// a mistake.
 func labNames() []string {
-	names := []string{lab.Control}
+	var stories []string
+	mistakes := []string{lab.Control}
 	for _, m := range lab.Mistakes() {
-		names = append(names, m.Name)
+		for _, y := range m.Stories {
+			stories = append(stories, y.Name)
+		}
+		if m.Checked() {
+			mistakes = append(mistakes, m.Name)
+		}
 	}
-	return names
+	return slices.Concat(stories, mistakes)
 }
 
-func storyNames() []string {
-	var names []string
-	for _, y := range story.Stories() {
-		names = append(names, y.Name)
-	}
-	return names
-}
-
-// listLab prints the stories and the mistakes.
+// listLab prints the mistakes, each with its stories.
 func listLab(out io.Writer) error {
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "stories, played on a real server:")
-	for _, y := range story.Stories() {
-		fmt.Fprintf(tw, "  %s\t%s (%s)\n", y.Name, y.Title, y.Server)
-	}
-	fmt.Fprintln(tw, "mistakes, found by a check:")
-	for _, name := range labNames() {
-		m, err := lab.Find(name)
-		if err != nil {
-			return err
+	fmt.Fprintln(tw, "mistakes, found by a check, and their stories, played on a real server:")
+	for _, m := range lab.Mistakes() {
+		fmt.Fprintf(tw, "%s\t%s\n", m.Name, m.Title)
+		for _, y := range m.Stories {
+			fmt.Fprintf(tw, "  %s\t%s: %s\n", y.Name, y.Server, y.Code)
 		}
-		fmt.Fprintf(tw, "  %s\t%s\n", m.Name, m.Title)
 	}
+	fmt.Fprintf(tw, "%s\tthe same lock without a mistake\n", lab.Control)
 	return tw.Flush()
 }
 

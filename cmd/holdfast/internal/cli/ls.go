@@ -11,7 +11,9 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 const lsLong = `Ls lists the names that are held or waited for, in byte order. With PREFIX it lists
@@ -24,11 +26,16 @@ a tab between two of them:
 
   name state mode token slot since ttl holder instance reason note waiting
 
-The state is "held", or "awaited" for a name with waiters and no holder. With
---waiters each waiter has a line as well, of the state "waiting" and with its
+The state is "held", or "awaited" for a name with waiters and no holder. It is
+"broken" if the store cannot read what it keeps of the name; the note is the reason.
+All other names are listed, and the exit status is 78. With --waiters each waiter has a line as well, of the state "waiting" and with its
 position in the last field. A field without a value is "-". Since is RFC 3339 in UTC,
 ttl is in seconds. A text that is not printable, is "-", or begins with a quote
 or a space, is quoted like a string of Go.
+
+The locks that Locker.Every keeps for the ticks of a job are one row with the name of
+the job: the lock of its newest tick, with their number in the note. Show and break
+take that name, too. With the PREFIX JOB: they are listed one by one.
 
 ` + inspectEnvironment + `
 
@@ -63,7 +70,11 @@ func newLs(p *console.Printer) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printList(cmd.OutOrStdout(), states, asJSON, waiters)
+				states = shape.Jobs(states, prefix)
+				if err := printList(cmd.OutOrStdout(), states, asJSON, waiters); err != nil {
+					return err
+				}
+				return brokenRecords(p, states)
 			})
 		},
 	}
@@ -73,13 +84,28 @@ func newLs(p *console.Printer) *cobra.Command {
 	return cmd
 }
 
+// brokenRecords prints how many of the listed records are broken, and returns the exit status for that.
+func brokenRecords(p *console.Printer, states []holdfast.State) error {
+	n := 0
+	for _, st := range states {
+		if st.Err != nil {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	p.Line("%d of the listed records cannot be read", n)
+	return exited(exit.Refused)
+}
+
 func printList(w io.Writer, states []holdfast.State, asJSON, waiters bool) error {
 	now := time.Now()
 	if asJSON {
-		return view.JSON(w, view.ShapeOfList(states, now), false)
+		return shape.JSON(w, shape.OfList(states, now), false)
 	}
 	out := bufio.NewWriter(w)
-	if columns, terminal := width(w); terminal {
+	if columns, terminal := console.Width(w); terminal {
 		if len(states) == 0 {
 			fmt.Fprintln(out, "nothing is held or waited for")
 			return out.Flush()

@@ -23,6 +23,15 @@ import (
 // Main runs the command with the arguments after the program's name, and returns the exit status.
 func Main(args []string) int {
 	worker()
+	status := execute(args)
+	if status != exit.OK && len(args) > 0 && args[0] == "hold" {
+		// A script that passes the output to eval without a check of the status must not go on unlocked.
+		fmt.Println(run.FailedSection(status))
+	}
+	return status
+}
+
+func execute(args []string) int {
 	if len(args) > 0 && args[0] == proc.ForegroundArg {
 		return proc.Foreground(args[1:])
 	}
@@ -79,6 +88,7 @@ already run. Without a store, locks are files of this user on this machine.`,
   holdfast run --try --min-hold 5m nightly-report -- ./report.sh
   holdfast ls
   holdfast stores
+  holdfast doctor redis://localhost:6379
   holdfast check --local file`,
 		Version:       thisVersion().Version,
 		SilenceErrors: true,
@@ -102,13 +112,19 @@ already run. Without a store, locks are files of this user on this machine.`,
 	}
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(p), newHold(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
+	root.AddCommand(newRun(p), newHold(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newServe(p), newMCP(p), newStores(p),
+		newDoctor(p), newInit(p), newCheck(p), newLab(p), newVersion())
 	root.InitDefaultHelpCmd()
+	root.CompletionOptions.DisableNoDescFlag = true
+	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		c.DisableFlagsInUseLine = true
 		c.Flags().SortFlags = false
-		if c.Name() == "help" {
+		switch c.Name() {
+		case "help":
 			c.Args = oneTopic
+		case "completion":
+			c.RunE = func(*cobra.Command, []string) error { return errors.New("no shell given") }
 		}
 	}
 	return root

@@ -51,7 +51,8 @@ Environment:
   HOLDFAST_STORE_FILE  a file that holds it
   HOLDFAST_NAME        for the command: the name of the lock
   HOLDFAST_TOKEN       for the command: the fencing token
-  HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, otherwise unset
+  HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, otherwise unset;
+                       unset where permits have no numbers (holdfast stores)
 
 Exit status: the command's own, and
   64   bad usage
@@ -74,6 +75,8 @@ const runExample = `  holdfast run deploy -- make deploy
   holdfast run --limit 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$HOLDFAST_SLOT exec ./train'
   # on every replica; it runs until it has succeeded once:
   holdfast run --once "invoices-$(date +%Y-%m)" invoices -- ./send-invoices
+  # in the background, until someone else needs the GPU:
+  holdfast run --on-wanted TERM gpu -- ./train --save-on-term
   # give up waiting after a minute, and stop the work after an hour:
   holdfast run --wait 1m --max-hold 1h migrate -- ./migrate`
 
@@ -83,7 +86,7 @@ type runFlags struct {
 	ttl, wait, minHold, maxHold duration
 	grace                       duration
 	limit, busy                 number
-	reason, once                text
+	reason, once, onWanted      text
 	try, shared, verbose        bool
 }
 
@@ -94,6 +97,12 @@ func newRun(p *console.Printer) *cobra.Command {
 		Short:   "Hold a lock while a command runs",
 		Long:    runLong,
 		Example: runExample,
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return completeNames(&f.store)(cmd, args, toComplete)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o, err := f.options(cmd, args, p)
 			if err != nil {
@@ -106,6 +115,7 @@ func newRun(p *console.Printer) *cobra.Command {
 	flags := cmd.Flags()
 	flags.Var(&f.once, "once", "do not run the command if `KEY` is marked as done, and mark it when the\ncommand has succeeded")
 	flags.Var(&f.maxHold, "max-hold", "end the command after this time: SIGTERM, and SIGKILL after the grace")
+	flags.Var(&f.onWanted, "on-wanted", "send the command this `SIGNAL` once when another client waits for the lock:\nHUP, INT, QUIT, TERM, USR1 or USR2")
 	return cmd
 }
 
@@ -124,6 +134,10 @@ func newRunFlags() *runFlags {
 		busy:   number{n: exit.Busy, most: 125},
 		reason: text{check: checkReason},
 		once:   text{check: func(s string) error { return driver.CheckValue(s, nil) }},
+		onWanted: text{check: func(s string) error {
+			_, err := run.Named(s)
+			return err
+		}},
 	}
 }
 
@@ -131,12 +145,15 @@ func newRunFlags() *runFlags {
 func (f *runFlags) add(cmd *cobra.Command) {
 	f.store.add(cmd)
 	flags := cmd.Flags()
+	flags.BoolVar(&f.store.required, "require-store", false, "fail if no store is given, instead of a lock among the processes of this machine")
 	flags.Var(&f.wait, "wait", "how long to wait for the lock (default forever)")
 	flags.BoolVar(&f.try, "try", false, "do not wait")
 	flags.BoolVar(&f.shared, "shared", false, "hold the lock beside other shared holders, and never beside an exclusive one")
 	flags.Var(&f.limit, "limit", "hold the lock beside at most N-1 others: a semaphore of `N`, 1 to 4096")
 	flags.Var(&f.ttl, "ttl", "how long the store keeps the lock when this process cannot renew it,\n50ms to 24h; not given, it adapts to the store's limits and to --grace")
-	flags.Var(&f.minHold, "min-hold", "keep the lock for this time even when it is not needed for as long")
+	flags.Var(&f.minHold, "min-hold",
+		"keep the lock for this time even when it is not needed for as long;\n"+
+			"holdfast stays until then if the store cannot keep it")
 	flags.Var(&f.grace, "grace", "the time between SIGTERM and SIGKILL, at most a third of the TTL;\nnot given, it adapts to the TTL")
 	flags.Var(&f.reason, "reason", "shown where the lock is inspected (default the command's name)")
 	flags.Var(&f.busy, "busy-status", "the exit status, 0 to 125, when the lock was not acquired")
@@ -174,6 +191,9 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *console.Printer
 	}
 	o, err := f.lock(name, storeURL, dir, command[0], p)
 	o.Command, o.Once = proc.Command{Path: path, Args: command}, f.once.s
+	if f.onWanted.given {
+		o.OnWanted, _ = run.Named(f.onWanted.s)
+	}
 	return o, err
 }
 

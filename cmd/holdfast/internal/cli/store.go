@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // The environment variables that select a store.
@@ -24,6 +24,7 @@ const (
 // storeFlags contains the flags that select the store and its namespace.
 type storeFlags struct {
 	url, file, namespace text
+	required             bool // there is no default store
 }
 
 func (f *storeFlags) add(cmd *cobra.Command) {
@@ -52,6 +53,9 @@ func (f *storeFlags) resolve(p *console.Printer) (storeURL, dir string, err erro
 		from, raw = envStore, urlEnv
 	case fileEnv != "":
 		from, raw, err = fromFile(envStoreFile, fileEnv)
+	case f.required:
+		return "", "", fmt.Errorf("no store is given, and --require-store excludes files of this machine: set %s or %s, or give --store or --store-file",
+			envStore, envStoreFile)
 	default:
 		dir, err := filestore.DefaultDir()
 		if err != nil {
@@ -62,11 +66,11 @@ func (f *storeFlags) resolve(p *console.Printer) (storeURL, dir string, err erro
 	if err != nil {
 		return "", "", err
 	}
-	p.Hide(redact.Secrets(raw))
+	p.Hide(printable.Secrets(raw))
 	if err := checkURL(from, raw); err != nil {
 		return "", "", err
 	}
-	if from == "--store" && redact.Has(raw) {
+	if from == "--store" && printable.HasPassword(raw) {
 		p.Line("warning: --store shows its password to every user that can list processes: set %s or give --store-file", envStore)
 	}
 	return raw, "", nil
@@ -88,14 +92,36 @@ func oneURL(p *console.Printer, args []string, file text) (raw string, err error
 	default:
 		return "", nil
 	}
-	p.Hide(redact.Secrets(raw))
+	p.Hide(printable.Secrets(raw))
 	if err := checkURL(from, raw); err != nil {
 		return "", err
 	}
-	if from == "URL" && redact.Has(raw) {
+	if from == "URL" && printable.HasPassword(raw) {
 		p.Line("warning: the URL shows its password to every user that can list processes: give --store-file")
 	}
 	return raw, nil
+}
+
+// urlArgument checks the arguments of a subcommand that takes a URL, or else finds it in a flag or the environment.
+func (f *storeFlags) urlArgument(_ *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0 && (f.file.given || os.Getenv(envStore) != "" || os.Getenv(envStoreFile) != ""):
+		return nil
+	case len(args) != 1:
+		return fmt.Errorf("%d arguments: give one URL, or --store-file, or set %s", len(args), envStore)
+	case args[0] == "":
+		return checkURL("URL", args[0])
+	}
+	return nil
+}
+
+// argument returns the URL of such a subcommand.
+func (f *storeFlags) argument(p *console.Printer, args []string) (string, error) {
+	raw, err := oneURL(p, args, f.file)
+	if raw == "" && err == nil {
+		raw, _, err = f.resolve(p)
+	}
+	return raw, err
 }
 
 const storeFileUsage = "a `FILE` that holds the store's URL, which keeps a password out of ps"

@@ -15,8 +15,8 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // storeInfo is one entry of `holdfast stores --json`.
@@ -59,7 +59,7 @@ type ttl struct {
 	Granularity float64 `json:"granularity_seconds"`
 }
 
-func shape(g holdfast.Guarantees) *guarantees {
+func infoOf(g holdfast.Guarantees) *guarantees {
 	s := &guarantees{
 		Kind: g.Kind, Scope: string(g.Scope), Crash: string(g.Crash), Pause: string(g.Pause), Order: string(g.Order),
 		Wake: string(g.Wake), Fallback: g.Fallback.Seconds(),
@@ -78,9 +78,10 @@ func newStores(p *console.Printer) *cobra.Command {
 	var file text
 	cmd := &cobra.Command{
 		Use:   "stores [flags] [URL]",
-		Short: "Show the stores of this build and what each guarantees, or probe one",
-		Long: `Stores lists the URL schemes of this build and what each store guarantees. With a
-URL, or a file that contains one, it opens that store and shows its guarantees.
+		Short: "List the stores of this build, or show what the store of a URL guarantees",
+		Long: `Stores lists the URL schemes of this build, and what the stores without a server guarantee.
+What other stores guarantee depends on the URL, such as its recipe, and on the server. With a
+URL, or a file that contains one, it opens that store and shows its recipe and guarantees.
 
 Exit status:` + inspectStatus,
 		Example: `  holdfast stores
@@ -122,7 +123,7 @@ Exit status:` + inspectStatus,
 // given probes the store of a URL.
 func given(ctx context.Context, raw string) ([]storeInfo, error) {
 	info, err := probe(ctx, raw)
-	info.URL = redact.Text(raw, redact.Secrets(raw)...)
+	info.URL = printable.Redact(raw, printable.Secrets(raw)...)
 	return []storeInfo{info}, err
 }
 
@@ -137,13 +138,14 @@ func linked(ctx context.Context) ([]storeInfo, error) {
 	local := map[string]string{
 		"file":   (&url.URL{Scheme: "file", Path: dir}).String(),
 		"memory": "memory://",
+		"sqlite": (&url.URL{Scheme: "sqlite", Path: dir + "/locks.db"}).String(),
 	}
 	var list []storeInfo
 	for _, scheme := range driver.Schemes() {
 		info := storeInfo{Scheme: scheme}
 		if raw, ok := local[scheme]; ok {
 			if info, err = probe(ctx, raw); err != nil {
-				// The file store refused the temporary directory. That is no error of the store that
+				// The store refused the temporary directory. That is no error of the store that
 				// the user will open.
 				info = storeInfo{Scheme: scheme}
 			}
@@ -164,7 +166,7 @@ func probe(ctx context.Context, raw string) (info storeInfo, err error) {
 		return info, err
 	}
 	scheme, _, _ := strings.Cut(raw, ":")
-	return storeInfo{Scheme: scheme, Guarantees: shape(g), rows: g.Rows()}, nil
+	return storeInfo{Scheme: scheme, Guarantees: infoOf(g), rows: g.Rows()}, nil
 }
 
 func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
@@ -181,10 +183,11 @@ func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
 		title := cmp.Or(s.URL, s.Scheme+"://")
 		fmt.Fprintln(w, title)
 		if s.rows == nil {
-			fmt.Fprintf(w, "  give a URL to see: holdfast stores %s://...\n", s.Scheme)
+			fmt.Fprintf(w, "  guarantees depend on the URL and the server: holdfast stores %s://...\n", s.Scheme)
 			continue
 		}
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(table, "  recipe\t%s\n", s.Guarantees.Kind)
 		for _, r := range s.rows {
 			fmt.Fprintf(table, "  %s\t%s\n", r.Key, r.Value)
 		}

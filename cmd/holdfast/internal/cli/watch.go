@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
+	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -16,15 +19,17 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/follow"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/live"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 const watchLong = `Watch follows one lock, or all of them, until you end it. It inspects the store when
 the store notifies of a change, and at least once a second; without NAME at most ten
-times a second. It does not show what begins and ends between two inspections.
+times a second. It does not show what begins and ends between two inspections. A job of
+Locker.Every is one lock, as for holdfast ls; watch JOB reads all locks, and follows the
+job if it has a lock when the watch begins.
 
 On a terminal it is a table: q or Ctrl-C quits, the arrows, Page Up and Page Down
 move, w shows or hides the waiters. Elsewhere each change is one line, without a
@@ -41,6 +46,7 @@ The time is RFC 3339 in UTC. The events are
   waiting   the waiter waits, or did when the watch began
   left      the waiter no longer waits, and was not seen as a holder
   noted     the note of a holder has changed
+  broken    the store cannot read what it keeps of the name; the note is the reason
 
 For a waiter the field of the token has its position in the queue. A field without a
 value is "-"; texts are quoted as by holdfast ls.
@@ -127,14 +133,14 @@ func screen(w io.Writer) bool {
 
 func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Source) error {
 	out := bufio.NewWriter(w)
-	var f follow.Follower
+	var f shape.Follower
 	return source(ctx, func(states []driver.State) error {
 		for _, e := range f.Next(states, time.Now()) {
 			var err error
 			if asJSON {
-				err = view.JSON(out, e, true)
+				err = shape.JSON(out, e, true)
 			} else {
-				err = e.Line(out)
+				err = view.Event(out, e)
 			}
 			if err != nil {
 				return err
@@ -144,36 +150,42 @@ func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Sour
 	})
 }
 
-// watchStates watches the store, and calls seen with the states after each change until ctx ends.
+// watchStates watches the store, and calls seen with the states after each change until ctx ends. A job of
+// Locker.Every is one state, as for ls.
 func watchStates(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
+	watched, all, job := "all locks", l.WatchAll(ctx), false
 	if name != "" {
-		return watchOne(ctx, l, name, seen)
+		watched = strconv.Quote(name)
+		st, err := shape.Inspect(ctx, l, name)
+		if job = err == nil && st.Name != name; !job {
+			all = oneByOne(l.Watch(ctx, name))
+		}
 	}
-	for states, err := range l.WatchAll(ctx) {
+	for states, err := range all {
 		if err != nil {
 			return err
+		}
+		states = shape.Jobs(states, name)
+		if job {
+			states = slices.DeleteFunc(states, func(st driver.State) bool { return st.Name != name })
 		}
 		if err := seen(states); err != nil {
 			return err
 		}
 	}
 	if ctx.Err() == nil {
-		return errors.New("the watch of all locks has ended")
+		return fmt.Errorf("the watch of %s has ended", watched)
 	}
 	return nil
 }
 
-func watchOne(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
-	for st, err := range l.Watch(ctx, name) {
-		if err != nil {
-			return err
-		}
-		if err := seen([]driver.State{st}); err != nil {
-			return err
+// oneByOne yields each state as a slice of one.
+func oneByOne(states iter.Seq2[driver.State, error]) iter.Seq2[[]driver.State, error] {
+	return func(yield func([]driver.State, error) bool) {
+		for st, err := range states {
+			if !yield([]driver.State{st}, err) {
+				return
+			}
 		}
 	}
-	if ctx.Err() == nil {
-		return fmt.Errorf("the watch of %q has ended", name)
-	}
-	return nil
 }

@@ -1,5 +1,5 @@
-// Package console writes the command's messages to standard error. A message is one line. On a terminal
-// there is also a status line, which the package rewrites.
+// Package console writes the command's messages to standard error, without passwords. A message is one
+// line. On a terminal there is also a status line, which the package rewrites.
 package console
 
 import (
@@ -11,7 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
+	"github.com/charmbracelet/x/term"
+
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // writeTimeout is how long a sender waits until its message is written. The wait keeps the
@@ -44,9 +46,9 @@ type message struct {
 // New returns a Printer that writes to a file.
 func New(f *os.File) *Printer {
 	p := newPrinter(f)
-	if width, err := terminalWidth(f); err == nil && width > 0 {
+	if width, ok := Width(f); ok {
 		p.width = func() int {
-			if now, err := terminalWidth(f); err == nil && now > 0 {
+			if now, ok := Width(f); ok {
 				return now
 			}
 			return width
@@ -54,6 +56,22 @@ func New(f *os.File) *Printer {
 		p.rewrites = os.Getenv("TERM") != "dumb"
 	}
 	return p
+}
+
+// Width returns the width of the terminal w, and false if w is not a terminal.
+func Width(w io.Writer) (int, bool) {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0, false
+	}
+	n, _, err := term.GetSize(f.Fd())
+	if err != nil {
+		return 0, false
+	}
+	if n <= 0 {
+		n = 80 // the terminal does not report its width
+	}
+	return n, true
 }
 
 func newPrinter(w io.Writer) *Printer {
@@ -164,18 +182,12 @@ func (p *Printer) clear() string {
 	return clearLine
 }
 
-// clean returns a message as one line. It removes passwords, and the prefix of the library's errors.
+// clean returns a message as one line. It removes passwords, and the prefix of the library's errors. Names and
+// reasons come from other clients, so it escapes what could control this terminal.
 func (p *Printer) clean(text string) string {
 	text = strings.ReplaceAll(strings.TrimPrefix(text, "holdfast: "), ": holdfast: ", ": ")
-	text = redact.Text(text, p.secrets...)
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			// Names and reasons come from other clients: they must not control this
-			// terminal.
-			return '?'
-		}
-		return r
-	}, joined(text))
+	text = printable.Redact(text, p.secrets...)
+	return printable.Escape(joined(text))
 }
 
 // joined returns several lines as one, without repeated lines. Libraries report the errors of several

@@ -20,7 +20,7 @@ func TestLineIsCleanAndComplete(t *testing.T) {
 	p.Hide([]string{"hidden"})
 	p.Line("%s", "holdfast: a://u:pw@h: holdfast: hidden\n\nof two:\n\tfirst\tone\n\tsecond \x1b]0;title\x07 line")
 	p.Flush()
-	if got, want := b.String(), "holdfast: a://u:xxxxx@h: xxxxx; of two: first one; second ?]0;title? line\n"; got != want {
+	if got, want := b.String(), "holdfast: a://u:xxxxx@h: xxxxx; of two: first one; second \\x1b]0;title\\a line\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -148,10 +148,7 @@ func (m model) room() int { return max(m.height-around, 1) }
 func (m model) rows() int {
 	n := 0
 	for _, st := range m.states {
-		n += max(len(st.Holders), 1)
-		if m.waiters {
-			n += len(st.Waiters)
-		}
+		n += view.Rows(st, m.waiters)
 	}
 	return n
 }

@@ -109,6 +109,11 @@ func (p Process) String() string { return fmt.Sprintf("pid %d (%s)", p.PID, p.Na
 // GuardianArg, as the first argument, makes this program the guardian of a run.
 const GuardianArg = "run-guardian"
 
+// Interrupted is the error of a wait, a request or a subcommand that this signal has ended.
+type Interrupted syscall.Signal
+
+func (e Interrupted) Error() string { return "ended by " + SignalName(syscall.Signal(e)) }
+
 // SignalName returns the signal's usual name.
 func SignalName(s syscall.Signal) string {
 	if name := signalName(s); name != "" {

@@ -3,7 +3,6 @@ package run
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -47,8 +46,13 @@ func Run(o Options, p *console.Printer) int {
 		p.Line("cannot start the guardian: %v", err)
 		return exit.NotExecutable
 	}
-	orders := toOrders(o)
-	orders.Front, orders.FrontGroup = os.Getpid(), proc.ProcessGroup()
+	orders := orders{
+		Options: o, Store: []byte(o.Store), Path: []byte(o.Command.Path),
+		Front: os.Getpid(), FrontGroup: proc.ProcessGroup(),
+	}
+	for _, a := range o.Command.Args {
+		orders.Args = append(orders.Args, []byte(a))
+	}
 	// An error here means that the guardian has died. The link then ends, and serve returns.
 	_ = orders.write(conn)
 	f.guardian, f.link = g, newLink(conn)
@@ -123,18 +127,24 @@ func (f *front) handle(m message) {
 // sectionHeld prints the lock of a section as shell code, and lets the front end.
 func (f *front) sectionHeld() {
 	f.done, f.detached, f.status = true, true, exit.OK
-	vars := []string{
-		EnvName + "=" + quoted(f.Name), EnvToken + "=" + strconv.FormatInt(f.token, 10),
-		EnvHeld + "=" + f.heldBy(), EnvGuardian + "=" + strconv.Itoa(f.guardian.PID),
-	}
+	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, f.token,
+		EnvHeld, quoted(f.heldBy()), EnvGuardian, f.guardian.PID)
 	if f.slot >= 0 {
-		vars = append(vars, EnvSlot+"="+strconv.FormatInt(f.slot, 10))
+		code += fmt.Sprintf(" %s=%d", EnvSlot, f.slot)
+	} else {
+		code = "unset " + EnvSlot + "; " + code // that of an earlier section
 	}
-	if _, err := fmt.Println("export " + strings.Join(vars, " ")); err != nil {
+	if _, err := fmt.Println(code); err != nil {
 		f.printer.Line("%v: %q is released", err, f.Name)
 		f.guardian.Signal(syscall.SIGTERM)
 		f.status = exit.Output
 	}
+}
+
+// FailedSection returns the shell code that ends a script whose lock was not acquired. An interactive shell
+// only gets the status, so that its terminal stays open.
+func FailedSection(status int) string {
+	return fmt.Sprintf("case $- in *i*) (exit %[1]d) ;; *) exit %[1]d ;; esac", status)
 }
 
 // quoted returns s as one word of a shell.

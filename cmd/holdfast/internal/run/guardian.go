@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // errFrontGone ends a wait whose front has died. errFrontStopped ends a wait whose front a shell
@@ -55,7 +55,7 @@ func Guard(words []string, p *console.Printer) int {
 	if err != nil {
 		return exit.Lost // the front has died already
 	}
-	p.Hide(redact.Secrets(string(w.Store)))
+	p.Hide(printable.Secrets(string(w.Store)))
 	f := &remoteFront{pid: w.Front, group: w.FrontGroup, link: newLink(conn), gone: make(chan struct{})}
 	go f.link.read()
 	go f.listen(sigs)

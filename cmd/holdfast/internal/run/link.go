@@ -8,7 +8,8 @@ import (
 	"io"
 	"os"
 	"sync"
-	"time"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 )
 
 // kind is the kind of a message between the front and the guardian. The messages go over a socket
@@ -105,41 +106,18 @@ func (l *link) flush() {
 	<-l.sent
 }
 
-// orders contains the Options that the front sends to the guardian, as JSON. Fields that need not be
-// valid UTF-8 are bytes, because JSON would change them as text.
+// orders contains the Options that the front sends to the guardian, as JSON. The store's URL and the
+// command need not be valid UTF-8. They are bytes here, because JSON would change them as text.
 type orders struct {
-	Name, Namespace, Reason, Once string
-	Store, Path                   []byte
-	Args                          [][]byte
-	TTL, Grace                    *time.Duration
-	Wait, MinHold, MaxHold        time.Duration
-	Try, Shared, Verbose          bool
-	Limit, BusyStatus             int
-	Section                       int
-	Front, FrontGroup             int
-}
-
-// toOrders returns the orders without Front and FrontGroup.
-func toOrders(o Options) orders {
-	w := orders{
-		Name: o.Name, Namespace: o.Namespace, Reason: o.Reason, Once: o.Once, Store: []byte(o.Store), Path: []byte(o.Command.Path),
-		TTL: o.TTL, Wait: o.Wait, MinHold: o.MinHold, MaxHold: o.MaxHold, Grace: o.Grace,
-		Try: o.Try, Shared: o.Shared, Verbose: o.Verbose, Limit: o.Limit, BusyStatus: o.BusyStatus, Section: o.Section,
-	}
-	for _, a := range o.Command.Args {
-		w.Args = append(w.Args, []byte(a))
-	}
-	return w
+	Options
+	Store, Path       []byte // of Options, and of its Command
+	Args              [][]byte
+	Front, FrontGroup int
 }
 
 func (w orders) options() Options {
-	o := Options{
-		Name: w.Name, Namespace: w.Namespace, Reason: w.Reason, Once: w.Once, Store: string(w.Store),
-		TTL: w.TTL, Wait: w.Wait, MinHold: w.MinHold, MaxHold: w.MaxHold, Grace: w.Grace,
-		Try: w.Try, Shared: w.Shared, Verbose: w.Verbose, Limit: w.Limit, BusyStatus: w.BusyStatus, Section: w.Section,
-	}
-	o.Command.Path = string(w.Path)
-	o.Command.Env = os.Environ()
+	o := w.Options
+	o.Store, o.Command = string(w.Store), proc.Command{Path: string(w.Path), Env: os.Environ()}
 	for _, a := range w.Args {
 		o.Command.Args = append(o.Command.Args, string(a))
 	}

@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // The environment variables of a command. EnvHeld contains a fingerprint for the lock of this run
@@ -25,15 +26,15 @@ const (
 // fingerprint identifies a lock in EnvHeld. It contains no password.
 func (o *Options) fingerprint() string {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%s\x00%s\x00%s", redact.Text(o.Store), o.Namespace, o.Name)
+	fmt.Fprintf(h, "%s\x00%s\x00%s", printable.Redact(o.Store), o.Namespace, o.Name)
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
 // Nested returns an error if an outer run holds the lock, because this run would wait for
 // itself.
 func (o *Options) Nested() error {
-	held := os.Getenv(EnvHeld)
-	if slices.Contains(strings.Split(held, ","), o.fingerprint()) || held == "" && os.Getenv(EnvName) == o.Name {
+	held := heldByOuter()
+	if slices.Contains(held, o.fingerprint()) || len(held) == 0 && os.Getenv(EnvName) == o.Name {
 		return fmt.Errorf("%q is held by an outer holdfast run, and this one would wait for it forever", o.Name)
 	}
 	return nil
@@ -41,8 +42,11 @@ func (o *Options) Nested() error {
 
 // heldBy returns the value of EnvHeld for a command under this lock.
 func (o *Options) heldBy() string {
-	if outer := os.Getenv(EnvHeld); outer != "" {
-		return outer + "," + o.fingerprint()
-	}
-	return o.fingerprint()
+	return strings.Join(append(heldByOuter(), o.fingerprint()), ",")
+}
+
+// heldByOuter returns the fingerprints in EnvHeld. It leaves out everything else, because another
+// program may have set the variable.
+func heldByOuter() []string {
+	return regexp.MustCompile(`\b[0-9a-f]{16}\b`).FindAllString(os.Getenv(EnvHeld), -1)
 }

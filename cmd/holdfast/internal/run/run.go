@@ -51,6 +51,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // Options describes the command and its lock. The caller has checked the values.
@@ -58,7 +59,7 @@ type Options struct {
 	Name      string
 	Store     string // URL
 	Namespace string
-	Command   proc.Command
+	Command   proc.Command `json:"-"`
 	Reason    string
 	TTL       *time.Duration // nil: see leaseTimes
 	Grace     *time.Duration // nil: see leaseTimes
@@ -67,7 +68,8 @@ type Options struct {
 	Shared    bool
 	Limit     int // 0: none given
 
-	MinHold, MaxHold time.Duration // 0: none
+	MinHold, MaxHold time.Duration  // 0: none
+	OnWanted         syscall.Signal // 0: none
 	BusyStatus       int
 	Verbose          bool
 
@@ -101,13 +103,22 @@ type runner struct {
 	// linger is set if the store keeps the lock for a minimum hold by itself.
 	linger  bool
 	granted time.Time
-	marks   *marks // nil before the first read of the mark of --once
+	process *proc.Section // of --pid
+	marks   *marks        // nil before the first read of the mark of --once
 }
 
 // run takes the lock, runs the command, and returns the exit status. If rest is not nil, it
 // finishes the remaining requests to the store. The front need not wait for them.
 func (r *runner) run() (status int, rest func()) {
 	defer r.closeMarks()
+	if r.Section != 0 {
+		// Another process may get the number while this one waits for the lock.
+		var err error
+		if r.process, err = proc.Attach(r.Section); err != nil {
+			r.printer.Line("--pid %d: %v", r.Section, err)
+			return exit.Usage, nil
+		}
+	}
 	locker, lock, err := r.acquire()
 	if errors.Is(err, errDone) {
 		r.close(locker, closeTimeout)
@@ -180,11 +191,20 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		opening, opened = context.WithTimeout(ctx, r.Wait)
 	}
 	defer opened()
-	locker, err := r.open(opening, w)
-	if err != nil {
-		return locker, nil, err
-	}
-	lock, err := r.take(ctx, locker, w)
+	var locker *holdfast.Locker
+	var lock *holdfast.Lock
+	err := r.repeat(opening, func() (err error) {
+		if locker == nil {
+			locker, err = holdfast.Open(opening, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
+		}
+		if err == nil {
+			err = r.prepare(opening, locker, w)
+		}
+		if err == nil {
+			lock, err = r.take(ctx, locker, w)
+		}
+		return err
+	})
 	if busy, ok := errors.AsType[*holdfast.BusyError](err); ok && errors.Is(busy.Err, context.DeadlineExceeded) {
 		if last := w.lastContact(); last != nil {
 			err = fmt.Errorf("%w: %q was busy, and the store did not answer at the end of --wait: %v", holdfast.ErrUnavailable, r.Name, last)
@@ -193,31 +213,41 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	return locker, lock, err
 }
 
-// open opens the store and prepares the wait. It returns errDone if the key of --once is marked. With an
-// error it may return a Locker, which the caller closes.
-func (r *runner) open(ctx context.Context, w *waiting) (*holdfast.Locker, error) {
-	locker, err := holdfast.Open(ctx, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
-	if err != nil {
-		return nil, err
+// repeat calls attempt. With --wait it calls it again as long as the store does not answer, until ctx ends. Without
+// --wait the user learns at once that the store, or its URL, is wrong.
+func (r *runner) repeat(ctx context.Context, attempt func() error) error {
+	pause := backoff.Backoff{First: 100 * time.Millisecond, Max: time.Second}
+	for first := true; ; first = false {
+		err := attempt()
+		if r.Wait == 0 || !errors.Is(err, holdfast.ErrUnavailable) || pause.Sleep(ctx) != nil {
+			return err
+		}
+		if first {
+			r.printer.Line("%v; trying again until the time of --wait is over", err)
+		}
 	}
+}
+
+// prepare prepares the wait. It returns errDone if the key of --once is marked.
+func (r *runner) prepare(ctx context.Context, locker *holdfast.Locker, w *waiting) error {
 	g, err := locker.Guarantees(ctx)
 	if err != nil {
-		return locker, err
+		return err
 	}
 	if g.Scope == driver.ScopeProcess {
 		r.printer.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
 	}
 	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
-		return locker, err
+		return err
 	}
 	r.linger = g.Linger
 	// A command whose key is marked does not need the lock.
 	if err := r.checkMark(ctx); err != nil {
-		return locker, err
+		return err
 	}
 	w.watch(locker, g)
 	w.probe()
-	return locker, nil
+	return nil
 }
 
 // take takes the lock. If the shell stops the job during the wait, take waits until the job is
@@ -326,7 +356,7 @@ func holdersText(holders []holdfast.Holder) string {
 	}
 	// Since is a time of the store's clock, which may differ from this machine's.
 	if age := time.Since(h.Since); !h.Since.IsZero() && age >= 0 {
-		s += ", since " + round(age)
+		s += " for " + round(age)
 	}
 	if more := len(holders) - 1; more > 0 {
 		s += fmt.Sprintf(", and %d more", more)
@@ -368,13 +398,13 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	}
 	if sig := r.sigs.interrupted(); sig != 0 {
 		// The signal came together with the grant, and ended the lock's context. This is no loss.
-		return exit.BySignal(sig), fmt.Errorf("waiting for %q: %w", r.Name, errSignal(sig))
+		return exit.BySignal(sig), fmt.Errorf("waiting for %q: %w", r.Name, proc.Interrupted(sig))
 	}
 	if lock.Context().Err() != nil {
 		return exit.Lost, fmt.Errorf("%q is lost before the command was started: %w", r.Name, context.Cause(lock.Context()))
 	}
 	if r.Section != 0 {
-		return r.section(lock)
+		return r.section(lock), nil
 	}
 	if err := r.checkMark(lock.Context()); err != nil {
 		if errors.Is(err, errDone) {
@@ -399,17 +429,13 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 }
 
 // section holds the lock until the process of --pid has ended.
-func (r *runner) section(lock *holdfast.Lock) (int, error) {
-	p, err := proc.Attach(r.Section)
-	if err != nil {
-		return exit.Usage, fmt.Errorf("--pid %d: %w", r.Section, err)
-	}
+func (r *runner) section(lock *holdfast.Lock) int {
 	proc.Detach(2)
 	for _, m := range []message{{msgToken, int64(lock.Token())}, {msgSlot, int64(lock.Slot())}, {msgHeld, 0}} {
 		r.front.link.send(m.kind, m.value)
 	}
-	s := &supervision{runner: r, lock: lock, group: p}
-	return s.run(), nil
+	s := &supervision{runner: r, lock: lock, group: r.process}
+	return s.run()
 }
 
 // environment returns the command's environment with the variables of its lock. It removes all
@@ -463,8 +489,3 @@ func (r *runner) close(locker *holdfast.Locker, within time.Duration) bool {
 	err := locker.Close(ctx)
 	return err == nil || ctx.Err() == nil
 }
-
-// errSignal is the error of a wait or request that a signal has interrupted.
-type errSignal syscall.Signal
-
-func (e errSignal) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -34,7 +35,7 @@ func TestSignalDuringGrantIsReportedAsWait(t *testing.T) {
 	}
 	r := &runner{Options: Options{Name: "x"}, printer: p, sigs: &signals{ch: make(chan os.Signal)}, front: &remoteFront{gone: make(chan struct{})}}
 	r.sigs.ended.Store(int32(syscall.SIGTERM))
-	cancel(errSignal(syscall.SIGTERM))
+	cancel(proc.Interrupted(syscall.SIGTERM))
 	if lock.Context().Err() == nil {
 		t.Fatal("the lock's context has not ended")
 	}

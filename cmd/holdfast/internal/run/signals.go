@@ -2,16 +2,37 @@ package run
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 )
 
 // ending contains the signals that end a wait or a section. A running command gets them like the
 // other signals.
 var ending = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+
+// Named returns the signal that a name such as TERM or SIGUSR1 means, of those that end a command or that run forwards.
+func Named(name string) (syscall.Signal, error) {
+	var names []string
+	for _, sig := range append(forwarded(), ending...) {
+		n := sig.(syscall.Signal)
+		if n == sigCont || n == sigPipe {
+			continue
+		}
+		short := strings.TrimPrefix(proc.SignalName(n), "SIG")
+		if strings.TrimPrefix(strings.ToUpper(name), "SIG") == short {
+			return n, nil
+		}
+		names = append(names, short)
+	}
+	return 0, fmt.Errorf("give one of %s", strings.Join(names, ", "))
+}
 
 // signals receives this process's signals from the start of the process to its end, so that no
 // signal is lost between the wait and the command.
@@ -64,7 +85,7 @@ func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc
 				switch {
 				case slices.Contains(ending, sig):
 					s.ended.CompareAndSwap(0, int32(n))
-					cancel(errSignal(n))
+					cancel(proc.Interrupted(n))
 				case n == sigTstp:
 					suspend(n)
 				}

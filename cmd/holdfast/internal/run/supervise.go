@@ -66,6 +66,10 @@ func (s *supervision) run() int {
 		defer t.Stop()
 		limit = t.C
 	}
+	var wanted <-chan struct{}
+	if s.OnWanted != 0 {
+		wanted = s.lock.Wanted()
+	}
 	ended, left, lost := s.group.Ended(), s.group.Left(), s.lock.Context().Done()
 	front := s.front.gone
 	if s.Section != 0 {
@@ -86,6 +90,12 @@ func (s *supervision) run() int {
 			}
 			s.end(s.grace)
 			s.printer.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.grace))
+		case <-wanted:
+			wanted = nil
+			if !s.ended && s.killAt.IsZero() {
+				s.printer.Line("another client waits for %q: the command gets %s", s.Name, proc.SignalName(s.OnWanted))
+				s.signal(s.OnWanted)
+			}
 		case <-s.check.C:
 			s.checkValidity()
 		case <-lost:

@@ -40,9 +40,9 @@ const (
 	shortestProbe = time.Second
 )
 
-// probe starts the probe of the wait.
+// probe starts the probe of the wait. A second call has no effect.
 func (w *waiting) probe() {
-	if w.r.Wait < shortestProbe || w.inspect == nil {
+	if w.r.Wait < shortestProbe || w.inspect == nil || w.probed != nil {
 		return
 	}
 	w.probed = make(chan error, 1)
@@ -103,7 +103,11 @@ func (w *waiting) Start(ctx context.Context, _ holdfast.Event) context.Context {
 
 // Event is a Locker's hook.
 func (w *waiting) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind == holdfast.EventQueued {
+	switch e.Kind {
+	case holdfast.EventExposed:
+		w.r.printer.Line("warning: %v", e.Err)
+		return
+	case holdfast.EventQueued:
 		w.wait(e.Holders)
 	}
 	if !w.r.Verbose {

@@ -8,23 +8,24 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 // Lines writes the output for scripts: a line for each holder, for each awaited name without
-// a holder, and, on request, for each waiter. The fields, with tabs between them, are name,
+// a holder, for each broken record and, on request, for each waiter. The fields, with tabs between them, are name,
 // state, mode, token, slot, since, TTL in seconds, host:pid, instance, reason, note, and the
 // number of waiters or the waiter's position.
 func Lines(w io.Writer, st driver.State, waiters bool) error {
 	count := strconv.Itoa(len(st.Waiters))
 	for _, h := range st.Holders {
-		err := line(w, st.Name, "held", mode(h.Limit), token(h.Token), slot(h.Slot), since(h.Owner), secondsLeft(h.TTL),
-			address(h.Owner), h.Instance, reason(h.Owner), h.Note, count)
+		err := line(w, st.Name, "held", shape.Mode(h.Limit), shape.Token(h.Token), slot(h.Slot), since(h.Owner), secondsLeft(h.TTL),
+			address(h.Owner), h.Instance, shape.Reason(h.Owner), h.Note, count)
 		if err != nil {
 			return err
 		}
 	}
-	if len(st.Holders) == 0 {
-		if err := line(w, st.Name, "awaited", "", "", "", "", "", "", "", "", "", count); err != nil {
+	if state, note := withoutHolder(st, "awaited"); state != "" {
+		if err := line(w, st.Name, state, "", "", "", "", "", "", "", "", note, count); err != nil {
 			return err
 		}
 	}
@@ -32,13 +33,38 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 		return nil
 	}
 	for i, o := range st.Waiters {
-		err := line(w, st.Name, "waiting", mode(o.Limit), "", "", since(o.Owner), "",
-			address(o.Owner), o.Instance, reason(o.Owner), "", strconv.Itoa(i+1))
+		err := line(w, st.Name, "waiting", shape.Mode(o.Limit), "", "", since(o.Owner), "",
+			address(o.Owner), o.Instance, shape.Reason(o.Owner), "", strconv.Itoa(i+1))
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// withoutHolder returns the state and the note of the row that no holder has: "broken" and the error
+// of a broken record, or awaited for a name without holders. The state is empty if there is no such
+// row.
+func withoutHolder(st driver.State, awaited string) (state, note string) {
+	switch {
+	case st.Err != nil:
+		return "broken", st.Err.Error()
+	case len(st.Holders) == 0:
+		return awaited, ""
+	}
+	return "", ""
+}
+
+// Rows returns the number of rows that a table has for a state.
+func Rows(st driver.State, waiters bool) int {
+	n := len(st.Holders)
+	if state, _ := withoutHolder(st, "free"); state != "" {
+		n++
+	}
+	if waiters {
+		n += len(st.Waiters)
+	}
+	return n
 }
 
 // line writes the fields with tabs between them. Text quotes a field that contains a tab, and
@@ -57,7 +83,7 @@ func Process(o driver.Owner) string {
 	if o.Instance != "" {
 		s += ", " + Text(o.Instance)
 	}
-	if r := reason(o); r != "" {
+	if r := shape.Reason(o); r != "" {
 		s += " (" + Text(r) + ")"
 	}
 	return s
@@ -85,7 +111,7 @@ func since(o driver.Owner) string {
 	if o.Since.IsZero() {
 		return ""
 	}
-	return Time(o.Since)
+	return shape.Time(o.Since)
 }
 
 // secondsLeft formats the remaining time of a lease for scripts.
@@ -93,7 +119,7 @@ func secondsLeft(d time.Duration) string {
 	if d == driver.Forever || d == 0 {
 		return ""
 	}
-	return strconv.FormatFloat(*seconds(d), 'f', 3, 64)
+	return strconv.FormatFloat(*shape.Seconds(d), 'f', 3, 64)
 }
 
 // Age formats a duration for people: to the second, from an hour on to the minute, and from a day
@@ -129,4 +155,19 @@ func left(d time.Duration) string {
 		return fmt.Sprintf("%.1fs", max(d, 0).Seconds())
 	}
 	return Age(d)
+}
+
+// Event writes an event for scripts: time, name, event, mode, token or position, host:pid,
+// instance, reason and note, with tabs between them.
+func Event(w io.Writer, e shape.Event) error {
+	var o shape.Owner
+	number, note := "", e.Error
+	switch {
+	case e.Holder != nil:
+		o, number, note = e.Holder.Owner, e.Holder.Token, e.Holder.Note
+	case e.Waiter != nil:
+		o, number = e.Waiter.Owner, strconv.Itoa(e.Waiter.Position)
+	}
+	host := address(driver.Owner{Host: o.Host, PID: o.PID})
+	return line(w, e.Time, e.Name, e.Event, o.Mode, number, host, o.Instance, o.Reason, note)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 // Page writes all fields of one lock, for people. It shortens no text.
@@ -25,8 +26,8 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 	}
 	for _, h := range st.Holders {
 		fmt.Fprintf(&b, "\n  %s\n", Process(h.Owner))
-		field(&b, "token", token(h.Token))
-		field(&b, "mode", mode(h.Limit))
+		field(&b, "token", shape.Token(h.Token))
+		field(&b, "mode", shape.Mode(h.Limit))
 		if h.Slot >= 0 {
 			field(&b, "slot", slot(h.Slot))
 		}
@@ -47,7 +48,27 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 		fmt.Fprintf(&b, "\n%d waiting\n", n)
 		digits := len(fmt.Sprint(n))
 		for i, o := range st.Waiters {
-			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Process(o.Owner), mode(o.Limit), when(o.Owner, now))
+			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Process(o.Owner), shape.Mode(o.Limit), when(o.Owner, now))
+		}
+	}
+	text := b.String()
+	if ASCII() {
+		text = escaped(text)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// Deadlocks writes the cycles of processes through a lock, for people.
+func Deadlocks(w io.Writer, cycles [][]shape.Wait) error {
+	var b strings.Builder
+	process := func(p shape.Process) string {
+		return Process(driver.Owner{Host: p.Host, PID: p.PID, Instance: p.Instance})
+	}
+	for _, cycle := range cycles {
+		b.WriteString("\npossible deadlock\n")
+		for _, step := range cycle {
+			fmt.Fprintf(&b, "  %s waits for %s, held by %s\n", process(step.Waiter), Text(step.Name), process(step.Holder))
 		}
 	}
 	text := b.String()
@@ -64,5 +85,5 @@ func when(o driver.Owner, now time.Time) string {
 	if o.Since.IsZero() {
 		return "unknown"
 	}
-	return fmt.Sprintf("%s (%s)", Time(o.Since), Age(now.Sub(o.Since)))
+	return fmt.Sprintf("%s (%s)", shape.Time(o.Since), Age(now.Sub(o.Since)))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 // column is one column of a table.
@@ -61,18 +62,18 @@ func rowsOf(st driver.State, now time.Time, waiters bool) [][]string {
 	count, name := strconv.Itoa(len(st.Waiters)), Text(st.Name)
 	var rows [][]string
 	for _, h := range st.Holders {
-		rows = append(rows, []string{name, cmp.Or(mode(h.Limit), none), token(h.Token), cmp.Or(slot(h.Slot), none), age(h.Owner, now),
-			Text(address(h.Owner)), Text(h.Instance), Text(reason(h.Owner)), left(h.TTL), Text(h.Note), count})
+		rows = append(rows, []string{name, cmp.Or(shape.Mode(h.Limit), none), shape.Token(h.Token), cmp.Or(slot(h.Slot), none), age(h.Owner, now),
+			Text(address(h.Owner)), Text(h.Instance), Text(shape.Reason(h.Owner)), left(h.TTL), Text(h.Note), count})
 	}
-	if len(st.Holders) == 0 {
-		rows = append(rows, []string{name, "free", none, none, none, none, none, none, none, none, count})
+	if state, note := withoutHolder(st, "free"); state != "" {
+		rows = append(rows, []string{name, state, none, none, none, none, none, none, none, Text(note), count})
 	}
 	if !waiters {
 		return rows
 	}
 	for i, w := range st.Waiters {
-		rows = append(rows, []string{"  waiter " + strconv.Itoa(i+1), cmp.Or(mode(w.Limit), none), none, none, age(w.Owner, now),
-			Text(address(w.Owner)), Text(w.Instance), Text(reason(w.Owner)), none, none, none})
+		rows = append(rows, []string{"  waiter " + strconv.Itoa(i+1), cmp.Or(shape.Mode(w.Limit), none), none, none, age(w.Owner, now),
+			Text(address(w.Owner)), Text(w.Instance), Text(shape.Reason(w.Owner)), none, none, none})
 	}
 	return rows
 }

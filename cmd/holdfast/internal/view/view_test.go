@@ -1,16 +1,15 @@
 package view_test
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -67,13 +66,14 @@ func states() []driver.State {
 			{Owner: driver.Owner{ID: "w", Host: "other", PID: 8}, Limit: driver.Unlimited}}},
 		{Name: "b", Waiters: []driver.Waiter{{Owner: driver.Owner{ID: "v"}, Limit: 1}}},
 		{Name: "c", Holders: []driver.Holder{holder(2)}},
+		{Name: "d", Err: driver.Broken("key:d", "\x1b[31m")},
 	}
 }
 
 // TestShapeOfJSONIsFixed requires that the JSON has exactly the fields that scripts rely on.
 func TestShapeOfJSONIsFixed(t *testing.T) {
 	var b strings.Builder
-	if err := view.JSON(&b, view.ShapeOfList(states(), now), true); err != nil {
+	if err := shape.JSON(&b, shape.OfList(states(), now), true); err != nil {
 		t.Fatal(err)
 	}
 	want := `{"at":"2026-03-01T12:00:00.000Z","locks":[` +
@@ -82,42 +82,19 @@ func TestShapeOfJSONIsFixed(t *testing.T) {
 		`"waiters":[{"position":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
 		`{"name":"b","held":false,"holders":[],"waiters":[{"position":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
 		`{"name":"c","held":true,"holders":[{"token":"2","slot":null,"ttl_seconds":null,"note":"",` +
-		`"id":"id","host":"host","pid":7,"instance":"","reason":"reason","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"exclusive","limit":1}],"waiters":[]}]}` + "\n"
+		`"id":"id","host":"host","pid":7,"instance":"","reason":"reason","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"exclusive","limit":1}],"waiters":[]},` +
+		`{"name":"d","held":false,"holders":[],"waiters":[],"error":"the record \"key:d\" is broken, or another program has written it: \"\\x1b[31m\""}]}` + "\n"
 	if b.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
 	}
 
 	b.Reset()
-	if err := view.JSON(&b, view.ShapeOfList(nil, now), true); err != nil {
+	if err := shape.JSON(&b, shape.OfList(nil, now), true); err != nil {
 		t.Fatal(err)
 	}
 	if want := `{"at":"2026-03-01T12:00:00.000Z","locks":[]}` + "\n"; b.String() != want {
 		t.Errorf("got %s", b.String())
 	}
-}
-
-// FuzzJSON requires that the written text decodes to the same value, and that it has no characters
-// that control a terminal.
-func FuzzJSON(f *testing.F) {
-	for _, s := range []string{"", "\x00", "\x7f", "\u009b", "\u2028", "\u202e", "\U000e0001", "<&>", `"\`} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		s = strings.ToValidUTF8(s, "?")
-		var b strings.Builder
-		if err := view.JSON(&b, map[string]string{"s": s}, false); err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range b.String() {
-			if r != '\n' && !unicode.IsPrint(r) {
-				t.Errorf("%q contains %q", b.String(), r)
-			}
-		}
-		var decoded map[string]string
-		if err := json.Unmarshal([]byte(b.String()), &decoded); err != nil || decoded["s"] != s {
-			t.Errorf("%q is decoded to %q: %v", s, decoded["s"], err)
-		}
-	})
 }
 
 // TestLinesHaveFixedFields requires that the lines have exactly the fields that scripts rely on.
@@ -134,6 +111,7 @@ func TestLinesHaveFixedFields(t *testing.T) {
 		`b|awaited|-|-|-|-|-|-|-|-|-|1`,
 		`b|waiting|exclusive|-|-|-|-|-|-|-|-|1`,
 		`c|held|exclusive|2|-|2026-03-01T11:58:30.000Z|-|host:7|-|reason|-|0`,
+		`d|broken|-|-|-|-|-|-|-|-|the record "key:d" is broken, or another program has written it: "\x1b[31m"|0`,
 	}, "\n") + "\n"
 	if got := strings.ReplaceAll(b.String(), "\t", "|"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -152,6 +130,7 @@ func TestTableFitsEveryWidth(t *testing.T) {
 		{"b", "free"},
 		{"waiter 1", "exclusive"},
 		{"c", "exclusive", "2", "none", "0"},
+		{"d", "broken", `the record "key:d" is broken`},
 	} {
 		for _, s := range want {
 			if !strings.Contains(wide[i], s) {
@@ -159,7 +138,7 @@ func TestTableFitsEveryWidth(t *testing.T) {
 			}
 		}
 	}
-	if len(wide) != 6 {
+	if len(wide) != 7 {
 		t.Errorf("%d lines", len(wide))
 	}
 	for width := 1; width < 140; width++ {
@@ -170,7 +149,7 @@ func TestTableFitsEveryWidth(t *testing.T) {
 		}
 	}
 	// The table leaves out columns without content.
-	if head := view.Table(states()[2:], now, false, 80)[0]; strings.Contains(head, "SLOT") || strings.Contains(head, "TTL") || strings.Contains(head, "NOTE") {
+	if head := view.Table(states()[2:3], now, false, 80)[0]; strings.Contains(head, "SLOT") || strings.Contains(head, "TTL") || strings.Contains(head, "NOTE") {
 		t.Errorf("heading: %s", head)
 	}
 	// A cut text has a visible mark, and the columns stay aligned.
@@ -263,5 +242,28 @@ func TestAgeHasTwoUnits(t *testing.T) {
 		if got := view.Age(d); got != want {
 			t.Errorf("%v: %s, want %s", d, got, want)
 		}
+	}
+}
+
+// TestEventHasFixedFields requires that a line has the fields that scripts depend on.
+func TestEventHasFixedFields(t *testing.T) {
+	var f shape.Follower
+	var b strings.Builder
+	h := holder(1 << 62)
+	h.Note, h.Instance, h.Reason = "end requested, stopped", "i", "a\tb"
+	w := driver.Waiter{Owner: driver.Owner{ID: "w", Host: "h", PID: 2, Reason: "w"}, Limit: 1}
+	states := []driver.State{{Name: "n\x1b", Holders: []driver.Holder{h}, Waiters: []driver.Waiter{w}}, {Name: "free"}}
+	events := f.Next(states, time.Unix(0, 0))
+	for _, e := range events {
+		if err := view.Event(&b, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const at = "1970-01-01T00:00:00.000Z|"
+	want := at + "free|free|-|-|-|-|-|-\n" +
+		at + `"n\x1b"|held|exclusive|4611686018427387904|host:7|i|"a\tb"|end requested, stopped` + "\n" +
+		at + `"n\x1b"|waiting|exclusive|1|h:2|-|w|-` + "\n"
+	if got := strings.ReplaceAll(b.String(), "\t", "|"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

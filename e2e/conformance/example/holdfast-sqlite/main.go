@@ -9,8 +9,8 @@ import (
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/command"
 
-	_ "github.com/holdfast-go/holdfast/e2e/conformance/example/sqlitestore"
 	_ "github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/sqlitestore"
 )
 
 func main() { os.Exit(command.Main(os.Args[1:])) }

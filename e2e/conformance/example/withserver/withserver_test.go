@@ -17,9 +17,9 @@ import (
 
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/checktest"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 

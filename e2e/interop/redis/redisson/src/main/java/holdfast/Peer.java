@@ -13,7 +13,6 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
-import org.redisson.api.LockOptions;
 import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RPermitExpirableSemaphore;
@@ -85,6 +84,9 @@ public final class Peer {
                 }
             }
             return "ok";
+        }
+        if (words[3].equals("share")) {
+            return share(words);
         }
         switch (kind) {
             case "plain" -> {
@@ -175,6 +177,23 @@ public final class Peer {
         }
     }
 
+    /** Holds the lock again and again for a time, and returns how often and the longest wait in ms. */
+    private static String share(String[] words) throws Exception {
+        String[] acquire = {words[0], words[1], words[2], "acquire", "600000"};
+        String[] release = {words[0], words[1], words[2], "release"};
+        long hold = Long.parseLong(words[4]);
+        long end = System.nanoTime() + Long.parseLong(words[5]) * 1_000_000;
+        long longest = 0;
+        int times = 0;
+        for (long began; (began = System.nanoTime()) < end; times++) {
+            run(acquire);
+            longest = Math.max(longest, System.nanoTime() - began);
+            Thread.sleep(hold);
+            run(release);
+        }
+        return times + " " + longest / 1_000_000;
+    }
+
     private static boolean tryPlain(String permit, String name) {
         String value = UUID.randomUUID().toString();
         boolean got = client.<String>getBucket(name, StringCodec.INSTANCE).setIfAbsent(value, Duration.ofMinutes(10));
@@ -201,7 +220,7 @@ public final class Peer {
             case "lock" -> client.getLock(name);
             case "fair" -> client.getFairLock(name);
             case "fenced" -> client.getFencedLock(name);
-            case "spin" -> client.getSpinLock(name, new LockOptions.ConstantBackOff().delay(5));
+            case "spin" -> client.getSpinLock(name);
             case "read" -> client.getReadWriteLock(name).readLock();
             case "write" -> client.getReadWriteLock(name).writeLock();
             case "multi" -> client.getMultiLock(Arrays.stream(name.split(",")).map(client::getLock).toArray(RLock[]::new));

@@ -1,0 +1,813 @@
+//go:build linux || darwin
+
+package record
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
+)
+
+// memory is the storage of a test: a map, whose versions are hashes of the data.
+type memory struct {
+	mu       sync.Mutex
+	records  map[string][]byte
+	written  map[string]time.Time // when a record was written; nil if the storage does not return it
+	watchers map[*watcher]bool
+	ahead    time.Duration // of the storage's clock
+	tick     time.Duration // of the storage's clock
+	down     bool
+	delay    time.Duration // of the answers
+	requests int
+}
+
+// client is one client of a memory. It is a Storage and a Watcher.
+type client struct {
+	*memory
+	holding bool     // whether the next request is held back
+	held    []func() // the requests that were held back
+	lose    int      // the number of the next Put that loses its answer; 0 if none does
+}
+
+// watcher is a call of Watch.
+type watcher struct{ changed func(string) }
+
+func newMemory() *memory {
+	return &memory{records: map[string][]byte{}, watchers: map[*watcher]bool{}}
+}
+
+// request executes f at the storage. It returns errNoAnswer if it was executed, or may be later.
+func (c *client) request(ctx context.Context, f func()) error {
+	if err := ctx.Err(); err != nil {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
+	}
+	c.mu.Lock()
+	c.requests++
+	down, delay, hold := c.down, c.delay, c.holding
+	switch {
+	case hold:
+		c.holding, c.held = false, append(c.held, f)
+	case !down:
+		f()
+	}
+	c.mu.Unlock()
+	switch {
+	case hold:
+		return errNoAnswer
+	case down:
+		return driver.Errorf(driver.CodeUnavailable, "the storage is down")
+	case delay == 0:
+		return nil
+	}
+	select {
+	case <-time.After(delay):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+var errNoAnswer = errors.New("the connection has ended")
+
+// now returns the time by the storage's clock, also in a bubble of testing/synctest.
+func (m *memory) now() time.Time {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME, &now); err != nil {
+		panic(err)
+	}
+	return time.Unix(now.Unix()).Add(m.ahead).Truncate(m.tick)
+}
+
+func version(data []byte) string {
+	if data == nil {
+		return ""
+	}
+	sum := md5.Sum(data)
+	return hex.EncodeToString(sum[:])
+}
+
+func (c *client) Get(ctx context.Context, key string) (o Object, err error) {
+	return o, c.request(ctx, func() {
+		o = Object{Data: c.records[key], Version: version(c.records[key]), Now: c.now(), Written: c.written[key]}
+		if c.written != nil && o.Version == "" {
+			o.Written = o.Now
+		}
+	})
+}
+
+func (c *client) Put(ctx context.Context, key string, data []byte, old string) (string, error) {
+	same, lost := false, false
+	err := c.request(ctx, func() {
+		if same = version(c.records[key]) == old; same {
+			c.records[key] = bytes.Clone(data)
+			if c.written != nil {
+				c.written[key] = c.now()
+			}
+			for w := range c.watchers {
+				w.changed(key)
+			}
+		}
+		lost, c.lose = c.lose == 1, max(c.lose-1, 0)
+	})
+	switch {
+	case err != nil:
+		return "", err
+	case lost:
+		return "", errNoAnswer
+	case !same:
+		return "", driver.Conflict(key)
+	}
+	return version(data), nil
+}
+
+func (c *client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	var all map[string][]byte
+	var now time.Time
+	err := c.request(ctx, func() { all, now = maps.Clone(c.records), c.now() })
+	return func(yield func(Entry, error) bool) {
+		if err != nil {
+			yield(Entry{}, err)
+			return
+		}
+		for key, data := range all {
+			if strings.HasPrefix(key, prefix) && !yield(Entry{key, Object{Data: data, Now: now}}, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (c *client) Watch(ctx context.Context, changed func(string)) error {
+	w := &watcher{changed}
+	c.mu.Lock()
+	c.watchers[w] = true
+	c.mu.Unlock()
+	changed("")
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.watchers, w)
+	return ctx.Err()
+}
+
+func (c *client) Close() error { return nil }
+
+// LoseAnswer, Hold, Held and Deliver implement drivertest.Late.
+func (c *client) LoseAnswer(after int) { c.mu.Lock(); defer c.mu.Unlock(); c.lose = after + 1 }
+
+func (c *client) Hold() { c.mu.Lock(); defer c.mu.Unlock(); c.holding = true }
+
+func (c *client) Held() int { c.mu.Lock(); defer c.mu.Unlock(); return len(c.held) }
+
+func (c *client) Deliver(time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.held {
+		f()
+	}
+	c.holding, c.held = false, nil
+}
+
+// unwatched is a client that cannot watch its storage.
+type unwatched struct{ Storage }
+
+func (m *memory) open(s Storage, namespace string) *Store {
+	o := Options{Namespace: namespace, Skew: func() time.Duration { return m.tick }}
+	return New(s, "memory", driver.Guarantees{Kind: "map", Scope: driver.ScopeProcess}, o)
+}
+
+// TestConformance runs the suite with a storage that reports changes, and with one that does not and has a
+// coarse clock.
+func TestConformance(t *testing.T) {
+	for name, watch := range map[string]bool{"watched": true, "polled": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory()
+			if !watch {
+				m.tick, m.written = 50*time.Millisecond, map[string]time.Time{}
+			}
+			storage := func(c *client) Storage {
+				if watch {
+					return c
+				}
+				return unwatched{c}
+			}
+			set := func(change func()) { m.mu.Lock(); defer m.mu.Unlock(); change() }
+			h := drivertest.Harness{
+				Open: func(_ testing.TB, namespace string) driver.Store {
+					return m.open(storage(&client{memory: m}), namespace)
+				},
+				OpenLate: func(testing.TB) (driver.Store, drivertest.Late) {
+					c := &client{memory: m}
+					return m.open(storage(c), ""), c
+				},
+				Stop:     func(testing.TB) { set(func() { m.down = true }) },
+				Start:    func(testing.TB) { set(func() { m.down = false }) },
+				Delay:    func(_ testing.TB, d time.Duration) { set(func() { m.delay = d }) },
+				SetClock: func(_ testing.TB, ahead time.Duration) { set(func() { m.ahead = ahead }) },
+				Bubble:   true,
+				Corrupt: func(_ testing.TB, namespace, name string) func() {
+					key := "lock\x00" + namespace + "\x00" + name
+					set(func() { m.records[key] = []byte("0123456789 0123456789 012345 {}") })
+					return func() { set(func() { delete(m.records, key) }) }
+				},
+			}
+			if watch {
+				h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store {
+					return wakeup.WithoutFallback(h.Open(t, namespace))
+				}
+			}
+			drivertest.Run(t, h)
+		})
+	}
+}
+
+// counted is a Batch that counts its exchanges.
+type counted struct {
+	Batch
+	exchanges int
+}
+
+func (b *counted) Exchange(ctx context.Context, changes []Change, keys []string) []Result {
+	b.exchanges++
+	return b.Batch.Exchange(ctx, changes, keys)
+}
+
+// TestFewRoundTrips: each call makes two exchanges, and two requests for each name of a storage without batches.
+func TestFewRoundTrips(t *testing.T) {
+	m := newMemory()
+	b := &counted{Batch: single{&client{memory: m}}}
+	e := NewEngine(b, Options{Notice: time.Hour}) // no check of the grants during the test
+	defer e.Close(t.Context())
+	after := func(call string, names int) {
+		t.Helper()
+		if b.exchanges != 2 || m.requests != 2*names {
+			t.Errorf("%s: %d exchanges and %d requests, want 2 and %d", call, b.exchanges, m.requests, 2*names)
+		}
+		b.exchanges, m.requests = 0, 0
+	}
+	var grants []driver.Grant
+	for i := range batch {
+		r := driver.Request{ID: "new", Name: fmt.Sprint(i), Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}}
+		g, err := e.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after("Acquire", 1)
+		grants = append(grants, g)
+	}
+	for _, a := range e.Renew(t.Context(), grants) {
+		if a.Err != nil {
+			t.Fatal(a.Err)
+		}
+	}
+	after("Renew", batch)
+	if err := e.Release(t.Context(), grants[0], 0); err != nil {
+		t.Fatal(err)
+	}
+	after("Release", 1)
+}
+
+// slow is a Batch without records that answers slowly.
+type slow struct {
+	Batch
+	each time.Duration
+}
+
+func (b slow) Exchange(ctx context.Context, _ []Change, keys []string) []Result {
+	results := make([]Result, len(keys))
+	select {
+	case <-time.After(b.each):
+	case <-ctx.Done():
+		results[0].Err = &driver.Error{Code: driver.CodeUnavailable, Err: ctx.Err()}
+	}
+	return results
+}
+
+func (slow) Close() error { return nil }
+
+type lostTo struct {
+	noRequester
+	lost chan driver.Cause
+}
+
+func (l lostTo) Lost(cause driver.Cause, _ error) { l.lost <- cause }
+
+// TestBreakIsNoticedOnSlowStorage: the client notices a broken grant although each request takes most of the
+// interval between two checks.
+func TestBreakIsNoticedOnSlowStorage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		interval := Options{}.checkInterval()
+		e := NewEngine(slow{each: interval * 9 / 10}, Options{})
+		l := lostTo{lost: make(chan driver.Cause, 1)}
+		_, err := e.keep(driver.Request{From: l}, driver.Grant{ID: "id", Name: "n", Token: 1}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-l.lost:
+		case <-time.After(2 * interval):
+			t.Error("the holder is not notified")
+		}
+		if err := e.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// watched is a slow Batch that counts the calls of Watch.
+type watched struct {
+	slow
+	calls chan error
+}
+
+func (w watched) Watch(ctx context.Context, changed func(string)) error {
+	changed("")
+	<-ctx.Done()
+	w.calls <- ctx.Err()
+	return ctx.Err()
+}
+
+// TestWatchEndsAfterLastWaiter: the storage is watched as long as waiters follow one another, and a while
+// longer.
+func TestWatchEndsAfterLastWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watched{calls: make(chan error, 9)}
+		e := NewEngine(w, Options{Poll: time.Second})
+		for range 5 {
+			_, stop, err := e.waiters.listen(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop()
+			time.Sleep(watchOn * 6 / 10)
+		}
+		synctest.Wait()
+		if len(w.calls) != 0 {
+			t.Error("the watch ended although another waiter came in time")
+		}
+		time.Sleep(watchOn)
+		synctest.Wait()
+		if len(w.calls) != 1 {
+			t.Errorf("%d watches have ended, want 1", len(w.calls))
+		}
+		if err := e.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestValues(t *testing.T) {
+	m := newMemory()
+	drivertest.RunValues(t, func(_ testing.TB, namespace string) *Store {
+		return m.open(&client{memory: m}, namespace)
+	})
+}
+
+// coded is a client whose answers to Get and Put are lost, and replaced by errors with the codes.
+type coded struct {
+	*client
+	get, put driver.Code
+}
+
+func (c *coded) Get(ctx context.Context, key string) (Object, error) {
+	if c.get != 0 {
+		return Object{}, driver.Errorf(c.get, "get")
+	}
+	return c.client.Get(ctx, key)
+}
+
+func (c *coded) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	next, err := c.client.Put(ctx, key, data, version)
+	if c.put != 0 {
+		err = driver.Errorf(c.put, "put")
+	}
+	return next, err
+}
+
+func request(id string) driver.Request {
+	return driver.Request{ID: id, Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}}
+}
+
+// TestCodesWithoutMeaningAreNotReturned: after a code that a Storage does not return, a write has an unknown
+// outcome, and a read was not done.
+func TestCodesWithoutMeaningAreNotReturned(t *testing.T) {
+	for _, code := range []driver.Code{driver.CodeBusy, driver.CodeWithdrawn, driver.CodeNotHeld, driver.CodeUnsupported,
+		driver.CodeInvalid, driver.CodeClosed} {
+		c := &coded{client: &client{memory: newMemory()}, put: code}
+		s := c.open(c, "")
+		if _, err := s.Acquire(t.Context(), request("a")); driver.CodeOf(err) != driver.CodeUnknown {
+			t.Errorf("Acquire returns code %v after %v of Put", driver.CodeOf(err), code)
+		}
+		if _, err := s.Put(t.Context(), "v", nil, ""); driver.CodeOf(err) != driver.CodeUnknown {
+			t.Errorf("Put of a value returns code %v after %v", driver.CodeOf(err), code)
+		}
+		c.get = code
+		r := request("b")
+		r.Wait = true
+		if _, err := s.Acquire(t.Context(), r); driver.CodeOf(err) != driver.CodeUnavailable {
+			t.Errorf("Acquire returns code %v after %v of Get", driver.CodeOf(err), code)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// silent is a client without an answer to Get of one key.
+type silent struct {
+	*client
+	key string
+}
+
+func (s *silent) Get(ctx context.Context, key string) (Object, error) {
+	if key == s.key {
+		<-ctx.Done()
+	}
+	return s.client.Get(ctx, key)
+}
+
+// TestSilentRecordDelaysNoRenewal: requests that get no answer for one name delay no renewal of another.
+func TestSilentRecordDelaysNoRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &silent{client: &client{memory: newMemory()}}
+		s := c.open(unwatched{c}, "")
+		var grants []driver.Grant
+		for i := range 2 * batch {
+			r := request(fmt.Sprint("id", i))
+			r.Name = fmt.Sprint("n", i)
+			g, err := s.Acquire(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			grants = append(grants, g)
+		}
+		c.key = s.key("n3")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		for range 2 * batch {
+			go func() { _, _ = s.Inspect(ctx, "n3") }()
+		}
+		synctest.Wait()
+		for i, a := range s.Renew(ctx, grants) {
+			if code := driver.CodeOf(a.Err); i != 3 && a.Err != nil || i == 3 && code != driver.CodeUnavailable {
+				t.Errorf("the renewal of %s returns %v", grants[i].Name, a.Err)
+			}
+		}
+		cancel()
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// unanswered is a client whose Watch does not begin.
+type unanswered struct{ *client }
+
+func (unanswered) Watch(ctx context.Context, _ func(string)) error { <-ctx.Done(); return ctx.Err() }
+
+// TestWaiterPollsBeforeWatchBegins: a waiter gets a free lock although the storage does not answer to Watch.
+func TestWaiterPollsBeforeWatchBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		s := m.open(unanswered{&client{memory: m}}, "")
+		g, err := s.Acquire(t.Context(), request("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Millisecond, func() { _ = s.Release(t.Context(), g, 0) })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*s.guarantees.Fallback)
+		defer cancel()
+		r := request("b")
+		r.Wait = true
+		if _, err := s.Acquire(ctx, r); err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// waking is a client that reports changes itself.
+type waking struct {
+	*client
+	woken []string
+}
+
+func (w *waking) Wake(key string) { w.woken = append(w.woken, key) }
+
+// TestClientReportsOnlyWakingChanges: a Waker reports a release, a break and a rollback, and neither a grant nor
+// its renewal.
+func TestClientReportsOnlyWakingChanges(t *testing.T) {
+	m := newMemory()
+	w := &waking{client: &client{memory: m}}
+	s := m.open(w, "")
+	woken := func(after string, want int) {
+		t.Helper()
+		if len(w.woken) != want || want > 0 && w.woken[want-1] != "lock\x00\x00"+request("a").Name {
+			t.Errorf("after %s: %q, want %d keys", after, w.woken, want)
+		}
+	}
+	grant := func() driver.Grant {
+		t.Helper()
+		g, err := s.Acquire(t.Context(), request("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	g := grant()
+	if a := s.Renew(t.Context(), []driver.Grant{g}); a[0].Err != nil {
+		t.Error(a[0].Err)
+	}
+	woken("a grant and its renewal", 0)
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Error(err)
+	}
+	woken("a release", 1)
+	if err := s.Break(t.Context(), g.Name, grant().Token); err != nil {
+		t.Error(err)
+	}
+	woken("a break", 2)
+	grant()
+	if err := s.Undo(t.Context(), request("a")); err != nil {
+		t.Error(err)
+	}
+	woken("a rollback", 3)
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// refusing is a client whose storage reports each write as a conflict: after it has applied the write, if apply is set.
+type refusing struct {
+	*client
+	apply bool
+}
+
+func (r refusing) Put(ctx context.Context, key string, data []byte, old string) (string, error) {
+	if r.apply {
+		if _, err := r.client.Put(ctx, key, data, old); err != nil {
+			return "", err
+		}
+	}
+	return "", driver.Conflict(key)
+}
+
+// TestWriteThatConflictsWithItselfIsConfirmed: a proxy or a client library has repeated a write, and the second one is
+// refused. The engine finds the write, and notifies waiters. If the record has the version that the write replaces, the
+// outcome is unknown.
+func TestWriteThatConflictsWithItselfIsConfirmed(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, apply := range []bool{true, false} {
+		m := newMemory()
+		w := &waking{client: &client{memory: m}}
+		s := m.open(struct {
+			Storage
+			Watcher
+			Waker
+		}{refusing{w.client, apply}, w, w}, "")
+		want := func(what string, err error) {
+			t.Helper()
+			if apply != (err == nil) || !apply && driver.CodeOf(err) != driver.CodeUnknown {
+				t.Errorf("applied: %v, %s: %v", apply, what, err)
+			}
+		}
+		g, err := s.Acquire(ctx, request("a"))
+		want("Acquire", err)
+		if apply {
+			want("Release", s.Release(ctx, g, 0))
+			if len(w.woken) != 1 {
+				t.Errorf("%d notifications", len(w.woken))
+			}
+		}
+		version, err := s.Put(ctx, "key", []byte("value"), "")
+		want("Put", err)
+		if _, found, err := s.Get(ctx, "key"); err != nil || found != version {
+			t.Errorf("version %q, %v; Put has returned %q", found, err, version)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestRenewalStandsAlthoughSkewChanges: the client recognises its renewals while the measured skew changes.
+func TestRenewalStandsAlthoughSkewChanges(t *testing.T) {
+	skew := time.Second
+	e := NewEngine(single{&client{memory: newMemory()}},
+		Options{Skew: func() time.Duration { skew += time.Microsecond; return skew }})
+	g, err := e.Acquire(t.Context(), request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if a := e.Renew(ctx, []driver.Grant{g}); a[0].Err != nil {
+		t.Error(a[0].Err)
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// beforePut is a client that calls a function before the next Put.
+type beforePut struct {
+	*client
+	call func()
+}
+
+func (b *beforePut) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	if call := b.call; call != nil {
+		b.call = nil
+		call()
+	}
+	return b.client.Put(ctx, key, data, version)
+}
+
+// TestReleaseKeepsLateRenewalOut: Release removes an expired grant from its record, so that a renewal that arrives
+// afterwards does not revive it.
+func TestReleaseKeepsLateRenewalOut(t *testing.T) {
+	m := newMemory()
+	c := &beforePut{client: &client{memory: m}}
+	s := m.open(unwatched{c}, "")
+	defer s.Close(t.Context())
+	g, err := s.Acquire(t.Context(), request("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.call, m.ahead = c.Hold, g.TTL-time.Second
+	if a := s.Renew(t.Context(), []driver.Grant{g}); driver.CodeOf(a[0].Err) != driver.CodeUnknown {
+		t.Errorf("the renewal returns %v", a[0].Err)
+	}
+	m.ahead = g.TTL + time.Second
+	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+		t.Errorf("Release returns %v", err)
+	}
+	c.Deliver(0)
+	if _, err := s.Acquire(t.Context(), request("b")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGrantOutlastsClockTick: a clock of a millisecond's precision needs no Skew.
+func TestGrantOutlastsClockTick(t *testing.T) {
+	if got, want := (&engine{}).lasts(time.Second), micros(time.Second+time.Millisecond); got < want {
+		t.Errorf("a grant for a second lasts %d µs, want %d", got, want)
+	}
+}
+
+// TestWaiterPollsCoarseClockSlowly: a waiter makes few requests in the last second of a grant, although the time
+// left is short until the clock ticks.
+func TestWaiterPollsCoarseClockSlowly(t *testing.T) {
+	m := newMemory()
+	m.tick = time.Second
+	m.ahead = -time.Duration(m.now().Nanosecond()) // the tick begins now
+	s := m.open(&client{memory: m}, "")
+	r := request("a")
+	r.TTL = time.Millisecond
+	if _, err := s.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	r = request("b")
+	r.Wait = true
+	if _, err := s.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if m.requests > 100 {
+		t.Errorf("the waiter made %d requests", m.requests)
+	}
+}
+
+// TestReleaseOfBrokenGrantIsRefused: an operator breaks a grant between the read and the write of its release.
+func TestReleaseOfBrokenGrantIsRefused(t *testing.T) {
+	m := newMemory()
+	c := &beforePut{client: &client{memory: m}}
+	s := m.open(unwatched{c}, "")
+	defer s.Close(t.Context())
+	for name, release := range map[string]func(driver.Grant) error{
+		"Release": func(g driver.Grant) error { return s.Release(t.Context(), g, 0) },
+		"Swap": func(g driver.Grant) (err error) {
+			r := request("next")
+			next, swapErr := s.Swap(t.Context(), g, r, func(released error) { err = released })
+			return errors.Join(err, swapErr, s.Release(t.Context(), next, 0))
+		},
+	} {
+		g, err := s.Acquire(t.Context(), request(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.call = func() {
+			if err := s.Break(t.Context(), g.Name, g.Token); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := release(g); driver.CodeOf(err) != driver.CodeNotHeld || err == nil {
+			t.Errorf("%s returns %v, want not held", name, err)
+		}
+	}
+}
+
+// pages is a client whose lists have each key twice.
+type pages struct {
+	*client
+	timeless bool
+}
+
+func (p *pages) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		for range 2 {
+			for entry, err := range p.client.List(ctx, prefix) {
+				if p.timeless {
+					entry.Now = time.Time{}
+				}
+				if !yield(entry, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// TestListYieldsNamesOnce: also if the storage lists a record twice. It refuses a record without a time, and the
+// caller may close the store meanwhile.
+func TestListYieldsNamesOnce(t *testing.T) {
+	p := &pages{client: &client{memory: newMemory()}}
+	s := p.open(unwatched{p}, "")
+	if _, err := s.Acquire(t.Context(), request("a")); err != nil {
+		t.Fatal(err)
+	}
+	list := func() (n int, err error) {
+		for _, err = range s.List(t.Context(), "") {
+			n++
+			if err == nil {
+				err = s.Close(t.Context())
+			}
+		}
+		return n, err
+	}
+	p.timeless = true
+	if _, err := list(); driver.CodeOf(err) != driver.CodeRefused || err == nil {
+		t.Errorf("List returns %v for a record without a time", err)
+	}
+	p.timeless = false
+	if n, err := list(); n != 1 || err != nil {
+		t.Errorf("List yields %d names and %v, want 1", n, err)
+	}
+}
+
+// TestGrantLastsFromItsWrite: the time of the read on which a grant or its renewal was decided was a minute old. The
+// grant stands for its TTL nevertheless, and not for longer.
+func TestGrantLastsFromItsWrite(t *testing.T) {
+	m := newMemory()
+	m.written = map[string]time.Time{}
+	c := &beforePut{client: &client{memory: m}}
+	s := m.open(unwatched{c}, "")
+	defer s.Close(t.Context())
+	standsForTTL := func(of string, r driver.Request) {
+		t.Helper()
+		for ahead, want := range map[time.Duration]int{r.TTL - time.Second: 1, r.TTL + time.Second: 0} {
+			m.ahead = ahead
+			st, err := s.Inspect(t.Context(), r.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(st.Holders) != want {
+				t.Errorf("after %s, %s has %d holders, want %d", ahead, of, len(st.Holders), want)
+			}
+		}
+	}
+	stale := func() { m.ahead, c.call = -time.Minute, func() { m.ahead = 0 } }
+	r := request("a")
+	stale()
+	g, err := s.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	standsForTTL("the grant", r)
+	m.ahead = 0
+	stale()
+	if a := s.Renew(t.Context(), []driver.Grant{g}); a[0].Err != nil {
+		t.Fatal(a[0].Err)
+	}
+	standsForTTL("its renewal", r)
+}

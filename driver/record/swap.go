@@ -1,0 +1,82 @@
+package record
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Swap replaces old by a grant of r in one write of the record, if that is possible. Otherwise it
+// releases old, and then does what Acquire does. See [driver.Swapper].
+func (e *engine) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error),
+) (driver.Grant, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	if heldSince, ok := e.canReplace(&old, &r); ok {
+		brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), answerTimeout))
+		g, granted, had, err := e.replace(brief, old, r)
+		cancel()
+		switch {
+		case err != nil && driver.CodeOf(err) == driver.CodeUnknown:
+			released(err)
+			return driver.Grant{}, err
+		case err != nil: // nothing was written, and the core releases old
+			return driver.Grant{}, e.withdrawn(ctx, err)
+		case granted:
+			released(nil)
+			return e.keep(r, g, heldSince)
+		case had:
+			released(nil)
+			return e.Acquire(ctx, r)
+		}
+	}
+	err := e.Release(ctx, old, 0)
+	if code := driver.CodeOf(err); err != nil && code != driver.CodeNotHeld && code != driver.CodeUnknown {
+		return driver.Grant{}, e.withdrawn(ctx, err)
+	}
+	released(err)
+	return e.Acquire(ctx, r)
+}
+
+// canReplace reports whether one write may replace old by a grant of r. It also returns the time of the
+// first grant in the sequence of grants that Swap has replaced. After driver.HandoffTime since then it
+// returns false, so that other clients can get the name. The record does not show whether they wait.
+func (e *engine) canReplace(old *driver.Grant, r *driver.Request) (heldSince time.Time, ok bool) {
+	h := e.held.Get(old.ID)
+	exclusive := old.Limit == driver.Exclusive && r.Limit == driver.Exclusive
+	if h == nil || h.Token != old.Token || !exclusive || old.Name != r.Name {
+		return heldSince, false
+	}
+	heldSince = h.Handle.(time.Time)
+	return heldSince, time.Since(heldSince) < driver.HandoffTime
+}
+
+// replace replaces old by a grant of r in one write. had reports that the record had old. If it is then not
+// granted, the record has neither grant. If had is false, nothing was written, or old was broken.
+func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request,
+) (g driver.Grant, granted, had bool, err error) {
+	e.held.Forget(old.ID) // from now on the client does not report the grant's end as a loss
+	c := claim{e: e, r: r}
+	p := &op{key: e.key(r.Name)}
+	p.step = func(v *view) (*content, error) {
+		var err error
+		if g, granted, err = c.grant(v); granted {
+			return nil, err
+		}
+		h := v.byID(old.ID)
+		if h == nil || h.Token != old.Token {
+			had = had && v.cause(old.Token) != driver.CauseTaken
+			return nil, nil
+		}
+		had = true
+		without := *v
+		without.Holders = slices.Clone(v.Holders)
+		without.remove(func(h holder) bool { return h.ID == old.ID }) // mutation: record-swap
+		return c.write(p, &without), nil
+	}
+	err = e.applyOne(ctx, p)
+	return g, granted, had, err
+}

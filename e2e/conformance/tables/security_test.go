@@ -1,0 +1,33 @@
+package tables
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestTableOfTrustNamesItsTests: each row of the table in docs/security.md names tests that exist, or the page
+// that lists them.
+func TestTableOfTrustNamesItsTests(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## The table of trust\n")
+	exists, rows := tests(t), 0
+	for line := range strings.Lines(section) {
+		m := row.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
+		if m == nil || m[1] == "never" || m[1] == "---" {
+			continue
+		}
+		rows++
+		for test := range strings.SplitSeq(m[2], ", ") {
+			if !exists(test) && !strings.HasPrefix(test, "[promises.txt](") {
+				t.Errorf("%q: there is no test %q", m[1], test)
+			}
+		}
+	}
+	if rows < 10 {
+		t.Errorf("%d rows", rows)
+	}
+}

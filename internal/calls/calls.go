@@ -1,0 +1,99 @@
+// Package calls admits the calls and the background tasks of a store until the store is closed, and lets
+// Close wait for them.
+package calls
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Calls are the calls and the background tasks of a store. New makes them.
+type Calls struct {
+	// Ctx ends with Cancel.
+	Ctx    context.Context
+	Cancel context.CancelFunc
+	// Running counts the calls under way. Close waits for them first, because they start tasks.
+	Running sync.WaitGroup
+	// Tasks counts the background tasks. A call or a task may start one directly. Otherwise Go starts it.
+	Tasks sync.WaitGroup
+
+	mu      sync.Mutex // guards the changes of stopped
+	stopped atomic.Bool
+}
+
+// New returns the Calls of a store that is open.
+func New() *Calls {
+	c := &Calls{}
+	c.Ctx, c.Cancel = context.WithCancel(context.Background())
+	return c
+}
+
+// ErrClosed means that the store is closed.
+var ErrClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
+
+// Enter begins a call. The caller ends it with Leave. After Stop it returns ErrClosed.
+func (c *Calls) Enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.Stopped() {
+		return ErrClosed
+	}
+	c.Running.Add(1)
+	return nil
+}
+
+// Leave ends a call.
+func (c *Calls) Leave() { c.Running.Done() }
+
+// Bind returns a context that also ends with Ctx. The caller releases it with end.
+func (c *Calls) Bind(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.Ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// Call begins a call whose context also ends with Ctx. The caller ends it with end.
+func (c *Calls) Call(ctx context.Context) (_ context.Context, end func(), _ error) {
+	if err := c.Enter(); err != nil {
+		return ctx, nil, err
+	}
+	ctx, unbind := c.Bind(ctx)
+	return ctx, func() { unbind(); c.Leave() }, nil
+}
+
+// Go runs f in the background. After Stop it does not, and returns false.
+func (c *Calls) Go(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.Stopped() {
+		return false
+	}
+	c.Tasks.Go(f)
+	return true
+}
+
+// Stop admits no more calls and tasks. It returns false if they were stopped before.
+func (c *Calls) Stop() (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.stopped.Swap(true)
+}
+
+// Stopped reports whether Stop was called.
+func (c *Calls) Stopped() bool { return c.stopped.Load() }
+
+// Wait waits until g is done or ctx ends.
+func Wait(ctx context.Context, g *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() {
+		g.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}

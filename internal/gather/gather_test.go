@@ -1,0 +1,54 @@
+package gather_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/holdfast-go/holdfast/internal/gather"
+)
+
+// TestCallsShareRequestThatFollowsThem: calls during a request share the next one, which has each key once and at
+// most three of them. No call gets the answer to a request that was sent before it.
+func TestCallsShareRequestThatFollowsThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent [][]string
+		free := make(chan struct{})
+		g := gather.New(3, func(keys []string) ([]string, error) {
+			sent = append(sent, slices.Clone(keys))
+			<-free
+			return keys, nil
+		})
+		var calls sync.WaitGroup
+		for _, key := range []string{"first", "a", "b", "a", "c"} {
+			calls.Go(func() {
+				if answer, err := g.Do(t.Context(), key); err != nil || !slices.Contains(answer, key) {
+					t.Errorf("Do(%s): %v, %v", key, answer, err)
+				}
+			})
+			synctest.Wait()
+		}
+		close(free)
+		calls.Wait()
+		g.Wait()
+		if len(sent) != 3 || !slices.Equal(sent[1], []string{"a", "b"}) && !slices.Equal(sent[2], []string{"a", "b"}) {
+			t.Errorf("requests: %v", sent)
+		}
+	})
+}
+
+// TestCallEndsWithItsContext: a request that is not answered keeps no call for longer than its context.
+func TestCallEndsWithItsContext(t *testing.T) {
+	free := make(chan struct{})
+	g := gather.New(3, func([]string) (int, error) { <-free; return 0, nil })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := g.Do(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	close(free)
+	g.Wait()
+}

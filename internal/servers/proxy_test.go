@@ -1,0 +1,322 @@
+//go:build linux || darwin
+
+package servers_test
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/holdfast-go/holdfast/internal/servers"
+)
+
+// lineServer starts a server that answers each line with the result of answer.
+func lineServer(t *testing.T, answer func(line string) string) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				for s := bufio.NewScanner(c); s.Scan(); {
+					if _, err := c.Write([]byte(answer(s.Text()) + "\n")); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// upper starts a server that answers each line in upper case. The server also sends each
+// line that it has read to a channel.
+func upper(t *testing.T) (address string, read <-chan string) {
+	t.Helper()
+	lines := make(chan string, 100)
+	return lineServer(t, func(line string) string {
+		lines <- line
+		return strings.ToUpper(line)
+	}), lines
+}
+
+// requestLine sends a line and reads the answer. It returns an error if there is no answer within
+// the timeout.
+func requestLine(t *testing.T, c net.Conn, line string, timeout time.Duration) (string, error) {
+	t.Helper()
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		return "", err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		t.Fatal(err)
+	}
+	return bufio.NewReader(c).ReadString('\n')
+}
+
+// TestProxyInjectsFaults injects each fault into the connections, and requires that the proxy works
+// again when the fault has ended.
+func TestProxyInjectsFaults(t *testing.T) {
+	address, read := upper(t)
+	p, err := servers.NewProxy(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	const timeout = 20 * time.Second
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", p.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	requireWorks := func() {
+		t.Helper()
+		if got, err := requestLine(t, dial(), "hello", timeout); got != "HELLO\n" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		if got := <-read; got != "hello" {
+			t.Fatalf("the server read %q", got)
+		}
+	}
+	requireWorks()
+
+	// With dropped answers, the server reads the request and the client receives nothing.
+	c := dial()
+	if err := p.DropAnswers(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := requestLine(t, c, "one", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got := <-read; got != "one" {
+		t.Errorf("the server read %q", got)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	requireWorks()
+
+	// With silence, neither end receives anything.
+	c = dial()
+	if err := p.Silence(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := requestLine(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if len(read) != 0 {
+		t.Errorf("the server read %q", <-read)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	requireWorks()
+
+	// A proxy that refuses connections keeps the present ones.
+	c = dial()
+	if got, err := requestLine(t, c, "two", timeout); got != "TWO\n" || <-read != "two" {
+		t.Fatalf("%q, %v", got, err) // the server has accepted it
+	}
+	p.Refuse()
+	if refused, err := net.Dial("tcp", p.Address()); err == nil {
+		refused.Close()
+		t.Error("a proxy that refuses connections has accepted one")
+	}
+	if got, err := requestLine(t, c, "three", timeout); got != "THREE\n" || <-read != "three" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	requireWorks()
+
+	// A delay delays the answer.
+	if err := p.Delay(100 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	requireWorks()
+	if took := time.Since(began); took < 100*time.Millisecond {
+		t.Errorf("the answer came after %s, before the delay had passed", took)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+
+	// A second delay replaces the first. A delay of 0 ends it.
+	for _, d := range []time.Duration{time.Hour, 50 * time.Millisecond} {
+		if err := p.Delay(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began = time.Now()
+	requireWorks()
+	if took := time.Since(began); took < 50*time.Millisecond {
+		t.Errorf("the answer came after %s, before the delay had passed", took)
+	}
+	c = dial()
+	if err := p.Delay(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := requestLine(t, c, "late", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := p.Delay(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := bufio.NewReader(c).ReadString('\n'); got != "LATE\n" {
+		t.Errorf("the answer after the end of the delay is %q, %v", got, err)
+	}
+	<-read
+
+	// With one lost answer, the server reads the request, and the connection ends. Other
+	// connections continue.
+	c, other := dial(), dial()
+	if err := p.LoseAnswer(1); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := requestLine(t, c, "passes", timeout); got != "PASSES\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := requestLine(t, c, "lost", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := requestLine(t, other, "after", timeout); got != "AFTER\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, want := range []string{"passes", "lost", "after"} {
+		if got := <-read; got != want {
+			t.Errorf("the server read %q, want %q", got, want)
+		}
+	}
+	requireWorks()
+
+	// A cut ends the connection and refuses a new one.
+	c = dial()
+	p.Cut()
+	if got, err := requestLine(t, c, "three", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if c, err := net.Dial("tcp", p.Address()); err == nil {
+		c.Close()
+		t.Error("a cut proxy accepts connections")
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	requireWorks()
+}
+
+// TestProxyDeliversLate: a client loses its connection with a request that is held back. New connections
+// pass, and the server reads the request when it is delivered.
+func TestProxyDeliversLate(t *testing.T) {
+	address, read := upper(t)
+	p, err := servers.NewProxy(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	const timeout = 20 * time.Second
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", p.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if got, err := requestLine(t, c, "hello", timeout); got != "HELLO\n" || <-read != "hello" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		return c
+	}
+	c := dial()
+	p.Hold()
+	if got, err := requestLine(t, c, "late", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a request that is held back: %q, %v", got, err)
+	}
+	dial()
+	if n := p.Held(); n != 1 || len(read) != 0 {
+		t.Errorf("%d connections are held, and the server has read %d requests", n, len(read))
+	}
+	p.Deliver(timeout)
+	if got := <-read; got != "late" {
+		t.Errorf("the server read %q", got)
+	}
+
+	// A delayed request reaches the server when the delay ends.
+	c = dial()
+	if err := p.DelayRequests(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := requestLine(t, c, "delayed", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) || len(read) != 0 {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := p.DelayRequests(0); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-read; got != "delayed" {
+		t.Errorf("the server read %q", got)
+	}
+}
+
+// TestProxyLeavesNoGoroutine requires that a leak check finds no goroutine of the proxy's
+// connections after they have ended. That holds also if the proxy was cut, healed and
+// redirected. After Close the check finds nothing of the proxy.
+func TestProxyLeavesNoGoroutine(t *testing.T) {
+	address, _ := upper(t)
+	before := goleak.IgnoreCurrent() // ignores goroutines of the server and of other tests
+	p, err := servers.NewProxy(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := goleak.IgnoreCurrent()
+	use := func() {
+		t.Helper()
+		c, err := net.Dial("tcp", p.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if got, err := requestLine(t, c, "x", time.Minute); got != "X\n" {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	use()
+	p.Cut()
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	use()
+	if err := p.Redirect(address); err != nil {
+		t.Fatal(err)
+	}
+	use()
+	ofServer := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/internal/servers_test.lineServer.func2.1")
+	if err := goleak.Find(open, ofServer); err != nil {
+		t.Error(err)
+	}
+	p.Close()
+	if err := goleak.Find(before, ofServer); err != nil {
+		t.Error(err)
+	}
+}

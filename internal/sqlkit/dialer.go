@@ -1,0 +1,106 @@
+package sqlkit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
+)
+
+const (
+	// dialsAtOnce is how many connections a store opens at the same time.
+	dialsAtOnce = 4
+	// dialWithin limits the time of one dial.
+	dialWithin = 10 * time.Second
+)
+
+// Dialer opens the connections of a store, a few at a time. A dial serves the call that has waited for
+// longest, and goes on when the call that began it has given up. A server accepts connections in their order,
+// also those that its clients have left since. So clients that all dial at once, give up, and dial again
+// could keep a slow server busy with connections that serve no call.
+type Dialer struct {
+	dial  func(context.Context) (Link, error)
+	calls *calls.Calls
+
+	mu      sync.Mutex
+	waiting []chan dialled // the calls, the longest wait first
+	dialing int
+}
+
+type dialled struct {
+	link Link
+	err  error
+}
+
+// NewDialer makes a Dialer that opens one connection by dial.
+func NewDialer(dial func(context.Context) (Link, error)) *Dialer {
+	return &Dialer{dial: dial, calls: calls.New()}
+}
+
+// Dial opens a connection.
+func (d *Dialer) Dial(ctx context.Context) (Link, error) {
+	got := make(chan dialled, 1)
+	d.mu.Lock()
+	if d.dialing < min(len(d.waiting)+1, dialsAtOnce) {
+		if !d.calls.Go(d.serve) {
+			d.mu.Unlock()
+			return nil, calls.ErrClosed
+		}
+		d.dialing++
+	}
+	d.waiting = append(d.waiting, got)
+	d.mu.Unlock()
+	select {
+	case r := <-got:
+		return r.link, r.err
+	case <-ctx.Done():
+	}
+	d.mu.Lock()
+	i := slices.Index(d.waiting, got)
+	if i >= 0 {
+		d.waiting = slices.Delete(d.waiting, i, i+1)
+	}
+	d.mu.Unlock()
+	if i < 0 {
+		r := <-got
+		return r.link, r.err
+	}
+	return nil, driver.Errorf(driver.CodeUnavailable, "no connection was opened in time: %w", ctx.Err())
+}
+
+// serve dials until no call waits for this dial.
+func (d *Dialer) serve() {
+	for more := true; more; {
+		ctx, cancel := context.WithTimeout(d.calls.Ctx, dialWithin)
+		l, err := d.dial(ctx)
+		cancel()
+		more = d.deliver(dialled{l, err})
+	}
+}
+
+// deliver gives the result of a dial to the first call that waits. Without one it closes the connection.
+func (d *Dialer) deliver(r dialled) (more bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.waiting) > 0 {
+		d.waiting[0] <- r
+		d.waiting = d.waiting[1:]
+	} else if r.err == nil {
+		r.link.Close()
+	}
+	if more = d.dialing <= min(len(d.waiting), dialsAtOnce); !more {
+		d.dialing--
+	}
+	return more
+}
+
+// Close ends the dials under way.
+func (d *Dialer) Close() error {
+	d.calls.Stop()
+	d.calls.Cancel()
+	d.calls.Tasks.Wait()
+	return nil
+}

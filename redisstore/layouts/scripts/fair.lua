@@ -1,0 +1,105 @@
+-- Redisson's fair lock: an RLock, a list of waiters at KEYS[3], and a sorted set at KEYS[4] with the
+-- deadline of each waiter's entry, in ms. The deadline of a new entry is entryTime after that of the
+-- entry before it. When an entry is removed, the deadlines behind it come forward by entryTime. No
+-- script, here or in Redisson, removes an entry without a deadline. So a script writes the deadline
+-- before the entry, and removes the deadline after the entry.
+local queue, times = KEYS[3], KEYS[4]
+local entryTime = tonumber(ARGV[10])
+
+-- removable tries the commands of a removal. If the user lacks a right, the server refuses them here,
+-- before anything has changed.
+local function removable()
+  call('LREM', queue, 0, '')
+  call('ZREM', times, '')
+end
+
+begin = function()
+  for _ = 1, 1000 do -- the next call removes more
+    local head = call('LINDEX', queue, 0)
+    local time = head and call('ZSCORE', times, head)
+    if not time or tonumber(time) > ms then return end
+    removable()
+    call('LPOP', queue)
+    call('ZREM', times, head)
+  end
+end
+
+-- notify wakes the first waiter.
+local function notify()
+  local head = call('LINDEX', queue, 0)
+  if head then publish(channel .. ':' .. head, '0') end
+end
+
+-- position returns the position of own in the list, or nil.
+local function position()
+  for i, of in ipairs(call('LRANGE', queue, 0, -1)) do
+    if of == own then return i end
+  end
+end
+
+blocked = function()
+  local left = call('PTTL', N)
+  local head = call('LINDEX', queue, 0)
+  if left == -2 then
+    if not head or head == own then return end
+    -- Redisson can lose the message to the first waiter, which then waits for its whole time. So every
+    -- request of a waiter behind it sends the message again.
+    if ARGV[9] == '1' then notify() end
+    left = math.max(tonumber(call('ZSCORE', times, head) or '') or 0, ms) - ms
+  end
+  if ARGV[9] ~= '1' then return left end
+  local i = position()
+  if not i then
+    local last = call('LINDEX', queue, -1)
+    local from = last and tonumber(call('ZSCORE', times, last) or '') or ms + math.max(call('PTTL', N), 0)
+    call('ZADD', times, text(from + entryTime), own)
+    call('RPUSH', queue, own)
+  else
+    -- When an entry before this one is removed, the deadline comes forward by entryTime. A refresh
+    -- adds that time for each of them, so that the entry outlives them.
+    local till = ms + entryTime * i
+    if (tonumber(call('ZSCORE', times, own) or '') or 0) < till - entryTime / 10 then call('ZADD', times, text(till), own) end
+  end
+  return left
+end
+
+-- renewEntries brings the deadlines forward after the removal of the first entry. In a queue that never
+-- empties, only this changes deadlines: each new entry is later than the last one, and each removal takes
+-- that back. So after a while the entry of a living waiter would be at its end when it becomes the first.
+-- Therefore no deadline comes forward beyond that of an entry made now.
+local function renewEntries()
+  local all = call('ZRANGE', times, 0, -1, 'WITHSCORES')
+  for i = 1, #all, 2 do
+    local made = ms + ttl + entryTime * (i + 1) / 2
+    call('ZADD', times, text(math.max(tonumber(all[i + 1]) - entryTime, made)), all[i])
+  end
+end
+
+grab = function()
+  if call('LINDEX', queue, 0) == own then
+    removable()
+    call('LPOP', queue)
+    call('ZREM', times, own)
+    renewEntries()
+  end
+  call('HSET', N, own, 1)
+  call('PEXPIRE', N, ttl)
+end
+
+drop = function()
+  call('DEL', N)
+  notify()
+end
+
+leave = function()
+  local i = position()
+  if not i then
+    call('ZREM', times, own) -- the deadline remains if the server has refused the entry
+    return
+  end
+  removable()
+  for _, of in ipairs(call('LRANGE', queue, i, -1)) do call('ZINCRBY', times, -entryTime, of) end
+  call('LREM', queue, 0, own)
+  call('ZREM', times, own)
+  if i == 1 and call('EXISTS', N) == 0 then notify() end
+end
