@@ -1,5 +1,5 @@
 # make test      what a change needs: gets the servers (as root on Debian or Ubuntu), lints, tests
-# make verify    everything else: the race detector, long checks, other clients, other systems
+# make verify    what the end of a task and a release need: the race detector, long checks, other clients and systems
 # make build     the command, in bin/
 # make bench     the figures of docs/benchmarks.md, on this machine
 # make help      the rest
@@ -20,6 +20,9 @@ COVERAGE    := 90
 SAY         := @printf '%s %s\n' "$$(date +%T)"
 # A test that hangs fails after this time. It is far above what a package takes.
 TIMEOUT     := -timeout 15m
+# Run tests, and report on several runs: see the script.
+RUN         := HOLDFAST_REQUIRE_SERVERS=1 ./scripts/tests run
+REPORT      := ./scripts/tests report
 
 .PHONY: help build test short verify lint race torture mistakes versions cover cross standalone bench fuzz interop
 
@@ -43,19 +46,19 @@ help:
 build:
 	CGO_ENABLED=0 $(GO) build -ldflags=-w -o bin/holdfast ./cmd/holdfast
 
-test: servers lint short
+test: announce servers lint short
 	$(SAY) 'make test has passed; make verify runs the rest'
 
-# The builds need no server and judge nothing in time: they go beside the tests, and
-# behind them where both want the processor. Torture and versions wait for most of their
-# time, so they go side by side; each prints its output when it ends. A part that fails does
-# not keep the others from running: one run shows all that is wrong.
+.PHONY: announce
+announce:
+	$(SAY) 'make test: servers, lint, test; about 10 minutes on two free cores, and up to 10 more where servers are missing'
+
+# Each part can be run alone. They go one after the other, because many of their tests need the processor. A part that
+# fails does not keep the others from running: one run shows all that is wrong.
+PARTS       := race cover alone torture versions cross standalone
 verify: servers
-	@log=$$(mktemp); trap 'rm -f '$$log EXIT; \
-	nice -n 19 $(MAKE) --no-print-directory -k cross standalone >$$log 2>&1 & builds=$$!; \
-	$(MAKE) --no-print-directory -k race cover alone; tests=$$?; \
-	$(MAKE) --no-print-directory -k -j 2 --output-sync=target torture versions || tests=1; \
-	wait $$builds; built=$$?; cat $$log; exit $$((tests + built))
+	$(SAY) 'verify: $(PARTS); about 45 minutes on two free cores'
+	@./scripts/parts $(PARTS)
 	$(SAY) 'make verify has passed'
 
 # Fails, with the line that helps, where a server is missing and cannot be
@@ -80,7 +83,8 @@ LONG        := /(torture|interop|bench|tools|versions)(/|$$)
 LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayoutRefusedCommandKeepsGrants|TestSentinelFailoverKeepsLayoutLocks|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
-# The packages that wait longest, first: with them side by side the rest fits beside.
+# The packages that take more than a minute, because they start many servers and wait for leases of these to end. They
+# go first: with them side by side the rest fits beside.
 SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper redis mysql postgres) ./cmd/holdfast
 # Tests of ALONE that the race detector makes too slow: they skip themselves under it.
 RACE_FREE   := ^TestManyLocksOverASlowLink$$
@@ -88,10 +92,11 @@ RACE_FREE   := ^TestManyLocksOverASlowLink$$
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)' \
-		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
+	@$(RUN) short "$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)' | tr '\n' ' ')" \
+		-short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)'
 	$(SAY) 'test: the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
+	@$(RUN) short-check ./check/... -short -p 1 $(TIMEOUT)
+	@$(REPORT) short short-check
 
 # Gets the clients of other projects, in Java and Python, that share locks with ours in the
 # tests.
@@ -107,7 +112,8 @@ clients: servers
 
 interop: clients
 	$(SAY) 'test: locks shared with the clients of other projects'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 20m ./interop/...
+	@$(RUN) interop ./e2e/interop/... -timeout 20m
+	@$(REPORT) interop
 
 lint:
 	$(SAY) 'lint: gofmt'
@@ -119,26 +125,26 @@ lint:
 
 # The packages go side by side, those that wait longest first. Checks judge what happens in
 # time: they go one after the other, and beside no others.
-.PHONY: race-tests race-check
-race: race-tests race-check
-race-tests: clients
+race: clients
 	$(SAY) 'race: every package but the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' \
-		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '/(torture|versions)$$|$(COVERED)')
-race-check: servers
+	@$(RUN) race "$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '/(torture|versions)$$|$(COVERED)' | tr '\n' ' ')" \
+		-race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)'
 	$(SAY) 'race: the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
+	@$(RUN) race-check ./check/... -race -p 1 -timeout 20m
+	@$(REPORT) race race-check
 
 # The tests of ALONE, one after the other.
 .PHONY: alone
 alone: servers
 	$(SAY) 'alone: the check beside another Redis client, thousands of locks over a slow link'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/zookeeper
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
+	@$(RUN) alone-race './e2e/conformance/redis ./e2e/conformance/zookeeper' -race -p 1 -timeout 20m -run '$(ALONE)'
+	@$(RUN) alone ./e2e/conformance/etcd -timeout 15m -run '$(RACE_FREE)'
+	@$(REPORT) alone alone-race
 
 torture: servers
 	$(SAY) 'torture: the check on every store'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
+	@$(RUN) torture ./e2e/torture -timeout 20m
+	@$(REPORT) torture
 
 # Runs by hand: it takes up to two hours. Each planted mistake must be convicted. The locks
 # are lost where the machine is too busy to renew them.
@@ -151,7 +157,9 @@ mistakes: servers
 
 versions: newer
 	$(SAY) 'versions: the stores on newer servers, and the layouts of other Redis clients'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -p 2 -parallel 6 -timeout 20m -run '$(LAYOUTS)|^Test(InstalledVersionsAreListed|SelectionsMatchTests|StoresPassOnNewerServers|CheckPassesOnNewerServers)$$' ./conformance/versions ./conformance/redis
+	@$(RUN) versions './e2e/conformance/versions ./e2e/conformance/redis' -p 2 -parallel 6 -timeout 20m \
+		-run '$(LAYOUTS)|^Test(InstalledVersionsAreListed|SelectionsMatchTests|StoresPassOnNewerServers|CheckPassesOnNewerServers)$$'
+	@$(REPORT) versions
 
 # The packages that everything stands on, under the race detector as well.
 COVERED     := holdfast-go/holdfast(/driver(/.*)?|/memstore)?$$

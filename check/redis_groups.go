@@ -198,18 +198,6 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// replaceKilledOnly makes the sentinels replace only a killed primary, never a slow one. A
-	// failover of a slow primary would have no declared fault.
-	replaceKilledOnly := func(ctx context.Context) error {
-		if err := s.SetDownAfter(ctx, time.Hour); err != nil {
-			return err
-		}
-		return s.AwaitReachable(ctx)
-	}
-	if err := replaceKilledOnly(ctx); err != nil {
-		s.Kill()
-		return nil, err
-	}
 	var more []string
 	for _, r := range s.Sentinels[1:] {
 		more = append(more, "addr="+r.Address())
@@ -234,19 +222,13 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				old.Kill()
 				ctx = context.WithoutCancel(ctx)
-				if err := s.SetDownAfter(ctx, servers.SentinelDownAfter); err != nil {
-					return err
-				}
 				_, err = s.FailedOver(ctx, old)
 				return err
 			}, End: func(ctx context.Context, _ Fault) error {
 				if err := old.Restart(ctx); err != nil {
 					return err
 				}
-				if err := demoted(ctx); err != nil {
-					return err
-				}
-				return replaceKilledOnly(ctx)
+				return demoted(ctx)
 			}},
 			// No failover follows the pause. A failover would prove nothing: after it, the
 			// old primary continues, and answers for a moment as before.

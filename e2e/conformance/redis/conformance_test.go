@@ -175,17 +175,6 @@ func TestConformanceCluster(t *testing.T) {
 	})
 }
 
-// unhurried configures the sentinels so that they replace no server, even a slow one.
-func unhurried(t *testing.T, s *servers.RedisSentinel) {
-	t.Helper()
-	if err := s.SetDownAfter(t.Context(), 10*time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.AwaitReachable(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestConformanceSentinel(t *testing.T) {
 	installed(t)
 	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
@@ -194,7 +183,6 @@ func TestConformanceSentinel(t *testing.T) {
 	}
 	t.Cleanup(s.Kill)
 	// This suite pauses and replaces no server. Failovers have tests of their own.
-	unhurried(t, s)
 	suite := func(t *testing.T, open func(string) (driver.Store, error)) {
 		drivertest.Run(t, drivertest.Harness{
 			TTL: ttl,

@@ -143,7 +143,6 @@ func layoutSuites() map[string]func(*testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(s.Kill)
-		unhurried(t, s)
 		// The replica acknowledges each grant.
 		layoutSuite(t, redisstore.Redisson, false, []*servers.Redis{s.Primary}, nil, overRueidis("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name,
 			redisstore.WithLayout(redisstore.Redisson), redisstore.WaitReplicas(1, 10*time.Second)))

@@ -132,7 +132,6 @@ func TestSentinelOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.Kill)
-	unhurried(t, g)
 	restrict(t, g.All(), "role")
 	address := g.Sentinels[0].Address()
 	byURL := func(user, sentinel string) func() driver.Store {
