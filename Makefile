@@ -1,5 +1,5 @@
 # make test      what a change needs: gets the servers (as root on Debian or Ubuntu), lints, tests
-# make verify    what a merge needs too: the race detector, long checks, other clients, other systems
+# make verify    what the end of a task needs too: the race detector, long checks, other clients, other systems
 # make release   what a release needs too: every test under the race detector, newer servers
 # make build     the command, in bin/
 # make bench     the figures of docs/benchmarks.md, on this machine
@@ -12,6 +12,8 @@ MODULES     := . $(patsubst %/go.mod,%,$(filter-out adapters/%,$(wildcard */go.m
 PUBLISHED   := $(filter-out e2e,$(MODULES))
 # The packages of modules, for a go command in the workspace.
 packages     = $(foreach m,$(1),$(if $(filter .,$(m)),./...,./$(m)/...))
+# The names of these packages, in one line, without those that match a pattern.
+list         = $$($(GO) list $(call packages,$(1)) | grep -vE '$(2)' | tr '\n' ' ')
 # Compiles every package and its tests, with the given flags, so that no test runs beside a compiler that needs the
 # whole machine.
 compile      = $(GO) list -export -test -deps -f '' $(1) $(call packages,$(filter-out check,$(MODULES))) >/dev/null
@@ -25,6 +27,9 @@ COVERAGE    := 90
 SAY         := @printf '%s %s\n' "$$(date +%T)"
 # A test that hangs fails after this time. It is far above what a package takes.
 TIMEOUT     := -timeout 15m
+# Run tests, and report on several runs: see the script.
+RUN         := HOLDFAST_REQUIRE_SERVERS=1 ./scripts/tests run
+REPORT      := ./scripts/tests report
 
 .PHONY: help build test short verify release lint race torture mistakes versions cover adapters cross standalone bench fuzz interop
 
@@ -51,22 +56,24 @@ help:
 build:
 	CGO_ENABLED=0 $(GO) build -ldflags=-w -o bin/holdfast ./cmd/holdfast
 
-test: servers lint short
+test: announce servers lint short
 	$(SAY) 'make test has passed; make verify runs the rest'
 
-# The builds need no server and judge nothing in time: they go beside the tests, and
-# behind them where both want the processor. A part that fails does not keep the others from
-# running: one run shows all that is wrong.
+.PHONY: announce
+announce:
+	$(SAY) 'make test: servers, lint, test; about 10 minutes on two free cores, and up to 15 more where servers are missing'
+
+# Each part can be run alone. They go one after the other, because many of their tests need the processor. A part that
+# fails does not keep the others from running: one run shows all that is wrong.
+PARTS       := race interop cover explore fuzz-short alone torture adapters cross standalone
 verify: servers
-	@log=$$(mktemp); trap 'rm -f '$$log EXIT; \
-	nice -n 19 $(MAKE) --no-print-directory -k adapters cross standalone >$$log 2>&1 & builds=$$!; \
-	$(MAKE) --no-print-directory -k race interop cover explore fuzz-short alone torture; tests=$$?; \
-	wait $$builds; built=$$?; cat $$log; exit $$((tests + built))
+	$(SAY) 'verify: $(PARTS); about an hour on two free cores'
+	@./scripts/parts $(PARTS)
 	$(SAY) 'make verify has passed'
 
 # The race detector makes a test two to three times slower. What it can find in a store, it mostly finds in the suite.
 release: servers
-	@$(MAKE) --no-print-directory -k race-all versions
+	@./scripts/parts race-all versions
 	$(SAY) 'make release has passed; make mistakes runs the rest'
 
 # Fails, with the line that helps, where a server is missing and cannot be
@@ -93,7 +100,8 @@ JUDGED      := ./check/... ./cmd/holdfast/internal/lab
 LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Replicas|Sentinel)|TestGalera|TestLayoutRefusedCommandKeepsGrants|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
-# The packages that wait longest, first: with them side by side the rest fits beside.
+# The packages that take more than a minute, because they start many servers and wait for leases of these to end. They
+# go first: with them side by side the rest fits beside.
 SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper nats s3 redis mysql postgres) ./cmd/holdfast
 # Tests of ALONE that the race detector makes too slow: they skip themselves under it.
 RACE_FREE   := ^TestManyLocksOverASlowLink$$
@@ -102,10 +110,10 @@ LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
 	@$(call compile)
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)' \
-		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)|/lab$$')
+	@$(RUN) short "$(SLOWEST) $(call list,$(filter-out check,$(MODULES)),$(LONG)|/lab$$)" -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)'
 	$(SAY) 'test: the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) $(JUDGED)
+	@$(RUN) short-check '$(JUDGED)' -short -p 1 $(TIMEOUT)
+	@$(REPORT) short short-check
 
 # Gets the clients of other projects, in Java and Python, that share locks with ours in the
 # tests.
@@ -121,7 +129,8 @@ clients: servers
 
 interop: clients
 	$(SAY) 'test: locks shared with the clients of other projects'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 20m ./interop/...
+	@$(RUN) interop ./e2e/interop/... -timeout 20m
+	@$(REPORT) interop
 
 lint:
 	$(SAY) 'lint: gofmt'
@@ -135,21 +144,22 @@ lint:
 race: servers
 	$(SAY) 'race: every package without servers, and the command'
 	@$(call compile,-race)
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 $(TIMEOUT) \
-		$$($(GO) list $(call packages,$(filter-out check e2e,$(MODULES))) | grep -vE '/lab$$|$(COVERED)')
+	@$(RUN) race "$(call list,$(filter-out check e2e,$(MODULES)),/lab$$|$(COVERED))" -race -p 4 $(TIMEOUT)
 	$(SAY) 'race: the suite of every store, and the long tests'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -run '$(LONG_TESTS)|^TestConformance' -skip '$(ALONE)|$(LAYOUTS)' \
-		$(patsubst ./e2e/%,./%,$(filter ./e2e/%,$(SLOWEST))) $$($(GO) list ./conformance/... | grep -vE '/versions$$')
+	@$(RUN) race-suites "$(filter ./e2e/%,$(SLOWEST)) $$($(GO) list ./e2e/conformance/... | grep -v '/versions$$' | tr '\n' ' ')" \
+		-race -p 3 -timeout 20m -run '$(LONG_TESTS)|^TestConformance' -skip '$(ALONE)|$(LAYOUTS)'
+	@$(REPORT) race race-suites
 
 # Checks judge what happens in time: they go one after the other, and beside no others.
 .PHONY: race-all
 race-all: clients
 	$(SAY) 'race: the other tests with servers'
 	@$(call compile,-race)
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 30m -skip '$(LONG_TESTS)|^TestConformance' \
-		$(patsubst ./e2e/%,./%,$(filter ./e2e/%,$(SLOWEST))) $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+	@$(RUN) race-rest "$(filter ./e2e/%,$(SLOWEST)) $(call list,e2e,/(torture|versions)$$)" \
+		-race -p 4 -timeout 30m -skip '$(LONG_TESTS)|^TestConformance'
 	$(SAY) 'race: the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -skip '^TestSimulationFindsMistakes$$' $(JUDGED)
+	@$(RUN) race-check '$(JUDGED)' -race -p 1 -timeout 20m -skip '^TestSimulationFindsMistakes$$'
+	@$(REPORT) race-rest race-check
 
 # Every interleaving of the core's state machines, deeper than in make test, and more seeds of the simulation.
 .PHONY: explore
@@ -158,18 +168,20 @@ explore:
 	@$(GO) test -timeout 20m -run '^TestEveryInterleaving' -explore 1 .
 	@cd e2e && $(GO) test -timeout 20m -run '^TestEveryInterleaving' ./conformance/failover -explore 1
 	$(SAY) 'explore: Lockers in fake time, by seeds'
-	@$(GO) test -v -run '^TestSimulationKeepsEveryRule$$' ./check -simulate 2m
+	@$(GO) test -run '^TestSimulationKeepsEveryRule$$' ./check -simulate 2m
 
 # The tests of ALONE, one after the other.
 .PHONY: alone
 alone: servers
 	$(SAY) 'alone: thousands of locks over a slow link'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/zookeeper
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
+	@$(RUN) alone-race ./e2e/conformance/zookeeper -race -p 1 -timeout 20m -run '$(ALONE)'
+	@$(RUN) alone ./e2e/conformance/etcd -timeout 15m -run '$(RACE_FREE)'
+	@$(REPORT) alone alone-race
 
 torture: servers
 	$(SAY) 'torture: the check on every store'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
+	@$(RUN) torture ./e2e/torture -timeout 20m
+	@$(REPORT) torture
 
 # Runs by hand: it takes up to two hours. Each planted mistake must be convicted. The locks
 # are lost where the machine is too busy to renew them.
@@ -187,7 +199,9 @@ mistakes: servers
 
 versions: newer
 	$(SAY) 'versions: the stores on newer servers, and the layouts of other Redis clients'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -p 2 -parallel 6 -timeout 20m -run '$(LAYOUTS)|^Test(InstalledVersionsAreListed|SelectionsMatchTests|StoresPassOnNewerServers|CheckPassesOnNewerServers)$$' ./conformance/versions ./conformance/redis
+	@$(RUN) versions './e2e/conformance/versions ./e2e/conformance/redis' -p 2 -parallel 6 -timeout 20m \
+		-run '$(LAYOUTS)|^Test(InstalledVersionsAreListed|SelectionsMatchTests|StoresPassOnNewerServers|CheckPassesOnNewerServers)$$'
+	@$(REPORT) versions
 
 # The packages that everything stands on, under the race detector as well.
 COVERED     := holdfast-go/holdfast(/driver(/.*)?|/memstore)?$$

@@ -201,9 +201,6 @@ func redisSentinelTarget(ctx context.Context, dir string, t *Target) error {
 	}
 	t.onClose(group.Kill)
 	s := &redisSentinel{RedisSentinel: group}
-	if err := s.replaceKilledOnly(ctx); err != nil {
-		return err
-	}
 	t.URL = "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + addresses(s.Sentinels[1:])
 	t.Faults = oneAtATime(append([]StoreFault{
 		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: s.killPrimary, End: s.restartKilled},
@@ -231,26 +228,13 @@ type redisSentinel struct {
 	old *servers.Redis // the primary when the present fault began
 }
 
-// replaceKilledOnly makes the sentinels replace only a killed primary, never a slow one. A
-// failover of a slow primary would have no declared fault.
-func (s *redisSentinel) replaceKilledOnly(ctx context.Context) error {
-	if err := s.SetDownAfter(ctx, time.Hour); err != nil {
-		return err
-	}
-	return s.AwaitReachable(ctx)
-}
-
 // killPrimary kills the primary, and waits until the sentinels have replaced it.
 func (s *redisSentinel) killPrimary(ctx context.Context, _ Fault) (err error) {
 	if s.old, err = s.Current(ctx); err != nil {
 		return err
 	}
 	s.old.Kill()
-	ctx = context.WithoutCancel(ctx)
-	if err := s.SetDownAfter(ctx, servers.SentinelDownAfter); err != nil {
-		return err
-	}
-	_, err = s.FailedOver(ctx, s.old)
+	_, err = s.FailedOver(context.WithoutCancel(ctx), s.old)
 	return err
 }
 
@@ -258,10 +242,7 @@ func (s *redisSentinel) restartKilled(ctx context.Context, _ Fault) error {
 	if err := s.old.Restart(ctx); err != nil {
 		return err
 	}
-	if err := s.demoted(ctx); err != nil {
-		return err
-	}
-	return s.replaceKilledOnly(ctx)
+	return s.demoted(ctx)
 }
 
 // pausePrimary stops the primary for a moment. No failover follows. A failover would prove nothing: after it, the

@@ -124,6 +124,7 @@ func TestHeldLockIsReported(t *testing.T) {
 	if err := k.Unlock(); err != nil {
 		t.Error(err)
 	}
+	m = replica(t, migratelock.New(d, adaptertest.Open(t, s.Client()), "migrations"))
 	if err := m.Up(); err != nil {
 		t.Errorf("Up after the release: %v", err)
 	}

@@ -148,13 +148,16 @@ type RedisSentinel struct {
 	Name string
 }
 
-// SentinelDownAfter is the silence after which sentinels consider a server dead, unless SetDownAfter
-// changes it.
-const SentinelDownAfter = 500 * time.Millisecond
+// The silence after which sentinels consider a server dead. Only FailedOver sets the short one, so that they never
+// replace a server that is merely slow.
+const (
+	sentinelNotDown   = time.Hour
+	sentinelDownAfter = 500 * time.Millisecond
+)
 
-// StartRedisSentinel starts a primary, n replicas and three sentinels. The settings apply
-// to the primary and the replicas. The sentinels use only the TLS settings and, to connect to
-// these servers, the password.
+// StartRedisSentinel starts a primary, n replicas and three sentinels, which replace the primary only
+// in Failover and FailedOver. The settings apply to the primary and the replicas. The sentinels use only
+// the TLS settings and, to connect to these servers, the password.
 func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (*RedisSentinel, error) {
 	return StartRedisSentinelWith(ctx, dir, n, "", settings...)
 }
@@ -214,7 +217,7 @@ func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, passwo
 		return nil, err
 	}
 	conf := fmt.Sprintf("bind 127.0.0.1\ndir .\nsentinel monitor %[1]s 127.0.0.1 %[2]d 2\nsentinel down-after-milliseconds %[1]s %[3]d\nsentinel failover-timeout %[1]s 3000\n",
-		s.Name, s.Primary.Port, SentinelDownAfter.Milliseconds())
+		s.Name, s.Primary.Port, sentinelNotDown.Milliseconds())
 	if r.Password != "" { // here that of the primary and the replicas
 		conf += "sentinel auth-pass " + s.Name + " " + r.Password + "\n"
 	}
@@ -275,8 +278,8 @@ func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 	return nil, errors.New("servers: the sentinels do not agree")
 }
 
-// SetDownAfter sets the silence after which the sentinels consider a server dead.
-func (s *RedisSentinel) SetDownAfter(ctx context.Context, d time.Duration) error {
+// setDownAfter sets the silence after which the sentinels consider a server dead.
+func (s *RedisSentinel) setDownAfter(ctx context.Context, d time.Duration) error {
 	for _, r := range s.Sentinels {
 		if _, err := r.Do(ctx, "SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
 			return err
@@ -285,8 +288,8 @@ func (s *RedisSentinel) SetDownAfter(ctx context.Context, d time.Duration) error
 	return nil
 }
 
-// AwaitReachable waits until no sentinel suspects the primary or waits for its answer.
-func (s *RedisSentinel) AwaitReachable(ctx context.Context) error {
+// awaitReachable waits until no sentinel suspects the primary or waits for its answer.
+func (s *RedisSentinel) awaitReachable(ctx context.Context) error {
 	return Until(ctx, func() error {
 		for _, r := range s.Sentinels {
 			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
@@ -313,6 +316,9 @@ func (s *RedisSentinel) Failover(ctx context.Context) error {
 // server has the role of a primary. It returns that server. The wait may take half a minute:
 // a sentinel that was itself delayed does nothing for that time (TILT mode).
 func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {
+	if err := s.setDownAfter(ctx, sentinelDownAfter); err != nil {
+		return nil, err
+	}
 	var to *Redis
 	err := Within(ctx, time.Minute, func() error {
 		r, err := s.Current(ctx)
@@ -329,6 +335,12 @@ func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, er
 		to = r
 		return err
 	})
+	if err == nil {
+		err = s.setDownAfter(ctx, sentinelNotDown)
+	}
+	if err == nil {
+		err = s.awaitReachable(ctx)
+	}
 	return to, err
 }
 

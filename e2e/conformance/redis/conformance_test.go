@@ -111,20 +111,12 @@ func TestConformanceCluster(t *testing.T) {
 	suite(t, c.Nodes, nil, c.Whole, urls("redis+cluster://"))
 }
 
-// unhurried configures the sentinels so that they replace no server, even a slow one.
-func unhurried(t *testing.T, s *servers.RedisSentinel) {
-	t.Helper()
-	check(t, s.SetDownAfter(t.Context(), 10*time.Minute))
-	check(t, s.AwaitReachable(t.Context()))
-}
-
 func TestConformanceSentinel(t *testing.T) {
 	installed(t)
 	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
 	check(t, err)
 	t.Cleanup(s.Kill)
 	// This suite pauses and replaces no server. Failovers have tests of their own.
-	unhurried(t, s)
 	open := opening("redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name)
 	drivertest.Run(t, drivertest.Harness{
 		TTL: ttl,

@@ -153,7 +153,6 @@ func layoutSuites() map[string]func(*testing.T) {
 		s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
 		check(t, err)
 		t.Cleanup(s.Kill)
-		unhurried(t, s)
 		// The replica acknowledges each grant.
 		layoutSuite(t, layouts.Redisson, false, []*servers.Redis{s.Primary}, nil, func(string) func(string) (driver.Store, error) {
 			return openingLayout("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name, layouts.Redisson,

@@ -99,7 +99,6 @@ func TestSentinelOverTLS(t *testing.T) {
 		append(servers.RedisTLS(files), "--requirepass", "server-secret", "--masterauth", "server-secret")...)
 	check(t, err)
 	t.Cleanup(g.Kill)
-	unhurried(t, g)
 	restrict(t, g.All())
 	address := g.Sentinels[0].Address()
 	byURL := func(user, sentinel string) func() driver.Store {
