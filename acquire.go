@@ -80,7 +80,7 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 
 // reenter joins the lock of that name which the context carries, if there is one.
 func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, error) {
-	outer := find(ctx, l, name)
+	outer := find(ctx, name, func(k *Lock) bool { return k.holder.lease.l == l && k.held() })
 	if outer == nil || ctx.Err() != nil {
 		return nil, nil
 	}

@@ -51,12 +51,11 @@ func locksIn(ctx context.Context, yield func(*Lock) bool) {
 	}
 }
 
-// find returns the innermost lock of the name that ctx carries and that has not ended,
-// or nil. If l is nil, the lock may belong to any Locker.
-func find(ctx context.Context, l *Locker, name string) *Lock {
+// find returns the innermost lock of the name that ctx carries and that fits, or nil.
+func find(ctx context.Context, name string, fits func(*Lock) bool) *Lock {
 	var found *Lock
 	locksIn(ctx, func(k *Lock) bool {
-		if k.holder.lease.req.Name == name && (l == nil || k.holder.lease.l == l) && k.held() {
+		if k.holder.lease.req.Name == name && fits(k) {
 			found = k
 		}
 		return found == nil
@@ -64,13 +63,33 @@ func find(ctx context.Context, l *Locker, name string) *Lock {
 	return found
 }
 
+// carriedLock returns the innermost lock of the name that ctx carries, or nil if there is none, or if that lock has ended.
+// An outer lock of the name may be of another store: its token proves nothing about the inner lock. If l is nil, the
+// lock may belong to any Locker.
+func carriedLock(ctx context.Context, l *Locker, name string) *Lock {
+	k := find(ctx, name, func(k *Lock) bool { return l == nil || k.holder.lease.l == l })
+	if k == nil || !k.held() {
+		return nil
+	}
+	return k
+}
+
 // Token returns the fencing token of the lock of that name which ctx carries, for the
 // resource that checks it. Token returns 0 if there is no such lock, or if it has
 // ended: no grant has token 0, and every guard refuses it with fence.ErrStale. The token of a
 // lost lock would pass a guard until the next holder has written. The end of the caller's
 // context alone does not end the lock; see [Drain].
-func Token(ctx context.Context, name string) uint64 {
-	if k := find(ctx, nil, name); k != nil {
+//
+// If ctx carries several locks of that name, the innermost one decides, also after its end. A program
+// that takes one name with several Lockers calls [Locker.Token] of the Locker whose tokens the resource
+// compares: the tokens of two stores have no common order.
+func Token(ctx context.Context, name string) uint64 { return carriedToken(ctx, nil, name) }
+
+// Token returns what the function [Token] returns, for the locks of l.
+func (l *Locker) Token(ctx context.Context, name string) uint64 { return carriedToken(ctx, l, name) }
+
+func carriedToken(ctx context.Context, l *Locker, name string) uint64 {
+	if k := carriedLock(ctx, l, name); k != nil {
 		return k.Token()
 	}
 	return 0

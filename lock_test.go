@@ -531,6 +531,45 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	}
 }
 
+// TestInnermostLockDecidesToken: a context carries locks of one name from two stores. After the inner one has ended,
+// the token of the outer one must not take its place.
+func TestInnermostLockDecidesToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from, to := memstore.New(), memstore.New()
+		old, next := newLocker(t, from), newLocker(t, to)
+		for range 3 { // the tokens of the old store are larger
+			unlock(t, mustLock(t, old, "a"))
+		}
+		outer := mustLock(t, old, "a")
+		inner, err := next.Lock(outer.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := context.WithoutCancel(inner.Context())
+		want := func(when string, any, ofOld, ofNext uint64) {
+			t.Helper()
+			if got := holdfast.Token(ctx, "a"); got != any {
+				t.Errorf("%s: Token is %d, want %d", when, got, any)
+			}
+			if got := old.Token(ctx, "a"); got != ofOld {
+				t.Errorf("%s: Token of the outer Locker is %d, want %d", when, got, ofOld)
+			}
+			if got := next.Token(ctx, "a"); got != ofNext {
+				t.Errorf("%s: Token of the inner Locker is %d, want %d", when, got, ofNext)
+			}
+		}
+		want("both are held", inner.Token(), outer.Token(), inner.Token())
+		_ = to.Script().Lose("a", driver.CauseTaken)
+		<-inner.Context().Done()
+		want("the inner one is lost", 0, outer.Token(), 0)
+		if holdfast.Wanted(ctx, "a") != nil {
+			t.Error("the outer lock reports its waiters as those of the inner one")
+		}
+		unlock(t, outer)
+		want("both have ended", 0, 0, 0)
+	})
+}
+
 func TestLockAllIsAllOrNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

@@ -64,7 +64,7 @@ func (k *Lock) Wanted() <-chan struct{} {
 // Wanted returns the channel of [Lock.Wanted] of the lock of that name which ctx carries. It returns nil, which blocks
 // forever, if there is no such lock, or if it has ended.
 func Wanted(ctx context.Context, name string) <-chan struct{} {
-	if k := find(ctx, nil, name); k != nil {
+	if k := carriedLock(ctx, nil, name); k != nil {
 		return k.Wanted()
 	}
 	return nil
