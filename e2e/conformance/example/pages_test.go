@@ -171,11 +171,12 @@ var imports = map[string]string{
 
 // given has, for each page, the variables that its code uses and does not declare.
 var given = map[string]string{
-	"docs/choosing.md":  "db *sql.DB, lock *holdfast.Lock",
-	"docs/etcd.md":      "store *etcdstore.Store, lock *holdfast.Lock",
-	"docs/redis.md":     "store *redisstore.Store, client redis.UniversalClient",
-	"docs/zookeeper.md": "store *zkstore.Store, lock *holdfast.Lock, data []byte",
-	"docs/sql.md":       "db *sql.DB, data []byte",
+	"docs/choosing.md":    "db *sql.DB, lock *holdfast.Lock",
+	"docs/coming-from.md": "old, next *holdfast.Locker, name string, save func(context.Context, uint64) error",
+	"docs/etcd.md":        "store *etcdstore.Store, lock *holdfast.Lock",
+	"docs/redis.md":       "store *redisstore.Store, client redis.UniversalClient",
+	"docs/zookeeper.md":   "store *zkstore.Store, lock *holdfast.Lock, data []byte",
+	"docs/sql.md":         "db *sql.DB, data []byte",
 }
 
 var (
