@@ -28,8 +28,10 @@ type (
 // How far locks reach.
 const (
 	ScopeProcess Scope = "process"
-	ScopeMachine Scope = "machine"
-	ScopeNetwork Scope = "network"
+	// ScopeContainer: the locks are in a container's own layer, of which other containers have copies.
+	ScopeContainer Scope = "container"
+	ScopeMachine   Scope = "machine"
+	ScopeNetwork   Scope = "network"
 )
 
 // When the lock of a dead process is free again.
@@ -78,7 +80,7 @@ const (
 )
 
 var descriptions = map[any]string{
-	ScopeProcess: "this process", ScopeMachine: "this machine", ScopeNetwork: "every client of the server",
+	ScopeProcess: "this process", ScopeContainer: "this container", ScopeMachine: "this machine", ScopeNetwork: "every client of the server",
 	CrashFreesAtOnce: "at once", CrashFreesAfterTTL: "when the TTL has passed", CrashFreesSpace: "together with the process",
 	PauseKeeps: "keeps the lock", PauseLoses: "loses the lock after its TTL",
 	OrderFIFO: "first come, first served", OrderNone: "none",

@@ -18,8 +18,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
-// reservedTokens is the number of tokens that one fdatasync makes safe to use.
-const reservedTokens = 1 << 16
+const (
+	// reservedMicros is how far ahead of the clock one fdatasync makes tokens safe to use.
+	reservedMicros = 10_000_000
+	// reservedAhead is the number of tokens that one fdatasync makes safe to use while the counter is ahead of the
+	// clock. An fdatasync takes longer than so many microseconds. So even if each request comes after a crash, or
+	// from a process that reads another ID of the boot, the counter moves no further ahead.
+	reservedAhead = 64
+)
 
 // keptBody is the length of the longest body whose memory a bucket keeps for the next one.
 const keptBody = 1 << 18
@@ -264,9 +270,8 @@ func (b *bucket) read() error {
 		if slices.ContainsFunc(b.page[:n], func(c byte) bool { return c != 0 }) {
 			return driver.Broken(b.path, "its header is damaged")
 		}
-		// The file is new, or the machine has crashed before its content was on the disk. A counter
-		// starts at the clock's microseconds and rises by less than one per microsecond, so the
-		// clock is above every earlier token.
+		// The file is new, or the machine has crashed before its content was on the disk. Tokens
+		// follow the clock, which is above every earlier token.
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
 	}
@@ -383,7 +388,7 @@ func (b *bucket) replace(p []byte) error {
 // ceiling is on the disk, the header has an ID that belongs to no boot. If this process ends before that,
 // or the disk fails, the next process does not rely on the ceiling, as after a crash of the machine.
 func (b *bucket) reserve() error {
-	if b.last > maxCounter-reservedTokens-maxTokens {
+	if b.last > maxCounter-reservedMicros-maxTokens {
 		return driver.Broken(b.path, fmt.Sprintf("its counter of tokens is %d", b.last))
 	}
 	h, ok := parseHeader(b.page)
@@ -393,7 +398,7 @@ func (b *bucket) reserve() error {
 	h.boot = bootID{}
 	h.seq++
 	h.last = b.last
-	h.ceiling = b.last + reservedTokens
+	h.ceiling = max(uint64(b.store.now())+reservedMicros, b.last+reservedAhead)
 	first := b.page[:headerLen]
 	if b.empty {
 		clear(b.page)

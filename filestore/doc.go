@@ -57,13 +57,16 @@
 //     stopped inside a critical section it blocks its bucket; calls then end with their contexts.
 //   - The machine crashes: all sessions are dead, and a list that was written in part fails its
 //     checksum. The bucket has the ID of an earlier boot, so tokens continue from its ceiling. A
-//     process writes the ceiling to the disk for each block of 65536 tokens, before it grants the
-//     first of them. Until the ceiling is on the disk, the header has an ID that belongs to no boot.
+//     process writes a ceiling 10 seconds ahead of the clock to the disk, before it grants a token above
+//     the last ceiling. Until the ceiling is on the disk, the header has an ID that belongs to no boot.
 //     So if the process ends meanwhile, no other process relies on that ceiling.
+//   - Two processes read different IDs of the boot, as in containers with files of their own below /proc:
+//     each turn counts as a crash. Tokens continue to rise, at most about 10 seconds ahead of the clock.
 //   - The directory, a bucket or a session's file is deleted or replaced: the store notifies the
-//     holders with entries there within a second. A new counter starts at the clock's microseconds.
-//     That is above all earlier tokens: they rise by less than one per microsecond, and a grant
-//     reserves no token that is ahead of the clock. Tokens can repeat only if the clock was set back.
+//     holders with entries there within a second. The last token of a grant is the clock's microseconds,
+//     unless the counter is ahead of the clock. So the tokens of a new file, and of an older copy that was
+//     restored, are above all earlier ones. Tokens can repeat only if the clock was set back, or if the
+//     file was replaced within 10 seconds of a crash.
 //   - A bucket has content that no store has written, or more holders than their limits allow: every request
 //     of its names gets an error that names the file, and the store notifies the holders within a second. A
 //     crash of the machine does not cause that: it leaves zeros, or a list with the ID of an earlier boot.

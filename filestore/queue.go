@@ -134,12 +134,16 @@ func (st *state) heldOnlyBy(k key, sid string) bool {
 // maxTokens is the largest number of tokens that one grant may have.
 const maxTokens = 1024
 
-// grant gives the entry the next tokens and a slot. It reserves no tokens that are ahead of the clock,
-// because a new counter starts at the clock.
+// grant gives the entry the next tokens and a slot. The last token is the clock's time, unless the counter is
+// ahead of it. So tokens also rise after an older copy of the file was restored, and in a new file. While the counter
+// is ahead, the entry gets a single token.
 func (st *state) grant(e *entry, now int64, reserve func() error) error {
 	tokens := uint64(1)
 	if free := now - int64(st.last); e.limit == driver.Exclusive && free > 1 {
 		tokens = uint64(min(int64(max(e.tokens, 1)), free))
+	}
+	if last := now - int64(tokens); last > int64(st.last) {
+		st.last = uint64(last) // mutation: file-clock
 	}
 	if st.last+tokens > st.ceiling {
 		if err := reserve(); err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/filesystem"
 	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
@@ -148,11 +149,11 @@ func (s *store) bucketOf(name string) *bucket {
 // Guarantees returns the guarantees of locks in files.
 func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
-		Kind: "file", Scope: driver.ScopeMachine,
+		Kind: "file", Scope: filesystem.Scope(s.dir),
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens: "a counter in the directory, which survives a crash of the machine. After the directory was deleted, tokens rise unless the clock was set back", Reserves: true,
+		Tokens: "the machine's clock in microseconds, above the last token of the name, also after a crash of the machine. After the directory was deleted or restored from a copy, tokens rise unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeTimeout,
 		Break:    driver.BreakNotify, Visible: driver.VisibleAll,

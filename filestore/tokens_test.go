@@ -3,11 +3,11 @@
 package filestore_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
@@ -85,26 +85,93 @@ func TestTokensWaitForTheDisk(t *testing.T) {
 	}
 }
 
+// TestTokensRiseBeyondTheCeiling: after a crash of the machine the tokens are ahead of the clock, and pass one ceiling
+// after another.
 func TestTokensRiseBeyondTheCeiling(t *testing.T) {
 	s := open(t, tempDir(t))
-	var last uint64
-	for range 1<<16 + 10 {
-		g := take0(t, s)
-		if g.Token <= last {
-			t.Fatalf("token %d after %d", g.Token, last)
-		}
-		last = g.Token
+	last := tokenAfter(t, s, 0)
+	s.PretendBoot()
+	for range 1000 {
+		last = tokenAfter(t, s, last)
 	}
 }
 
-func take0(t *testing.T, s *filestore.Store) driver.Grant {
-	ctx := context.Background()
-	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "a", Limit: 1, From: &requester{}})
-	if err == nil {
-		err = s.Release(ctx, g, 0)
+// TestDifferentBootIDsKeepTokensNearTheClock: two processes that read different IDs of the boot, as in containers with
+// files of their own below /proc, take turns. Each turn counts as a crash of the machine.
+func TestDifferentBootIDsKeepTokensNearTheClock(t *testing.T) {
+	const turns, ahead, step = 1000, 10_000_000, 64
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	b.PretendBoot()
+	last := uint64(0)
+	for range turns {
+		last = tokenAfter(t, b, tokenAfter(t, a, last))
 	}
-	if err != nil {
+	if limit := time.Now().UnixMicro() + ahead + 2*turns*(step+1); int64(last) > limit {
+		t.Errorf("after %d turns the token is %d, %s above its limit", turns, last, time.Duration(int64(last)-limit)*time.Microsecond)
+	}
+}
+
+// TestTokensRiseAfterARestore: an older copy of the directory takes the place of the directory, or of its files while a
+// store has a grant in them.
+func TestTokensRiseAfterARestore(t *testing.T) {
+	restore := func(t *testing.T, dir, backup string) {
+		t.Helper()
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(dir, os.DirFS(backup)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("directory", func(t *testing.T) {
+		root := tempDir(t)
+		dir, backup := filepath.Join(root, "locks"), filepath.Join(root, "backup")
+		s := open(t, dir)
+		last := tokenAfter(t, s, 0)
+		closeStore(t, s)
+		restore(t, backup, dir)
+		for range 3 {
+			s = open(t, dir)
+			for range 100 {
+				last = tokenAfter(t, s, last)
+			}
+			closeStore(t, s)
+			restore(t, dir, backup)
+		}
+	})
+	t.Run("files of a live store", func(t *testing.T) {
+		dir := tempDir(t)
+		a, b := open(t, dir), open(t, dir)
+		tokenAfter(t, a, 0)
+		old, err := os.ReadFile(a.BucketPath("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := take(t, a, "a", driver.Exclusive)
+		if err := os.WriteFile(a.BucketPath("a"), old, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h := take(t, b, "a", driver.Exclusive); h.Token <= g.Token {
+			t.Errorf("token %d after %d", h.Token, g.Token)
+		}
+	})
+}
+
+func closeStore(t *testing.T, s *filestore.Store) {
+	t.Helper()
+	if err := s.Close(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
-	return g
+}
+
+// tokenAfter takes and releases the name "a". It returns the token, which must be larger than last.
+func tokenAfter(t *testing.T, s *filestore.Store, last uint64) uint64 {
+	t.Helper()
+	g := take(t, s, "a", driver.Exclusive)
+	release(t, s, g)
+	if g.Token <= last {
+		t.Fatalf("token %d after %d", g.Token, last)
+	}
+	return g.Token
 }

@@ -4,6 +4,7 @@ package main_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -118,6 +119,42 @@ func TestBusyEndsShortWaits(t *testing.T) {
 	holder.send("exit 4")
 	holder.expectStatus(4)
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+}
+
+// TestContainerLayerIsNamed: the directory is on an overlay, as in a container without a mounted directory. Processes of
+// other containers have a copy.
+func TestContainerLayerIsNamed(t *testing.T) {
+	w := newSandbox(t)
+	dir := t.TempDir()
+	for _, d := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	merged := filepath.Join(dir, "merged")
+	mount := exec.Command("mount", "-t", "overlay", "overlay", "-o", "lowerdir=lower,upperdir=upper,workdir=work", merged)
+	mount.Dir = dir
+	if out, err := mount.CombinedOutput(); err != nil {
+		t.Skipf("mount: %v: %s: this needs the right to mount an overlay", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", merged).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v: %s", err, out)
+		}
+	})
+	url := "file://" + merged
+	if r := w.run("run", "--store", url, "x", "--", "true").expectStatus(t, 0); strings.Count(r.stderr, "warning: the locks are in a layer of this container") != 1 {
+		t.Errorf("stderr of run: %q", r.stderr)
+	}
+	if r := w.run("ls", "--store", url).expectStatus(t, 0); !strings.Contains(r.stderr, "warning: the locks are in a layer of this container") {
+		t.Errorf("stderr of ls: %q", r.stderr)
+	}
+	if r := w.run("stores", url).expectStatus(t, 0); !strings.Contains(r.stdout, "this container") {
+		t.Errorf("stores: %q", r.stdout)
+	}
+	if r := w.run("run", "--store", "file://"+filepath.Join(dir, "locks"), "x", "--", "true").expectStatus(t, 0); r.stderr != "" {
+		t.Errorf("stderr of run on a plain directory: %q", r.stderr)
+	}
 }
 
 // TestDefaultStoreIsNamed: if the user gives no store, run prints the default one.

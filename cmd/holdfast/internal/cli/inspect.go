@@ -80,8 +80,11 @@ func inspectStore(ctx context.Context, storeURL, namespace string, once bool, p 
 	if err != nil {
 		return err
 	}
-	if g.Scope == driver.ScopeProcess && !strings.HasPrefix(storeURL, "file:") {
+	switch {
+	case g.Scope == driver.ScopeProcess && !strings.HasPrefix(storeURL, "file:"):
 		p.Line("warning: the %s store is visible to one process only: the locks of other processes are not in it", g.Kind)
+	case g.Scope == driver.ScopeContainer:
+		p.Line("warning: the locks are in a layer of this container: those of other containers are not in it")
 	}
 	return do(ctx, l)
 }

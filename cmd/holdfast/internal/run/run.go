@@ -234,8 +234,11 @@ func (r *runner) prepare(ctx context.Context, locker *holdfast.Locker, w *waitin
 	if err != nil {
 		return err
 	}
-	if g.Scope == driver.ScopeProcess {
+	switch g.Scope {
+	case driver.ScopeProcess:
 		r.printer.Line("warning: the %s store is visible to one process only: other processes are not excluded", g.Kind)
+	case driver.ScopeContainer:
+		r.printer.Line("warning: the locks are in a layer of this container: other containers are not excluded; mount a directory that they share")
 	}
 	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
 		return err
