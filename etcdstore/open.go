@@ -13,6 +13,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -86,6 +88,10 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 		// A dead connection is noticed before a lease with the default TTL needs it.
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: reconnectWithin / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectWithin},
+			MinConnectTimeout: dialTimeout,
+		})},
 	}
 	if u.Scheme != "etcd" && u.Scheme != "etcds" {
 		return bad("scheme %q: etcd or etcds is needed", u.Scheme)

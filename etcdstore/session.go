@@ -158,6 +158,7 @@ func (s *store) createSession(ctx context.Context, ttl time.Duration) error {
 		return s.client.Grant(ctx, int64(ttl/time.Second))
 	})
 	if err != nil {
+		s.reconnect()
 		// If the server has created the lease, it expires.
 		return unavailable(ctx, err)
 	}
@@ -258,6 +259,9 @@ func (e *session) keepAlive(ctx context.Context) error {
 	// A silent stream is closed in time for another request.
 	err := e.s.keepAlive(bounded, e.lease, min(e.ttl/3, e.timeout()*2/3), e.renewed)
 	awaitDeadline(bounded, err) // ctx itself may have no deadline soon
+	if err != nil {
+		e.s.reconnect()
+	}
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("a keepalive was not answered within %s", e.timeout())
 	}

@@ -35,6 +35,8 @@ type store struct {
 	where   string // for people: the endpoints
 	room    int    // see tokenRoom; 1 with PlainTokens
 	exposed string
+	// reconnect is called when a request has failed.
+	reconnect func()
 
 	calls *calls.Calls
 
@@ -125,7 +127,9 @@ func configure(options []Option) (config, error) {
 	return c, nil
 }
 
-// New makes a store over a client, which the caller closes. It does no I/O.
+// New makes a store over a client, which the caller closes. It does no I/O. While no member can be reached, each request
+// of the store lets the client try again to connect, at most once a second. By itself the client would pause for up to
+// two minutes.
 //
 // A client with a Username logs in by itself, once for each stream. If the server is restored from
 // an older copy, the client keeps its login, which is newer than the server. Then the server does
@@ -150,7 +154,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 		exposed: set.exposed, room: set.room,
 		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{},
 		calls: calls.New(), requests: map[string]*request{}, waiting: map[string][]*request{},
-		kept: map[clientv3.LeaseID]*time.Timer{},
+		kept: map[clientv3.LeaseID]*time.Timer{}, reconnect: reconnecting(client.ActiveConnection()),
 	}
 	return &Store{s}, nil
 }
@@ -205,6 +209,25 @@ func (s *store) firstLease(ctx context.Context) (*etcdserverpb.LeaseGrantRespons
 		}
 		if retry.Sleep(ctx) != nil {
 			return nil, err
+		}
+	}
+}
+
+// reconnectWithin limits the pause between two attempts to connect.
+const reconnectWithin = time.Second
+
+// reconnecting returns a function that ends the pause before the next attempt to connect, at most once in
+// reconnectWithin. A client that the program has made pauses for longer, the longer the outage lasts: by default up to two
+// minutes.
+func reconnecting(cc *grpc.ClientConn) func() {
+	var mu sync.Mutex
+	var last time.Time
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if cc.GetState() == connectivity.TransientFailure && time.Since(last) >= reconnectWithin {
+			last = time.Now()
+			cc.ResetConnectBackoff()
 		}
 	}
 }
