@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Guarantees is what a store guarantees; see [driver.Guarantees].
@@ -146,7 +147,7 @@ func where(u *url.URL) string {
 // parseURL parses a store's URL. Its errors do not quote the URL, which may contain a
 // password.
 func parseURL(raw string) (*url.URL, error) {
-	u, err := url.Parse(raw)
+	u, err := storeurl.Read(raw)
 	if err != nil {
 		if e, ok := errors.AsType[*url.Error](err); ok {
 			err = e.Err

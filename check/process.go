@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // workerEnv marks a worker process. Its value is the assignment.
@@ -99,7 +99,7 @@ const orderStop = "stop"
 // opener returns a function that opens the store of a URL, in a namespace.
 func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	return func(ctx context.Context) (driver.Store, error) {
-		u, err := url.Parse(raw)
+		u, err := storeurl.Read(raw)
 		if err != nil {
 			return nil, badConfig("", "the store's URL cannot be read")
 		}

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // The names of the files in a run's directory. They show the round that broke a rule, or
@@ -238,7 +238,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 
 // redacted returns a URL without its password, also if the password is in the query.
 func redacted(raw string) string {
-	u, err := url.Parse(raw)
+	u, err := storeurl.Read(raw)
 	if err != nil {
 		return "unreadable"
 	}

@@ -1,10 +1,11 @@
 package printable
 
 import (
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 const mask = "xxxxx"
@@ -37,7 +38,7 @@ func HasPassword(raw string) bool {
 // Secrets returns the forms in which a URL's password may appear in error messages. It leaves out
 // short passwords, because they may be equal to ordinary text; the patterns of Redact handle them.
 func Secrets(raw string) []string {
-	u, err := url.Parse(raw)
+	u, err := storeurl.Read(raw)
 	if err != nil || u.User == nil {
 		return nil
 	}

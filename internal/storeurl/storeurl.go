@@ -16,9 +16,35 @@ import (
 	"time"
 )
 
+// Read parses a URL like [url.Parse], and also one with a list of hosts that contains IPv6 addresses, as in
+// etcd://[::1]:2379,[::2]:2379/.
+func Read(raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	scheme, rest, found := strings.Cut(raw, "://")
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	hosts := rest[:end]
+	user := hosts[:strings.LastIndex(hosts, "@")+1]
+	hosts = hosts[len(user):]
+	if err == nil || !found || !strings.Contains(hosts, "[") || !strings.Contains(hosts, ",") {
+		return u, err
+	}
+	for host := range strings.SplitSeq(hosts, ",") {
+		if _, err := url.Parse("x://" + host); err != nil {
+			return nil, err
+		}
+	}
+	if u, err = url.Parse(scheme + "://" + user + "x" + rest[end:]); err == nil {
+		u.Host = hosts
+	}
+	return u, err
+}
+
 // Parse reads a URL that has one of the schemes.
 func Parse(raw string, schemes ...string) (*url.URL, error) {
-	u, err := url.Parse(raw)
+	u, err := Read(raw)
 	if err != nil || !slices.Contains(schemes, u.Scheme) {
 		return nil, fmt.Errorf("not a URL of scheme %s; write special characters in a password as %%XX", strings.Join(schemes, " or "))
 	}

@@ -8,6 +8,35 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
+// TestListsOfIPv6AddressesAreRead: net/url refuses a list of hosts with an IPv6 address.
+func TestListsOfIPv6AddressesAreRead(t *testing.T) {
+	for raw, host := range map[string]string{
+		"s://[::1]:1,[::2]:2/p":              "[::1]:1,[::2]:2",
+		"s://[::1],[fe80::1%25eth0]":         "[::1],[fe80::1%25eth0]",
+		"s://u:p%40@127.0.0.1:1,[::2]:2?a=b": "127.0.0.1:1,[::2]:2",
+		"s://[::1]:1,h/p":                    "[::1]:1,h",
+		"s://a:1,b:2/p":                      "a:1,b:2",
+		"s://[::1]/[,]":                      "[::1]",
+		"s://[::1]:1,[::2":                   "",
+		"s://[::1]:1,[::2]x":                 "",
+		"s://[::1]:1,[::2]:x":                "",
+		"s://[::1]:1,[g]":                    "",
+		"s://u:[,@h:x":                       "",
+	} {
+		u, err := storeurl.Read(raw)
+		switch {
+		case (err == nil) != (host != ""):
+			t.Errorf("%s: %v, %v", raw, u, err)
+		case err == nil && u.Host != host:
+			t.Errorf("%s: the host is %q", raw, u.Host)
+		}
+	}
+	u, err := storeurl.Read("s://u:p%40@127.0.0.1:1,[::2]:2/p?a=b")
+	if password, _ := u.User.Password(); err != nil || password != "p@" || u.Path != "/p" || u.RawQuery != "a=b" {
+		t.Errorf("%v, %v", u, err)
+	}
+}
+
 // TestErrorsNameTheMistake: an error names each mistake in a URL, and quotes no part of a
 // password.
 func TestErrorsNameTheMistake(t *testing.T) {

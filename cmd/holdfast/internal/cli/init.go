@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // initializer is a store that needs tables or a bucket before its first use.
@@ -88,7 +88,7 @@ func initialise(ctx context.Context, p *console.Printer, raw string) (bool, erro
 
 // openDriver opens the store of a URL.
 func openDriver(ctx context.Context, raw string) (driver.Store, error) {
-	u, err := url.Parse(raw)
+	u, err := storeurl.Read(raw)
 	if err != nil {
 		return nil, errors.New("URL: not a URL") // not reached: the caller has checked the URL
 	}

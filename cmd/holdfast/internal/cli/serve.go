@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	page "github.com/holdfast-go/holdfast/console"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
@@ -264,7 +265,7 @@ func meter() (holdfast.Hooks, http.Handler, error) {
 
 // shownName returns the name of a store: its URL without user, password and parameters.
 func shownName(raw string) string {
-	u, err := url.Parse(raw)
+	u, err := storeurl.Read(raw)
 	if err != nil {
 		return "store"
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/internal/printable"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // The environment variables that select a store.
@@ -143,7 +144,7 @@ func checkURL(from, raw string) error {
 	if raw == "" {
 		return fmt.Errorf("%s: the URL is empty: give one that begins with one of these schemes: %s", from, schemes)
 	}
-	u, err := url.Parse(raw)
+	u, err := storeurl.Read(raw)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: not a URL; special characters in a password are written as %%XX", from)
