@@ -27,6 +27,12 @@ func init() {
 
 const dialTimeout = 5 * time.Second
 
+// passLearners repeats a call at the next endpoint if the member refuses it because it is a learner, which a cluster has
+// while a member is added. A server that returns this code has changed nothing. The client library would set the same
+// balancing policy.
+const passLearners = `{"loadBalancingConfig": [{"round_robin": {}}], "methodConfig": [{"name": [{}], "retryPolicy": {
+	"maxAttempts": 5, "initialBackoff": "0.01s", "maxBackoff": "0.1s", "backoffMultiplier": 2, "retryableStatusCodes": ["FAILED_PRECONDITION"]}}]}`
+
 func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -91,7 +97,7 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: reconnectWithin / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectWithin},
 			MinConnectTimeout: dialTimeout,
-		})},
+		}), grpc.WithDisableServiceConfig(), grpc.WithDefaultServiceConfig(passLearners)},
 	}
 	if u.Scheme != "etcd" && u.Scheme != "etcds" {
 		return bad("scheme %q: etcd or etcds is needed", u.Scheme)

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -131,6 +132,37 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		return nil, err
 	}
 	return members, nil
+}
+
+// JoinEtcd starts one more member of a cluster, which the cluster has added as NAME at the URL of its peer port. NAME is
+// m and the number of the present members. JoinEtcd returns when the member accepts connections.
+func JoinEtcd(ctx context.Context, c EtcdConfig, members []*Etcd, add func(peer string) error) (m *Etcd, err error) {
+	c.Heartbeat = cmp.Or(c.Heartbeat, 100*time.Millisecond)
+	if c.Program, err = Find("etcd"); err != nil {
+		return nil, err
+	}
+	if m, err = newEtcd(c, len(members)); err != nil {
+		return nil, err
+	}
+	cluster := []string{fmt.Sprintf("m%d=http://%s", len(members), m.Peer)}
+	for i, other := range members {
+		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, other.Peer))
+	}
+	if err := add("http://" + m.Peer); err != nil {
+		return nil, err
+	}
+	m.Server, err = Start(ctx, Config{
+		Name: "etcd that joins", Command: append(m.command(c, len(members), cluster), "--initial-cluster-state", "existing"),
+		Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", len(members))),
+		Ready: func(ctx context.Context) error {
+			nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.Client)
+			if err == nil {
+				nc.Close()
+			}
+			return err
+		},
+	})
+	return m, err
 }
 
 // newEtcd returns member i with free ports and, if the configuration has Disks, with its disk. The
