@@ -10,6 +10,7 @@ package gocronlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -64,9 +65,16 @@ type Elector struct {
 var _ gocron.Elector = (*Elector)(nil)
 
 // NewElector takes part in the election of that name until ctx ends or Close is called;
-// see [holdfast.Locker.Lead].
-func NewElector(ctx context.Context, locker *holdfast.Locker, name string, o ...holdfast.LockOption) *Elector {
+// see [holdfast.Locker.Lead]. It returns an error for a name or an option with which Lead cannot succeed.
+func NewElector(ctx context.Context, locker *holdfast.Locker, name string, o ...holdfast.LockOption) (*Elector, error) {
 	ctx, cancel := context.WithCancel(ctx)
+	ended, end := context.WithCancel(ctx)
+	end()
+	// With an ended context Lead only checks its arguments.
+	if err := locker.Lead(ended, name, nil, o...); !errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		cancel()
+		return nil, err
+	}
 	e := &Elector{end: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(e.done)
@@ -76,7 +84,7 @@ func NewElector(ctx context.Context, locker *holdfast.Locker, name string, o ...
 			return ctx.Err()
 		}, o...)
 	}()
-	return e
+	return e, nil
 }
 
 func (e *Elector) set(term context.Context) {
@@ -87,8 +95,14 @@ func (e *Elector) set(term context.Context) {
 
 // IsLeader returns nil while this replica leads. It reads the clock, so that a replica
 // that was paused for longer than its TTL does not lead. A job is not notified when the
-// leadership ends while it runs. Protect its critical part with a lock.
+// leadership ends while it runs. Protect its critical part with a lock. When the election has ended, the error
+// wraps its reason.
 func (e *Elector) IsLeader(context.Context) error {
+	select {
+	case <-e.done:
+		return fmt.Errorf("%w, and the election has ended: %w", ErrNotLeader, e.err)
+	default:
+	}
 	e.mu.Lock()
 	term := e.term
 	e.mu.Unlock()

@@ -92,9 +92,15 @@ func TestElectorHasOneLeader(t *testing.T) {
 		first, second := open(t, s.Client()), open(t, s.Client())
 		defer first.Close(context.Background())
 		defer second.Close(context.Background())
-		a := gocronlock.NewElector(t.Context(), first, "leader")
+		a, err := gocronlock.NewElector(t.Context(), first, "leader")
+		if err != nil {
+			t.Fatal(err)
+		}
 		synctest.Wait()
-		b := gocronlock.NewElector(t.Context(), second, "leader")
+		b, err := gocronlock.NewElector(t.Context(), second, "leader")
+		if err != nil {
+			t.Fatal(err)
+		}
 		synctest.Wait()
 		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); a != nil || !errors.Is(b, gocronlock.ErrNotLeader) {
 			t.Errorf("%v, %v", a, b)
@@ -108,6 +114,34 @@ func TestElectorHasOneLeader(t *testing.T) {
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestElectorReportsImpossibleElection: the constructor refuses arguments with which no replica can ever lead. An elector
+// whose election has ended gives the reason.
+func TestElectorReportsImpossibleElection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New())
+		for name, o := range map[string]holdfast.LockOption{"": holdfast.MaxHold(time.Minute), "shared": holdfast.Shared(), "ttl": holdfast.TTL(time.Microsecond)} {
+			if e, err := gocronlock.NewElector(t.Context(), l, name, o); e != nil || !errors.Is(err, holdfast.ErrInvalid) {
+				t.Errorf("%q: %v, %v", name, e, err)
+			}
+		}
+		e, err := gocronlock.NewElector(t.Context(), l, "leader")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := l.Close(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := e.IsLeader(t.Context()); !errors.Is(err, gocronlock.ErrNotLeader) || !errors.Is(err, holdfast.ErrClosed) {
+			t.Errorf("IsLeader after Close of the Locker: %v", err)
+		}
+		if err := e.Close(); !errors.Is(err, holdfast.ErrClosed) {
+			t.Errorf("Close: %v", err)
 		}
 	})
 }
