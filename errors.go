@@ -114,7 +114,7 @@ func (e *BusyError) Error() string {
 	if e.Err != nil {
 		fmt.Fprintf(&b, ": %v", e.Err)
 	}
-	return b.String()
+	return printable.Line(b.String())
 }
 
 // Is reports whether target is ErrBusy, and the caller was not cancelled.
@@ -147,7 +147,7 @@ func (e *LostError) Error() string {
 	if e.Work != nil {
 		fmt.Fprintf(&b, "; the work said: %v", e.Work)
 	}
-	return b.String()
+	return printable.Line(b.String())
 }
 
 // Is reports whether target is ErrLost.
@@ -187,7 +187,7 @@ func (e *failure) Error() string {
 	default:
 		b.WriteString(e.err.Error())
 	}
-	return b.String()
+	return printable.Line(b.String())
 }
 
 func (e *failure) Unwrap() []error { return withoutNil(e.kind, e.err) }

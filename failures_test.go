@@ -31,6 +31,30 @@ func TestJoinWithADeadContextLeavesNothing(t *testing.T) {
 	})
 }
 
+// linesStore returns errors of several lines, as client libraries do.
+type linesStore struct{ driver.Store }
+
+func (s linesStore) Acquire(context.Context, driver.Request) (driver.Grant, error) {
+	return driver.Grant{}, driver.Errorf(driver.CodeRefused, "%w", errors.Join(errors.New("failed to connect:\n\tfirst"), errors.New("second")))
+}
+
+// TestErrorsAreOneLine: an error can be logged and printed in one line.
+func TestErrorsAreOneLine(t *testing.T) {
+	l := newLocker(t, linesStore{memstore.New()})
+	_, err := l.Lock(bg, "a")
+	const want = `holdfast: "a" on memory: refused by the store: failed to connect: first; second`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	lost := &holdfast.LostError{Name: "a", Store: "s", Cause: holdfast.CauseGone, Err: errors.Join(errors.New("x"), errors.New("y")), Work: errors.Join(errors.New("z"), errors.New("w"))}
+	busy := &holdfast.BusyError{Name: "a", Store: "s", Err: errors.Join(errors.New("x"), errors.New("y"))}
+	for _, err := range []error{lost, busy} {
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q", err)
+		}
+	}
+}
+
 type slowRelease struct{ driver.Store }
 
 func (s slowRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {

@@ -34,6 +34,28 @@ func Escape(s string) string {
 	return b.String()
 }
 
+// Line returns a text of several lines in one line, as a log and a terminal need an error. The lines are separated by
+// semicolons, unless a line ends with punctuation of its own.
+func Line(s string) string {
+	if !strings.ContainsAny(s, "\n\r") {
+		return s
+	}
+	var b strings.Builder
+	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return r == '\n' || r == '\r' }) {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		if t := b.String(); t != "" {
+			if !strings.ContainsAny(t[len(t)-1:], ":;,.") {
+				b.WriteByte(';')
+			}
+			b.WriteByte(' ')
+		}
+		b.WriteString(part)
+	}
+	return b.String()
+}
+
 // Safe reports whether Escape leaves s as it is.
 func Safe(s string) bool {
 	all := true

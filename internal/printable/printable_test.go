@@ -7,6 +7,21 @@ import (
 	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
+// TestLineJoinsLines: an error of several lines, as errors.Join and the client libraries make them, becomes one line.
+func TestLineJoinsLines(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                    "",
+		"a: b":                "a: b",
+		"a\nb":                "a; b",
+		"cannot:\n\tb\r\n\tc": "cannot: b; c",
+		"\n a \n\n b.\nc \n":  "a; b. c",
+	} {
+		if got := printable.Line(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 // TestEscapeShowsWhatATerminalObeys: Escape writes every character that controls a terminal, is invisible
 // or moves the text around it, and leaves the text of all languages as it is.
 func TestEscapeShowsWhatATerminalObeys(t *testing.T) {
