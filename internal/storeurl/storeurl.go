@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -150,7 +151,8 @@ func (p *Params) Duration(key string, without time.Duration) (time.Duration, err
 	return d, nil
 }
 
-// TLS takes ca, cert, key and server_name out. Where TLS is off it returns nil, and an
+// TLS takes ca, cert, key and server_name out. The files of cert and key are read again at each handshake, that of ca is
+// not. Where TLS is off it returns nil, and an
 // error if one of them is given: how describes how to switch on TLS.
 func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
 	ca, cert, key, name := p.Take("ca"), p.Take("cert"), p.Take("key"), p.Take("server_name")
@@ -179,9 +181,22 @@ func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
 		if err != nil {
 			return nil, fmt.Errorf("cert and key: %w", err)
 		}
-		t.Certificates = []tls.Certificate{pair}
+		t.GetClientCertificate = renewed(pair, cert, key)
 	}
 	return t, nil
+}
+
+// renewed returns a function that reads a certificate and its key again at each handshake, because a certificate is
+// renewed on the disk while locks are held. While the files do not fit together, it returns the last pair that did.
+func renewed(pair tls.Certificate, cert, key string) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	var last atomic.Pointer[tls.Certificate]
+	last.Store(&pair)
+	return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if pair, err := tls.LoadX509KeyPair(cert, key); err == nil {
+			last.Store(&pair)
+		}
+		return last.Load(), nil
+	}
 }
 
 // Rest returns the parameters that have not been taken out, for a store whose client library

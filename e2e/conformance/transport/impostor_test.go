@@ -18,8 +18,10 @@ type impostor struct {
 	address string
 	mu      sync.Mutex
 	clients int    // clients that have begun a handshake
+	shown   string // the name in the certificate of the last client that has shown one
 	got     []byte // what clients have sent over TLS
 	fault   error  // a client has sent something else than the request for TLS before
+	cut     func() // ends all connections
 }
 
 // prelude passes on what client and server send before TLS. It returns the server's side of the rest.
@@ -36,7 +38,7 @@ func impersonate(t *testing.T, files servers.TLS, upstream string, before prelud
 		t.Fatal(err)
 	}
 	i := &impostor{address: l.Addr().String()}
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}, ClientAuth: tls.RequestClientCert}
 	if before != nil { // only etcd's client requires a protocol
 		config.NextProtos = nil
 	}
@@ -60,14 +62,19 @@ func impersonate(t *testing.T, files servers.TLS, upstream string, before prelud
 			})
 		}
 	})
+	i.cut = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for c := range open {
+			c.Close()
+		}
+	}
 	t.Cleanup(func() {
 		l.Close()
 		mu.Lock()
 		closed = true
-		for c := range open {
-			c.Close()
-		}
 		mu.Unlock()
+		i.cut()
 		all.Wait()
 	})
 	return i
@@ -93,6 +100,9 @@ func (i *impostor) pass(c net.Conn, upstream string, config *tls.Config, before 
 	secure := tls.Server(c, config)
 	if secure.Handshake() != nil {
 		return
+	}
+	if shown := secure.ConnectionState().PeerCertificates; len(shown) > 0 {
+		i.change(func() { i.shown = shown[0].Subject.CommonName })
 	}
 	go func() {
 		_, _ = io.Copy(secure, rest)

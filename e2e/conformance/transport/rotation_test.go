@@ -1,0 +1,71 @@
+package transport
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/servers"
+)
+
+// TestRenewedCertificateIsShown: the client's certificate and key are replaced on the disk while a store is open. Its
+// next connection shows the new certificate. While the files do not fit together, it shows the old one.
+func TestRenewedCertificateIsShown(t *testing.T) {
+	ca := servertest.NewAuthority(t, "ca")
+	for _, s := range stores {
+		if s.name == "postgres" {
+			continue // it has parameters of its own
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			server, used := ca.Sign(t, s.name), ca.Sign(t, s.name+"-used")
+			install := func(from, to string) {
+				t.Helper()
+				b, err := os.ReadFile(from)
+				must(t, err)
+				must(t, os.WriteFile(to, b, 0o600))
+			}
+			var all []*impostor
+			var front []string
+			for _, a := range s.start(t) {
+				i := impersonate(t, server, a, s.before)
+				all, front = append(all, i), append(front, i.address)
+			}
+			url := s.at(s.secure, encoded, ca.File, front) + "&cert=" + used.Cert + "&key=" + used.Key
+			l, err := holdfast.Open(t.Context(), url)
+			must(t, err)
+			defer l.Close(background)
+			shows := func(want string) {
+				t.Helper()
+				for _, i := range all {
+					i.cut()
+				}
+				must(t, servers.Until(t.Context(), func() error { // the first request may use a connection that has ended
+					k, err := l.TryLock(t.Context(), t.Name())
+					if err != nil {
+						return err
+					}
+					return k.Unlock()
+				}))
+				for _, i := range all {
+					must(t, servers.Until(t.Context(), func() (err error) {
+						i.change(func() {
+							if i.shown != want {
+								err = fmt.Errorf("the client has shown the certificate %q, want %q", i.shown, want)
+							}
+						})
+						return err
+					}))
+				}
+			}
+			shows(s.name + "-used")
+			next := ca.Sign(t, s.name+"-next")
+			install(next.Cert, used.Cert)
+			shows(s.name + "-used")
+			install(next.Key, used.Key)
+			shows(s.name + "-next")
+		})
+	}
+}
