@@ -97,6 +97,26 @@ func (d *deployed) holds(job func() *exec.Cmd) {
 	}
 }
 
+// TestEntrypointRunsUnderLock runs the entrypoint as the first process of a PID namespace.
+func TestEntrypointRunsUnderLock(t *testing.T) {
+	d := newDeployed(t)
+	var argv []string
+	for line := range strings.Lines(examples(t, "deploy.md")["dockerfile Dockerfile"]) {
+		if words, ok := strings.CutPrefix(line, "ENTRYPOINT "); ok {
+			must(t, json.Unmarshal([]byte(words), &argv))
+		}
+		if variable, ok := strings.CutPrefix(strings.TrimSpace(line), "ENV "); ok {
+			d.env = append(d.env, d.here(variable))
+		}
+	}
+	d.env = append(d.env, "PATH="+d.bin+":"+os.Getenv("PATH"))
+	argv = asFirst(t, argv...)
+	r := d.finish(exec.Command(argv[0], argv[1:]...), nil, "").expectStatus(t, 0)
+	if r.stdout != "report of nightly-report with --all\n" {
+		t.Errorf("output: %q", r.stdout)
+	}
+}
+
 // TestSystemdUnitRunsUnderLock runs the systemd unit's command, and systemd verifies the
 // units.
 func TestSystemdUnitRunsUnderLock(t *testing.T) {

@@ -3,6 +3,8 @@
 package main_test
 
 import (
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -21,7 +23,7 @@ func TestNestedRunIsRefused(t *testing.T) {
 		"the same name":         nested([]string{"x"}, "x", "--", "true"),
 		"the name of the outer": nested([]string{"x", "--", binary, "run", "y"}, "x", "--", "true"),
 		"shared":                nested([]string{"--shared", "x"}, "--shared", "x", "--", "true"),
-		"hold":                  w.run("run", "x", "--", binary, "hold", "--wait", "2s", "--pid", "1", "x"),
+		"hold":                  w.run("run", "x", "--", binary, "hold", "--wait", "2s", "--pid", strconv.Itoa(os.Getpid()), "x"),
 	} {
 		if r.status != 64 || strings.Count(r.stderr, "\"x\"") != 1 || !strings.Contains(r.stderr, "outer") {
 			t.Errorf("%s: status %d, %s", name, r.status, r.stderr)

@@ -133,13 +133,10 @@ func TestFailedHoldEndsScript(t *testing.T) {
 // number. The lock is not held for the other process.
 func TestHoldIsNotPassedToReusedNumber(t *testing.T) {
 	w := withStore(t)
-	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
-		t.Skipf("unshare: %v: this needs the right to make namespaces", err)
-	}
 	l := w.locker()
 	lock := mustLock(t, l, "x")
 	// The second sleep gets the number of the first: nothing else starts in this namespace meanwhile.
-	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc sh -c '
+	p := w.startCmd(firstShell(t, `
 		sleep 1000 & first=$!
 		"$0" hold --wait 1h --pid $first x >/dev/null & front=$!
 		read line
@@ -152,7 +149,7 @@ func TestHoldIsNotPassedToReusedNumber(t *testing.T) {
 		echo reused
 		wait $front
 		echo status $?
-		read line' "$0"`), nil)
+		read line`), nil)
 	awaitQueue(t, l, 1)
 	p.send("go on")
 	p.stdout.expect("reused")

@@ -20,7 +20,9 @@ When the lock cannot be renewed or is taken away, the guardian ends that process
 holdfast run ends its command: SIGTERM, and SIGKILL after the grace. On Linux its
 descendants get the signals as well. If the process ends by itself, processes that it
 started continue without the lock. If the guardian is killed, nothing ends the
-process: use holdfast run where that matters.
+process: use holdfast run where that matters. Hold refuses a process that the guardian
+cannot end: the first process of a container, which is process 1 there, and a process
+of another user. Holdfast run can be the first process of a container.
 
 A SIGTERM to the guardian releases the lock before the process ends. Then unset
 HOLDFAST_HELD, too.
@@ -37,7 +39,7 @@ Environment:
 Exit status:
   0    the lock is held
   1    the output cannot be written; the lock is released
-  64   bad usage, or there is no such process
+  64   bad usage, or the process --pid has ended or cannot be ended
   69   the store cannot be reached or does not answer
   75   not acquired: busy with --try, or not within --wait (see --busy-status)
   78   the store refused, or does not support the request
@@ -59,8 +61,8 @@ func newHold(p *console.Printer) *cobra.Command {
 			if !pid.given {
 				return errors.New("--pid is missing: give the process during which the lock is held, in a shell --pid $$")
 			}
-			if !proc.Exists(pid.n) {
-				return fmt.Errorf("--pid %d: there is no such process", pid.n)
+			if _, err := proc.Attach(pid.n); err != nil {
+				return fmt.Errorf("--pid %d: %v", pid.n, err)
 			}
 			if err := f.check(); err != nil {
 				return err

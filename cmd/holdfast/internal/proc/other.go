@@ -70,7 +70,6 @@ func IgnoreOutputStops()               {}
 func Detach(int)                       {}
 func Foreground([]string) int          { return 1 }
 func Suspend(syscall.Signal) bool      { return false }
-func Exists(int) bool                  { return true }
 func ProcessGroup() int                { return 0 }
 func Boottime() int64                  { return 0 }
 func signalName(syscall.Signal) string { return "" }

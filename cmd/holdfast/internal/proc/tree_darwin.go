@@ -89,9 +89,4 @@ func watchEnd(pid int) (await func(), err error) {
 }
 
 // signalSection sends a signal to the process alone: its descendants are not visible.
-func signalSection(pid int, s syscall.Signal) ([]Process, error) {
-	if err := syscall.Kill(pid, s); err != nil && err != syscall.ESRCH {
-		return nil, err
-	}
-	return nil, nil
-}
+func signalSection(pid int, s syscall.Signal) ([]Process, error) { return nil, signalPID(pid, s) }
