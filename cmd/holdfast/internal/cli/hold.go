@@ -25,7 +25,7 @@ cannot end: the first process of a container, which is process 1 there, and a pr
 of another user. Holdfast run can be the first process of a container.
 
 A SIGTERM to the guardian releases the lock before the process ends. Then unset
-HOLDFAST_HELD, too.
+HOLDFAST_HELD, so that the process may wait for the lock again.
 
 Environment:
   HOLDFAST_STORE       the store's URL
@@ -34,7 +34,8 @@ Environment:
   HOLDFAST_TOKEN       printed: the fencing token
   HOLDFAST_SLOT        printed with --limit N: 0 to N-1, where permits have numbers
   HOLDFAST_GUARDIAN    printed: the process number of the guardian
-  HOLDFAST_HELD        printed: shows the lock to a holdfast run inside
+  HOLDFAST_HELD        printed: the locks that are held here, with their tokens: holdfast
+                       run and hold refuse to wait for them (64)
 
 Exit status:
   0    the lock is held
@@ -71,10 +72,7 @@ func newHold(p *console.Printer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o, err := f.lock(args[0], storeURL, dir, "hold", p)
-			if err != nil {
-				return err
-			}
+			o := f.lock(args[0], storeURL, dir, "hold", p)
 			o.Section = pid.n
 			return ran(o, p)
 		},

@@ -128,7 +128,7 @@ func (f *front) handle(m message) {
 func (f *front) sectionHeld() {
 	f.done, f.detached, f.status = true, true, exit.OK
 	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, f.token,
-		EnvHeld, quoted(f.heldBy()), EnvGuardian, f.guardian.PID)
+		EnvHeld, quoted(f.heldBy(uint64(f.token))), EnvGuardian, f.guardian.PID)
 	if f.slot >= 0 {
 		code += fmt.Sprintf(" %s=%d", EnvSlot, f.slot)
 	} else {

@@ -246,6 +246,9 @@ func (r *runner) prepare(ctx context.Context, locker *holdfast.Locker, w *waitin
 		return err
 	}
 	w.watch(locker, g)
+	if err := r.checkNested(ctx, w, g); err != nil {
+		return err
+	}
 	w.probe()
 	return nil
 }
@@ -413,7 +416,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 		return exit.Of(err, r.BusyStatus), err
 	}
 	c := r.Command
-	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy())
+	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy(lock.Token()))
 	t := proc.OpenTerminal(r.front.group)
 	g, err := proc.Start(c, t)
 	if err != nil {
