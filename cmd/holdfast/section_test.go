@@ -156,3 +156,40 @@ func TestHoldIsNotPassedToReusedNumber(t *testing.T) {
 	p.stdout.expect("status ")
 	w.awaitFree()
 }
+
+// TestHoldKeepsNoDescriptorOfScript: while the lock is held, a pipe ends and the lock of flock is released when the
+// script closes its descriptors.
+func TestHoldKeepsNoDescriptorOfScript(t *testing.T) {
+	if _, err := exec.LookPath("flock"); err != nil {
+		missing(t, "flock")
+	}
+	w := withStore(t)
+	p := w.startCmd(shell(`mkfifo pipe
+		cat pipe >copy &
+		exec 3>pipe 9>outer
+		flock 9
+		lock=$("$0" hold --pid $$ x) || exit
+		eval "$lock"
+		echo text >&3
+		exec 3>&- 9>&-
+		wait
+		flock --nonblock outer cat copy
+		read line`), nil)
+	p.stdout.expect("text")
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+}
+
+// TestMinHoldOfHoldDoesNotDelayReaderOfOutput: the output of a script, with its standard error, ends when the script
+// has ended. The guardian keeps the lock for the minimum hold.
+func TestMinHoldOfHoldDoesNotDelayReaderOfOutput(t *testing.T) {
+	w := withStore(t)
+	p := w.startCmd(shell(`output=$(sh -c '
+		lock=$("$0" hold --min-hold 1h --pid $$ x) || exit
+		eval "$lock"
+		echo $HOLDFAST_GUARDIAN' "$0" 2>&1)
+		echo "guardian $output"`), nil)
+	guardian := number(t, strings.Fields(p.stdout.expect("guardian "))[1])
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
+	w.awaitFree()
+}

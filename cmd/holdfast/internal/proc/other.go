@@ -67,6 +67,7 @@ func (*Terminal) SaveModes()           {}
 func (*Terminal) RestoreModes()        {}
 func Blind() bool                      { return false }
 func IgnoreOutputStops()               {}
+func CloseInherited()                  {}
 func Detach(int)                       {}
 func Foreground([]string) int          { return 1 }
 func Suspend(syscall.Signal) bool      { return false }

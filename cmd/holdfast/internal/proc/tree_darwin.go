@@ -64,6 +64,8 @@ func setName(string) {}
 
 const clockBoottime = unix.CLOCK_MONOTONIC // this clock continues while the machine is suspended
 
+const descriptors = "/dev/fd"
+
 // watchEnd returns a function that waits for the end of a process.
 func watchEnd(pid int) (await func(), err error) {
 	kq, err := unix.Kqueue()

@@ -337,6 +337,8 @@ func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 
 const clockBoottime = unix.CLOCK_BOOTTIME
 
+const descriptors = "/proc/self/fd"
+
 // watchEnd returns a function that waits for the end of a process. It returns ESRCH for a process that has ended.
 func watchEnd(pid int) (await func(), err error) {
 	fd, err := unix.PidfdOpen(pid, 0)

@@ -41,6 +41,10 @@ func Run(o Options, p *console.Printer) int {
 	f.sigs.catchStops()
 	terminal := proc.OpenTerminal(proc.ProcessGroup())
 	terminal.SaveModes()
+	if o.Section != 0 {
+		// The script expects that a pipe ends, and that the lock of flock is released, when it closes the descriptor.
+		proc.CloseInherited()
+	}
 	g, conn, err := proc.StartGuardian(o.Name)
 	if err != nil {
 		p.Line("cannot start the guardian: %v", err)

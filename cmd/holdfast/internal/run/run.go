@@ -469,6 +469,11 @@ func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status in
 	if left := r.MinHold - time.Since(r.granted); err == nil && left > 0 && !r.linger && (r.Verbose || r.printer.Terminal()) {
 		r.printer.Line("the command has ended; %q is kept for another %s (--min-hold)", r.Name, round(left))
 	}
+	if r.Section != 0 {
+		// A reader of the script's output must not wait for the minimum hold.
+		r.printer.Flush()
+		proc.Detach(3)
+	}
 	if !r.close(locker, r.MinHold+closeTimeout) {
 		if err == nil && time.Since(r.granted) < r.MinHold {
 			r.printer.Line("%q ends before its minimum hold of %s", r.Name, r.MinHold)
