@@ -117,6 +117,17 @@ func TestEntrypointRunsUnderLock(t *testing.T) {
 	}
 }
 
+// TestHoldExamplesHoldLock runs the scripts of the page that call hold.
+func TestHoldExamplesHoldLock(t *testing.T) {
+	d := newDeployed(t)
+	d.env = append(d.env, "PATH="+d.bin+":"+os.Getenv("PATH"), "HOLDFAST_STORE="+d.storeURL())
+	for _, title := range []string{"sh hold", "sh subshell"} {
+		r := d.finish(exec.Command("sh", "-c", examples(t, "command.md")[title]), nil, "").expectStatus(t, 0)
+		contains(t, r.stdout, "report with token ")
+		d.run("run", "--wait", waitLimit().String(), "nightly", "--", "true").expectStatus(t, 0)
+	}
+}
+
 // TestSystemdUnitRunsUnderLock runs the systemd unit's command, and systemd verifies the
 // units.
 func TestSystemdUnitRunsUnderLock(t *testing.T) {

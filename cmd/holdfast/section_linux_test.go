@@ -75,3 +75,14 @@ func TestHoldEndsShellBesideProcOfAnotherNamespace(t *testing.T) {
 	p.stdout.expect("signalled")
 	p.expectStatus(6)
 }
+
+// TestHoldForParentRefusesShellOfSubstitution: a shell that runs more than hold in $( ) has a process of its own for
+// that, which ends at once. hold refuses it.
+func TestHoldForParentRefusesShellOfSubstitution(t *testing.T) {
+	w := withStore(t)
+	r := w.finish(shell(`lock=$("$0" hold --pid parent x; true); eval "$lock"; echo unlocked`), nil, "").expectStatus(t, 64)
+	if r.stdout != "" {
+		t.Errorf("output: %q", r.stdout)
+	}
+	contains(t, r.stderr, "alone in $( )")
+}

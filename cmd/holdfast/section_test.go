@@ -193,3 +193,24 @@ func TestMinHoldOfHoldDoesNotDelayReaderOfOutput(t *testing.T) {
 	must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
 	w.awaitFree()
 }
+
+// TestHoldForParentEndsWithSubshell: --pid parent is the subshell that calls hold, where $$ is the number of its
+// parent.
+func TestHoldForParentEndsWithSubshell(t *testing.T) {
+	w := withStore(t)
+	p := w.startCmd(shell(`(
+			lock=$("$0" hold --pid parent x) || exit
+			eval "$lock"
+			echo held
+			read line
+		)
+		echo continued
+		read line`), nil)
+	p.stdout.expect("held")
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	p.send("end the subshell")
+	p.stdout.expect("continued")
+	w.awaitFree()
+	p.send("end the script")
+	p.expectStatus(0)
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +16,11 @@ const holdLong = `Hold waits for the lock NAME and ends when the lock is held. A
 background, the guardian, keeps the lock until the process --pid has ended: for a
 shell, the rest of its script. Hold prints a line for the shell's eval, which sets
 the variables below. If hold fails, the line ends the script with hold's status.
+
+In a subshell $$ is the number of the script's shell, so the lock would be held after
+the subshell. Use --pid parent there: it is the process that called hold. Then call
+hold alone in $( ), without a redirection, because a shell may start a process of its
+own for more than that.
 
 When the lock cannot be renewed or is taken away, the guardian ends that process as
 holdfast run ends its command: SIGTERM, and SIGKILL after the grace. On Linux its
@@ -48,7 +54,7 @@ Exit status:
 
 func newHold(p *console.Printer) *cobra.Command {
 	f := newRunFlags()
-	pid := number{least: 1, most: math.MaxInt32}
+	pid := process{number: number{least: 1, most: math.MaxInt32}}
 	cmd := &cobra.Command{
 		Use:   "hold [flags] --pid PID NAME",
 		Short: "Hold a lock for the rest of a shell script",
@@ -61,6 +67,10 @@ func newHold(p *console.Printer) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			if !pid.given {
 				return errors.New("--pid is missing: give the process during which the lock is held, in a shell --pid $$")
+			}
+			if pid.parent && writesTo(pid.n, os.Stdout) {
+				return errors.New("--pid parent: the parent writes to the same pipe as hold, so it may be a shell that $( ) has started, " +
+					"which ends now: call hold alone in $( ), without a redirection, or give the number of the process")
 			}
 			if _, err := proc.Attach(pid.n); err != nil {
 				return fmt.Errorf("--pid %d: %v", pid.n, err)
@@ -78,6 +88,13 @@ func newHold(p *console.Printer) *cobra.Command {
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().Var(&pid, "pid", "hold the lock until the process `PID` ends; required")
+	cmd.Flags().Var(&pid, "pid", "hold the lock until the process `PID` ends; required. In a subshell $$ is its\nparent: parent is the process that called hold")
 	return cmd
+}
+
+// writesTo reports whether the standard output of a process is the same pipe as f. Without /proc it returns false.
+func writesTo(pid int, f *os.File) bool {
+	theirs, err1 := os.Stat(fmt.Sprintf("/proc/%d/fd/1", pid))
+	ours, err2 := f.Stat()
+	return err1 == nil && err2 == nil && ours.Mode()&os.ModeNamedPipe != 0 && os.SameFile(theirs, ours)
 }
