@@ -97,6 +97,37 @@ func (d *deployed) holds(job func() *exec.Cmd) {
 	}
 }
 
+// TestEntrypointRunsUnderLock runs the entrypoint as the first process of a PID namespace.
+func TestEntrypointRunsUnderLock(t *testing.T) {
+	d := newDeployed(t)
+	var argv []string
+	for line := range strings.Lines(examples(t, "deploy.md")["dockerfile Dockerfile"]) {
+		if words, ok := strings.CutPrefix(line, "ENTRYPOINT "); ok {
+			must(t, json.Unmarshal([]byte(words), &argv))
+		}
+		if variable, ok := strings.CutPrefix(strings.TrimSpace(line), "ENV "); ok {
+			d.env = append(d.env, d.here(variable))
+		}
+	}
+	d.env = append(d.env, "PATH="+d.bin+":"+os.Getenv("PATH"))
+	argv = asFirst(t, argv...)
+	r := d.finish(exec.Command(argv[0], argv[1:]...), nil, "").expectStatus(t, 0)
+	if r.stdout != "report of nightly-report with --all\n" {
+		t.Errorf("output: %q", r.stdout)
+	}
+}
+
+// TestHoldExamplesHoldLock runs the scripts of the page that call hold.
+func TestHoldExamplesHoldLock(t *testing.T) {
+	d := newDeployed(t)
+	d.env = append(d.env, "PATH="+d.bin+":"+os.Getenv("PATH"), "HOLDFAST_STORE="+d.storeURL())
+	for _, title := range []string{"sh hold", "sh subshell"} {
+		r := d.finish(exec.Command("sh", "-c", examples(t, "command.md")[title]), nil, "").expectStatus(t, 0)
+		contains(t, r.stdout, "report with token ")
+		d.run("run", "--wait", waitLimit().String(), "nightly", "--", "true").expectStatus(t, 0)
+	}
+}
+
 // TestSystemdUnitRunsUnderLock runs the systemd unit's command, and systemd verifies the
 // units.
 func TestSystemdUnitRunsUnderLock(t *testing.T) {

@@ -644,12 +644,34 @@ func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 	t.Fatalf("the queue never has %d waiters", n)
 }
 
-// missing skips the test because a program is not installed. It fails the test if every program
-// must be installed.
+// missing skips the test because a program is not installed.
 func missing(t *testing.T, program string) {
 	t.Helper()
+	unable(t, program+" is not installed")
+}
+
+// unable skips the test for a reason. It fails the test if no test may be skipped.
+func unable(t *testing.T, reason string) {
+	t.Helper()
 	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-		t.Fatalf("%s is not installed", program)
+		t.Fatal(reason)
 	}
-	t.Skipf("%s is not installed", program)
+	t.Skip(reason)
+}
+
+// asFirst returns the words of a command that runs as the first process of a PID namespace.
+func asFirst(t *testing.T, words ...string) []string {
+	t.Helper()
+	unshare := []string{"unshare", "--pid", "--fork", "--mount-proc"}
+	if out, err := exec.Command(unshare[0], append(unshare[1:], "true")...).CombinedOutput(); err != nil {
+		unable(t, fmt.Sprintf("no right to make a namespace: %v: %s", err, out))
+	}
+	return append(unshare, words...)
+}
+
+// firstShell is like shell, for a script that is the first process of a PID namespace.
+func firstShell(t *testing.T, script string) *exec.Cmd {
+	t.Helper()
+	words := asFirst(t, "sh", "-c", script, binary)
+	return exec.Command(words[0], words[1:]...)
 }

@@ -108,13 +108,9 @@ func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 // container's orphans and forwards signals. No process of the command outlives the lock.
 func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	w := withStore(t)
-	const unshare = "unshare"
-	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
-		t.Skipf("%s: %v: this needs the right to make namespaces", unshare, err)
-	}
 	// The script checks that run reaps an orphan while the command runs. It then starts a process
 	// that leaves the group with setsid. That process does not outlive the lock.
-	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc "$0" run x -- sh -c '
+	words := asFirst(t, binary, "run", "x", "--", "sh", "-c", `
 		(true &)
 		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
 		setsid sh -c "echo daemon; exec sleep 1000" &
@@ -125,7 +121,8 @@ func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
 		read name </proc/1/comm
 		echo "first is $name"
-		exit 3'`), nil)
+		exit 3`)
+	p := w.startCmd(exec.Command(words[0], words[1:]...), nil)
 	p.stdout.expect("daemon")
 	p.send("")
 	p.stdout.expect("got TERM")

@@ -3,6 +3,7 @@
 package main_test
 
 import (
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,7 +97,7 @@ var invalidValues = map[string]string{
 // TestEveryFlagRefusesBadInput: every flag refuses an invalid value before the command opens a
 // store. The message names the flag and the value.
 func TestEveryFlagRefusesBadInput(t *testing.T) {
-	otherArgs := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", "1", "x"}, "break": {"--token", "1", "x"}}
+	otherArgs := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", strconv.Itoa(os.Getpid()), "x"}, "break": {"--token", "1", "x"}}
 	seen := 0
 	everyFlag(cli.Command(), func(cmd *cobra.Command, f *pflag.Flag) {
 		if !cmd.Runnable() {

@@ -56,12 +56,11 @@ func TestHoldLastsAsLongAsShell(t *testing.T) {
 			w.awaitFree()
 		},
 		"the guardian gets SIGTERM": func(t *testing.T, w *sandbox) {
-			p, guardian := w.section(`read line; "$0" run x -- true; unset HOLDFAST_HELD HOLDFAST_NAME; "$0" run x -- true`)
+			p, guardian := w.section(`read line; "$0" run x -- true || exit; unset HOLDFAST_HELD; "$0" run x -- true`)
 			must(t, syscall.Kill(guardian, syscall.SIGTERM))
 			w.awaitFree()
 			p.send("go on")
 			p.expectStatus(0)
-			p.stderr.expect("outer")
 		},
 		"the lock is broken": func(t *testing.T, w *sandbox) {
 			p, _ := w.section("trap 'echo signalled; exit 6' TERM; echo ready; while :; do read line || exit 7; done")
@@ -90,7 +89,7 @@ func TestHoldPrintsLiteralWords(t *testing.T) {
 	for c := rune(1); c < 0x100; c++ {
 		name += string(c)
 	}
-	for _, held := range []string{"$(touch gone)", "x; touch gone", "\n touch gone\n", "0123456789abcdef,$(touch gone)", name} {
+	for _, held := range []string{"$(touch gone)", "x; touch gone", "\n touch gone\n", "0123456789abcdef-7,$(touch gone)", name} {
 		r := w.runIn([]string{"HOLDFAST_HELD=" + held}, "", "run", "outer", "--", "sh", "-c", `
 			HOLDFAST_HELD="$2"
 			lock=$("$0" hold --pid $$ "$1") || exit
@@ -102,7 +101,7 @@ func TestHoldPrintsLiteralWords(t *testing.T) {
 		if gotName != "" || !strings.HasPrefix(r.stdout, name) {
 			t.Errorf("HOLDFAST_NAME: %q", r.stdout)
 		}
-		if strings.Trim(gotHeld, "0123456789abcdef,") != "" || strings.Contains(held, "abcdef,") != strings.HasPrefix(gotHeld, "0123456789abcdef,") {
+		if strings.Trim(gotHeld, "0123456789abcdef-,") != "" || strings.Contains(held, "abcdef-7,") != strings.HasPrefix(gotHeld, "0123456789abcdef-7,") {
 			t.Errorf("HOLDFAST_HELD=%q becomes %q", held, gotHeld)
 		}
 		w.run("run", "--wait", waitLimit().String(), name, "--", "true").expectStatus(t, 0)
@@ -133,13 +132,10 @@ func TestFailedHoldEndsScript(t *testing.T) {
 // number. The lock is not held for the other process.
 func TestHoldIsNotPassedToReusedNumber(t *testing.T) {
 	w := withStore(t)
-	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
-		t.Skipf("unshare: %v: this needs the right to make namespaces", err)
-	}
 	l := w.locker()
 	lock := mustLock(t, l, "x")
 	// The second sleep gets the number of the first: nothing else starts in this namespace meanwhile.
-	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc sh -c '
+	p := w.startCmd(firstShell(t, `
 		sleep 1000 & first=$!
 		"$0" hold --wait 1h --pid $first x >/dev/null & front=$!
 		read line
@@ -152,11 +148,69 @@ func TestHoldIsNotPassedToReusedNumber(t *testing.T) {
 		echo reused
 		wait $front
 		echo status $?
-		read line' "$0"`), nil)
+		read line`), nil)
 	awaitQueue(t, l, 1)
 	p.send("go on")
 	p.stdout.expect("reused")
 	must(t, lock.Unlock())
 	p.stdout.expect("status ")
 	w.awaitFree()
+}
+
+// TestHoldKeepsNoDescriptorOfScript: while the lock is held, a pipe ends and the lock of flock is released when the
+// script closes its descriptors.
+func TestHoldKeepsNoDescriptorOfScript(t *testing.T) {
+	if _, err := exec.LookPath("flock"); err != nil {
+		missing(t, "flock")
+	}
+	w := withStore(t)
+	p := w.startCmd(shell(`mkfifo pipe
+		cat pipe >copy &
+		exec 3>pipe 9>outer
+		flock 9
+		lock=$("$0" hold --pid $$ x) || exit
+		eval "$lock"
+		echo text >&3
+		exec 3>&- 9>&-
+		wait
+		flock --nonblock outer cat copy
+		read line`), nil)
+	p.stdout.expect("text")
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+}
+
+// TestMinHoldOfHoldDoesNotDelayReaderOfOutput: the output of a script, with its standard error, ends when the script
+// has ended. The guardian keeps the lock for the minimum hold.
+func TestMinHoldOfHoldDoesNotDelayReaderOfOutput(t *testing.T) {
+	w := withStore(t)
+	p := w.startCmd(shell(`output=$(sh -c '
+		lock=$("$0" hold --min-hold 1h --pid $$ x) || exit
+		eval "$lock"
+		echo $HOLDFAST_GUARDIAN' "$0" 2>&1)
+		echo "guardian $output"`), nil)
+	guardian := number(t, strings.Fields(p.stdout.expect("guardian "))[1])
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
+	w.awaitFree()
+}
+
+// TestHoldForParentEndsWithSubshell: --pid parent is the subshell that calls hold, where $$ is the number of its
+// parent.
+func TestHoldForParentEndsWithSubshell(t *testing.T) {
+	w := withStore(t)
+	p := w.startCmd(shell(`(
+			lock=$("$0" hold --pid parent x) || exit
+			eval "$lock"
+			echo held
+			read line
+		)
+		echo continued
+		read line`), nil)
+	p.stdout.expect("held")
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	p.send("end the subshell")
+	p.stdout.expect("continued")
+	w.awaitFree()
+	p.send("end the script")
+	p.expectStatus(0)
 }

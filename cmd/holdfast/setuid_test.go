@@ -36,9 +36,6 @@ const nobody = 65534
 // newSetuidSandbox returns a sandbox with the set-uid program, in which an unprivileged user can run commands.
 func newSetuidSandbox(t *testing.T) *processSandbox {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("only root can make a program set-uid and run as another user")
-	}
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		missing(t, "cc")
@@ -49,12 +46,22 @@ func newSetuidSandbox(t *testing.T) *processSandbox {
 	if out, err := exec.Command(cc, "-o", program, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for path, mode := range map[string]os.FileMode{program: 0o755 | os.ModeSetuid, s.dir: 0o755,
-		filepath.Dir(s.dir): 0o755, filepath.Dir(binary): 0o755} {
-		must(t, os.Chmod(path, mode))
-	}
-	must(t, os.Chown(s.dir, nobody, nobody))
+	must(t, os.Chmod(program, 0o755|os.ModeSetuid))
+	s.nobody()
 	return s
+}
+
+// nobody returns the attributes of a process of an unprivileged user, which may use the sandbox.
+func (w *sandbox) nobody() *syscall.SysProcAttr {
+	w.t.Helper()
+	if os.Getuid() != 0 {
+		w.t.Skip("only root can run a process as another user")
+	}
+	for _, path := range []string{w.dir, filepath.Dir(w.dir), filepath.Dir(binary)} {
+		must(w.t, os.Chmod(path, 0o755))
+	}
+	must(w.t, os.Chown(w.dir, nobody, nobody))
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 }
 
 // asNobody starts a command as an unprivileged user.
@@ -65,7 +72,7 @@ func (s *processSandbox) asNobody(words []string, command ...string) *process {
 		words[0] = binary
 	}
 	c := exec.Command(words[0], words[1:]...)
-	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	c.SysProcAttr = s.nobody()
 	return s.startCmd(c, nil)
 }
 
@@ -130,6 +137,18 @@ func TestSetuidGuardianKilled(t *testing.T) {
 	must(t, syscall.Kill(p.guardian(), syscall.SIGKILL))
 	p.expectStatus(74)
 	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and continues", pid))
+}
+
+// TestSetuidDescendantOfHoldContinuesAfterLoss: the guardian of hold has no right to end a set-uid descendant after a
+// loss, and reports that it continues.
+func TestSetuidDescendantOfHoldContinuesAfterLoss(t *testing.T) {
+	s := newSetuidSandbox(t)
+	p, _ := s.startSetuid("sh", "-c", `eval "$("$0" hold --grace 50ms --pid $$ x)"
+		"$1" &
+		read line
+		"$0" break --wait 1ms --token "$HOLDFAST_TOKEN" x`, binary)
+	p.send("break")
+	p.stderr.expect("(own) runs as another user and cannot be sent SIGTERM: it continues without the lock")
 }
 
 // runSetuid runs the set-uid situation of TestBesideFlock, and returns its result.

@@ -53,6 +53,8 @@ Environment:
   HOLDFAST_TOKEN       for the command: the fencing token
   HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, otherwise unset;
                        unset where permits have no numbers (holdfast stores)
+  HOLDFAST_HELD        for the command: the locks that are held here, with their
+                       tokens: holdfast run and hold refuse to wait for them (64)
 
 Exit status: the command's own, and
   64   bad usage
@@ -189,18 +191,20 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *console.Printer
 		e, _ := errors.AsType[*proc.NotRunnable](err)
 		return run.Options{}, exited(e.Status)
 	}
-	o, err := f.lock(name, storeURL, dir, command[0], p)
+	o := f.lock(name, storeURL, dir, command[0], p)
 	o.Command, o.Once = proc.Command{Path: path, Args: command}, f.once.s
 	if f.onWanted.given {
 		o.OnWanted, _ = run.Named(f.onWanted.s)
 	}
-	return o, err
+	return o, nil
 }
 
-// lock returns the options that run and hold share. It refuses a lock that an outer run
-// holds.
-func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer) (run.Options, error) {
-	o := run.Options{
+// lock returns the options that run and hold share.
+func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer) run.Options {
+	if dir != "" {
+		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
+	}
+	return run.Options{
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
 		Reason:     f.reasonFor(command),
 		TTL:        f.ttl.ifGiven(),
@@ -214,13 +218,6 @@ func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer)
 		BusyStatus: f.busy.n,
 		Verbose:    f.verbose,
 	}
-	if err := o.Nested(); err != nil {
-		return o, err
-	}
-	if dir != "" {
-		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-	}
-	return o, nil
 }
 
 // ran runs the command under the lock, and returns the exit status as an error.

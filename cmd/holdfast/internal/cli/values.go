@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -80,6 +81,22 @@ func (v *number) String() string {
 		return ""
 	}
 	return strconv.Itoa(v.n)
+}
+
+// process is a flag's value: the number of a process, or "parent" for the process that has called holdfast.
+type process struct {
+	number
+	parent bool
+}
+
+func (v *process) Set(s string) error {
+	if v.parent = s == "parent"; v.parent {
+		s = strconv.Itoa(os.Getppid())
+	}
+	if err := v.number.Set(s); err != nil {
+		return fmt.Errorf("%w, or parent", err)
+	}
+	return nil
 }
 
 // text is a flag's value with a check of its own.

@@ -109,8 +109,11 @@ func (g *Group) Signal(s syscall.Signal) error {
 	return signalGroup(g.pid, s)
 }
 
-func signalGroup(pgrp int, s syscall.Signal) error {
-	if err := syscall.Kill(-pgrp, s); err != nil && err != syscall.ESRCH {
+func signalGroup(pgrp int, s syscall.Signal) error { return signalPID(-pgrp, s) }
+
+// signalPID sends a signal to a process, or to a group if pid is negative. It returns no error if that is gone.
+func signalPID(pid int, s syscall.Signal) error {
+	if err := syscall.Kill(pid, s); err != nil && err != syscall.ESRCH {
 		return err
 	}
 	return nil

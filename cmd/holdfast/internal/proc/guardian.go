@@ -84,6 +84,17 @@ func Become(fd string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "front"), nil
 }
 
+// CloseInherited marks the descriptors of this process as close-on-exec, except the standard streams. So the guardian
+// does not inherit them.
+func CloseInherited() {
+	files, _ := os.ReadDir(descriptors)
+	for _, f := range files {
+		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
+}
+
 // Detach replaces the first n standard streams by the null device, so that no reader of them waits
 // for this process.
 func Detach(n int) {

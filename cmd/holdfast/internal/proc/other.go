@@ -67,10 +67,10 @@ func (*Terminal) SaveModes()           {}
 func (*Terminal) RestoreModes()        {}
 func Blind() bool                      { return false }
 func IgnoreOutputStops()               {}
+func CloseInherited()                  {}
 func Detach(int)                       {}
 func Foreground([]string) int          { return 1 }
 func Suspend(syscall.Signal) bool      { return false }
-func Exists(int) bool                  { return true }
 func ProcessGroup() int                { return 0 }
 func Boottime() int64                  { return 0 }
 func signalName(syscall.Signal) string { return "" }

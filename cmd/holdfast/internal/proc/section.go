@@ -3,6 +3,7 @@
 package proc
 
 import (
+	"errors"
 	"sync"
 	"syscall"
 )
@@ -16,10 +17,23 @@ type Section struct {
 	gone  chan struct{}
 }
 
-// Attach returns the Section of a process. It fails if no process has this number.
+// Attach returns the Section of a process. It fails if the process has ended, or if this process
+// cannot end it.
 func Attach(pid int) (*Section, error) {
+	// The system drops the signals that the first process of a PID namespace gets from inside it, also SIGKILL.
+	if pid == 1 {
+		return nil, errors.New("the first process of a container or machine gets no signal from inside, " +
+			"so hold could not end it after a loss: use holdfast run, also as the first process")
+	}
+	if syscall.Kill(pid, 0) == syscall.EPERM {
+		return nil, errors.New("holdfast has no right to signal this process, for example because it runs as another user, " +
+			"so hold could not end it after a loss: use holdfast run")
+	}
 	s := &Section{pid: pid, ended: make(chan struct{}), gone: make(chan struct{})}
 	await, err := watchEnd(pid)
+	if err == syscall.ESRCH {
+		return nil, errors.New("there is no such process")
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +82,3 @@ func (s *Section) SignalAll(sig syscall.Signal) ([]Process, error) {
 
 // SignalLeavers does nothing: Left is never closed for a section.
 func (s *Section) SignalLeavers(syscall.Signal) []Process { return nil }
-
-// Exists reports whether a process has this number.
-func Exists(pid int) bool { return syscall.Kill(pid, 0) != syscall.ESRCH }

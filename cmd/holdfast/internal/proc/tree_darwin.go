@@ -64,6 +64,8 @@ func setName(string) {}
 
 const clockBoottime = unix.CLOCK_MONOTONIC // this clock continues while the machine is suspended
 
+const descriptors = "/dev/fd"
+
 // watchEnd returns a function that waits for the end of a process.
 func watchEnd(pid int) (await func(), err error) {
 	kq, err := unix.Kqueue()
@@ -89,9 +91,4 @@ func watchEnd(pid int) (await func(), err error) {
 }
 
 // signalSection sends a signal to the process alone: its descendants are not visible.
-func signalSection(pid int, s syscall.Signal) ([]Process, error) {
-	if err := syscall.Kill(pid, s); err != nil && err != syscall.ESRCH {
-		return nil, err
-	}
-	return nil, nil
-}
+func signalSection(pid int, s syscall.Signal) ([]Process, error) { return nil, signalPID(pid, s) }

@@ -49,9 +49,11 @@ func readMember(pid int) (member, bool) {
 	return m, true
 }
 
+// seesTree reports whether /proc lists the processes of this PID namespace. That of another namespace
+// gives them other numbers.
 func seesTree() bool {
-	_, ok := readMember(syscall.Getpid())
-	return ok
+	self, err := os.Readlink("/proc/self")
+	return err == nil && self == strconv.Itoa(syscall.Getpid())
 }
 
 // Blind reports whether this process sees the end of descendants outside the command's group, but
@@ -67,6 +69,9 @@ func parentOf(pid int) int {
 // descendants returns the descendants of root, the youngest generation first. Without /proc it
 // returns none.
 func descendants(root int) []member {
+	if !seesTree() {
+		return nil
+	}
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
@@ -332,17 +337,26 @@ func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 
 const clockBoottime = unix.CLOCK_BOOTTIME
 
-// watchEnd returns a function that waits for the end of a process.
+const descriptors = "/proc/self/fd"
+
+// watchEnd returns a function that waits for the end of a process. It returns ESRCH for a process that has ended.
 func watchEnd(pid int) (await func(), err error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == nil {
-		return func() {
-			defer unix.Close(fd)
+		poll := func(timeout int) (ended bool) {
 			for {
-				if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); n > 0 || err != unix.EINTR {
-					return
+				if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, timeout); err != unix.EINTR {
+					return n > 0
 				}
 			}
+		}
+		if poll(0) {
+			unix.Close(fd)
+			return nil, unix.ESRCH
+		}
+		return func() {
+			defer unix.Close(fd)
+			poll(-1)
 		}, nil
 	}
 	// a kernel or a sandbox without pidfds
@@ -358,8 +372,11 @@ func watchEnd(pid int) (await func(), err error) {
 }
 
 // signalSection sends a signal to a process and its descendants, but not to this process. This
-// process may be one of the descendants, if the section is the first process of a container.
+// process may be one of the descendants, if the section is a subreaper. Without /proc only the process gets the signal.
 func signalSection(pid int, s syscall.Signal) ([]Process, error) {
+	if !seesTree() {
+		return nil, signalPID(pid, s)
+	}
 	find := func() []member {
 		all := descendants(pid)
 		if m, ok := readMember(pid); ok {

@@ -41,6 +41,10 @@ func Run(o Options, p *console.Printer) int {
 	f.sigs.catchStops()
 	terminal := proc.OpenTerminal(proc.ProcessGroup())
 	terminal.SaveModes()
+	if o.Section != 0 {
+		// The script expects that a pipe ends, and that the lock of flock is released, when it closes the descriptor.
+		proc.CloseInherited()
+	}
 	g, conn, err := proc.StartGuardian(o.Name)
 	if err != nil {
 		p.Line("cannot start the guardian: %v", err)
@@ -128,7 +132,7 @@ func (f *front) handle(m message) {
 func (f *front) sectionHeld() {
 	f.done, f.detached, f.status = true, true, exit.OK
 	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, f.token,
-		EnvHeld, quoted(f.heldBy()), EnvGuardian, f.guardian.PID)
+		EnvHeld, quoted(f.heldBy(uint64(f.token))), EnvGuardian, f.guardian.PID)
 	if f.slot >= 0 {
 		code += fmt.Sprintf(" %s=%d", EnvSlot, f.slot)
 	} else {

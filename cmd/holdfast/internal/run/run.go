@@ -249,6 +249,9 @@ func (r *runner) prepare(ctx context.Context, locker *holdfast.Locker, w *waitin
 		return err
 	}
 	w.watch(locker, g)
+	if err := r.checkNested(ctx, w, g); err != nil {
+		return err
+	}
 	w.probe()
 	return nil
 }
@@ -416,7 +419,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 		return exit.Of(err, r.BusyStatus), err
 	}
 	c := r.Command
-	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy())
+	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy(lock.Token()))
 	t := proc.OpenTerminal(r.front.group)
 	g, err := proc.Start(c, t)
 	if err != nil {
@@ -468,6 +471,11 @@ func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status in
 	}
 	if left := r.MinHold - time.Since(r.granted); err == nil && left > 0 && !r.linger && (r.Verbose || r.printer.Terminal()) {
 		r.printer.Line("the command has ended; %q is kept for another %s (--min-hold)", r.Name, round(left))
+	}
+	if r.Section != 0 {
+		// A reader of the script's output must not wait for the minimum hold.
+		r.printer.Flush()
+		proc.Detach(3)
 	}
 	if !r.close(locker, r.MinHold+closeTimeout) {
 		if err == nil && time.Since(r.granted) < r.MinHold {

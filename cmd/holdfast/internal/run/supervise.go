@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"syscall"
@@ -246,7 +247,7 @@ func (s *supervision) signalAll(sig syscall.Signal) (denied []proc.Process) {
 }
 
 // warn reports the processes that this process has no right to signal, such as a command that has
-// become another user. The guardian keeps the lock until they end, if the store allows that.
+// become another user. The guardian keeps the lock until they end, unless the lock is lost or in doubt.
 func (s *supervision) warn(denied []proc.Process, sig syscall.Signal) {
 	for _, p := range denied {
 		if !s.denied[p] {
@@ -254,7 +255,11 @@ func (s *supervision) warn(denied []proc.Process, sig syscall.Signal) {
 				s.denied = map[proc.Process]bool{}
 			}
 			s.denied[p] = true
-			s.printer.Line("%s runs as another user and cannot be sent %s: %q is kept until it ends", p, proc.SignalName(sig), s.Name)
+			then := fmt.Sprintf("%q is kept until it ends", s.Name)
+			if s.failed {
+				then = "it continues without the lock"
+			}
+			s.printer.Line("%s runs as another user and cannot be sent %s: %s", p, proc.SignalName(sig), then)
 		}
 	}
 }
@@ -352,7 +357,9 @@ func (s *supervision) status() int {
 		s.terminal.RestoreModes()
 	}
 	if s.failed {
-		s.printer.Line("the command was ended because its lock was lost or in doubt; it had: %s", st)
+		if s.Section == 0 { // the status of another process is unknown
+			s.printer.Line("the command was ended because its lock was lost or in doubt; it had: %s", st)
+		}
 		return exit.Lost
 	}
 	return st.Shell()

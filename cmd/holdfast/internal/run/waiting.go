@@ -27,7 +27,7 @@ type waiting struct {
 	holders []holdfast.Holder
 	stop    context.CancelFunc
 	ctx     context.Context
-	inspect func(context.Context) ([]holdfast.Holder, error) // nil if the store cannot inspect
+	inspect func(context.Context) (holdfast.State, error) // nil if the store cannot inspect
 	ticking sync.WaitGroup
 	probed  chan error // nil without a probe; see probe
 }
@@ -82,10 +82,7 @@ func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
 	if g.Visible == driver.VisibleNothing {
 		return
 	}
-	w.inspect = func(ctx context.Context) ([]holdfast.Holder, error) {
-		st, err := l.Inspect(ctx, w.r.Name)
-		return st.Holders, err
-	}
+	w.inspect = func(ctx context.Context) (holdfast.State, error) { return l.Inspect(ctx, w.r.Name) }
 }
 
 // done ends the reports, and removes the line.
@@ -168,9 +165,9 @@ func (w *waiting) tick() {
 	for n := 0; ; n++ {
 		if n%refresh == 0 && w.inspect != nil {
 			// After an error the line shows the former holders until the next request.
-			if holders, err := w.inspect(w.ctx); err == nil {
+			if st, err := w.inspect(w.ctx); err == nil {
 				w.mu.Lock()
-				w.holders = holders
+				w.holders = st.Holders
 				w.mu.Unlock()
 			}
 		}
