@@ -365,28 +365,34 @@ func TestLossEndsProcessesOutsideGroup(t *testing.T) {
 	}
 }
 
-// TestWithoutProcLockIsKept: without /proc the guardian cannot list processes outside the
-// group. It kills the processes in the group, and keeps the lock until the others end.
+// TestWithoutProcLockIsKept: without /proc, or with that of another PID namespace, the guardian cannot list processes
+// outside the group. It kills the processes in the group, and keeps the lock until the others end.
 func TestWithoutProcLockIsKept(t *testing.T) {
-	const hide = "exec unshare --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh "
-	if err := shell(hide + "true").Run(); err != nil {
-		t.Skipf("unshare: %v: this needs the right to make namespaces", err)
+	for name, hide := range map[string]string{
+		"without":           "exec unshare --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh ",
+		"another namespace": "exec unshare --pid --fork ",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := shell(hide + "true").Run(); err != nil {
+				unable(t, "no right to make a namespace: "+err.Error())
+			}
+			s := newProcessSandbox(t)
+			holder := func(words ...string) *process {
+				c := exec.Command("sh", append([]string{"-c", hide + `"$@"`, "sh", testBinary, "run", "--store", "scripted://works", "--grace", "100ms", "x", "--"}, s.testProcess(words...)...)...)
+				p := s.startCmd(c, []string{roleEnv + "=" + roleScripted})
+				p.ready()
+				p.send("go")
+				return p
+			}
+			p := holder("leaves", "ignores")
+			p.expectStatus(3)
+			if alive := marked(s.mark); len(alive) > 0 {
+				t.Errorf("alive: %v", alive)
+			}
+			p = holder("daemon", "ignores")
+			p.stderr.expect(`without /proc the rest is invisible, and "x" is kept until it ends`)
+			s.endTestProcesses()
+			p.expectStatus(3)
+		})
 	}
-	s := newProcessSandbox(t)
-	holder := func(words ...string) *process {
-		c := exec.Command("sh", append([]string{"-c", hide + `"$@"`, "sh", testBinary, "run", "--store", "scripted://works", "--grace", "100ms", "x", "--"}, s.testProcess(words...)...)...)
-		p := s.startCmd(c, []string{roleEnv + "=" + roleScripted})
-		p.ready()
-		p.send("go")
-		return p
-	}
-	p := holder("leaves", "ignores")
-	p.expectStatus(3)
-	if alive := marked(s.mark); len(alive) > 0 {
-		t.Errorf("alive: %v", alive)
-	}
-	p = holder("daemon", "ignores")
-	p.stderr.expect(`without /proc the rest is invisible, and "x" is kept until it ends`)
-	s.endTestProcesses()
-	p.expectStatus(3)
 }

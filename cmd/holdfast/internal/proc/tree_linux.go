@@ -291,6 +291,9 @@ func foreign() map[int]bool {
 // kernel has no such lists.
 func children() (pids map[int]bool, ok bool) {
 	pids = map[int]bool{}
+	if !seesTree() {
+		return pids, false
+	}
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return pids, false
