@@ -63,7 +63,9 @@ func GivenKeys() Option { return func(c *config) { c.givenKeys = true } }
 // InSchema names the schema that has holdfast's tables, and a table of [Table] without a schema. It is the name as the
 // server keeps it, without quotes. By default, and if the name is empty, the store uses the only schema that has the
 // tables, and [Store.Init] creates them in the schema public. A store never uses the search path of a session, which
-// other code may have changed. If several schemas have the tables, the store is refused without InSchema.
+// other code may have changed. If several schemas have the tables, the store is refused without InSchema. Locks of
+// Pessimistic and Optimistic in different schemas do not exclude each other. The schema does not affect the locks of
+// Advisory, which are those of the database.
 func InSchema(name string) Option {
 	return func(c *config) {
 		if c.schemas = nil; name != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -36,11 +37,19 @@ func newPessimistic(s *store) pessimistic {
 	return pessimistic{sessions{s: s}, r}
 }
 
-// gateMark returns the gate of a name.
-func gateMark(key []byte) mark { return hashed("gate\x00", key) }
+// place distinguishes the rows of one table and column from others. So locks of other schemas have other marks.
+func (r pessimistic) place() string {
+	if r.s.cfg.Table == "" {
+		return r.s.in(nameTable)
+	}
+	return strings.ToLower(r.s.in(r.s.cfg.Table) + "." + r.s.cfg.Column) // two spellings of one table
+}
+
+// gate returns the gate of a name.
+func (r pessimistic) gate(key []byte) mark { return hashed("gate\x00"+r.place(), key) }
 
 // held returns the advisory lock that makes the grants of a name visible.
-func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.Own(), key) }
+func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.place(), key) }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
@@ -120,7 +129,7 @@ func (r pessimistic) InsertRow(ctx context.Context, s *sqlkit.Session, a *sqlkit
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	// The script leaves the gate only if it has passed it. Otherwise the server would log a
 	// warning.
-	gate := gateMark(a.Key).args()
+	gate := r.gate(a.Key).args()
 	enter := setFlag("gate", "CASE WHEN pg_catalog.pg_try_advisory_lock_shared("+gate+") THEN 'yes' END")
 	leave := ifFlag("gate", "pg_catalog.pg_advisory_unlock_shared("+gate+")")
 	if wait {
@@ -184,7 +193,7 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
 	limitTokens(next)
-	gate, last := gateMark(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
+	gate, last := r.gate(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_catalog.pg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_catalog.pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
 		"t AS MATERIALIZED (SELECT now, greatest(%d, now - %d) + 1 AS token FROM c WHERE now > %[4]d) SELECT now, pg_catalog.pg_backend_pid(), %[6]s FROM t",
 		r.comment(next), gate, clock, last, next.Tokens, setName(next, "token", "now - token + 1")))
@@ -270,23 +279,26 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) (
 	sights []sqlkit.Sight, missing, err error,
 ) {
+	if err := r.findRows(ctx); err != nil {
+		return nil, nil, err
+	}
 	where := "l.objsubid = 1"
 	if !all {
-		where = "(" + r.held(key).where() + ") OR (" + gateMark(key).where() + ")"
+		where = "(" + r.held(key).where() + ") OR (" + r.gate(key).where() + ")"
 	}
 	list, err := r.sights(ctx, side, where)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, f := range list {
-		if !f.ours && !all && (f.mark == gateMark(key) && f.blocked || f.mark == r.held(key) && f.Hidden) {
+		if !f.ours && !all && (f.mark == r.gate(key) && f.blocked || f.mark == r.held(key) && f.Hidden) {
 			f.Key, f.ours = key, true // the server does not show its statement
 		}
 		switch {
 		case !f.ours:
 		case f.mark == r.held(f.Key):
 			sights = append(sights, f.Sight)
-		case f.mark == gateMark(f.Key) && f.blocked:
+		case f.mark == r.gate(f.Key) && f.blocked:
 			f.Granted, f.Token = false, 0
 			sights = append(sights, f.Sight)
 		}

@@ -21,15 +21,10 @@ type sessions struct {
 // the TTL ends the session. The server checks once a second whether a waiting client is
 // still there.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.server.Read(ctx)
-	if err != nil {
+	if err := r.findRows(ctx); err != nil {
 		return sqlkit.Identity{}, err
 	}
-	if r.s.usesTables() {
-		if err := r.s.resolve(ctx); err != nil {
-			return sqlkit.Identity{}, err
-		}
-	}
+	f := r.s.facts()
 	sets := map[string]string{
 		"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0",
 		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
@@ -54,6 +49,15 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 		return sqlkit.Identity{}, errReplica // it was the primary when the store was opened
 	}
 	return sqlkit.Identity{Conn: row.Int(1), Since: row.Text(2)}, nil
+}
+
+// findRows finds the tables of the locks, unless they are known.
+func (r sessions) findRows(ctx context.Context) error {
+	_, err := r.s.server.Read(ctx)
+	if err == nil && r.s.usesTables() {
+		err = r.s.resolve(ctx)
+	}
+	return err
 }
 
 // unit is the granularity of the server's timeouts.

@@ -135,6 +135,37 @@ func TestSchemaMustBeChosenAmongSeveral(t *testing.T) {
 	sqltest.Release(t, tenant, g)
 }
 
+// TestSchemasHaveLocksOfTheirOwn: locks in two schemas neither exclude nor hide each other, and a break in one does not end
+// a grant in the other.
+func TestSchemasHaveLocksOfTheirOwn(t *testing.T) {
+	database := twoSchemas(t)
+	for _, params := range []string{"recipe=optimistic", "recipe=pessimistic", "recipe=pessimistic&table=own&column=name"} {
+		t.Run(params, func(t *testing.T) {
+			a, b := postgres.Store(t, database, params+"&schema=public"), postgres.Store(t, database, params+"&schema=t7")
+			sees := func(s sqltest.Store, holders, waiters int) {
+				t.Helper()
+				if st, err := s.Inspect(t.Context(), "x"); err != nil || len(st.Holders) != holders || len(st.Waiters) != waiters {
+					t.Errorf("Inspect: %+v, %v; want %d holders and %d waiters", st, err, holders, waiters)
+				}
+			}
+			inA, kept := sqltest.Must(t, a, "x", driver.Exclusive, time.Minute)
+			sqltest.Shown(t, a, inA)
+			sees(b, 0, 0)
+			if err := b.Break(t.Context(), "x", inA.Token); driver.CodeOf(err) != driver.CodeNotHeld {
+				t.Errorf("Break in the other schema: %v; want not held", err)
+			}
+			w := sqltest.Wait(t, t.Context(), a, "x", driver.Exclusive)
+			inB, _ := sqltest.Must(t, b, "x", driver.Exclusive, time.Minute) // no waiter of the other schema is before it
+			sqltest.Shown(t, b, inB)
+			sees(b, 1, 0)
+			kept.Keeps(t)
+			sqltest.Release(t, a, inA)
+			sqltest.Release(t, a, w.Granted())
+			sqltest.Release(t, b, inB)
+		})
+	}
+}
+
 // TestInitIgnoresSearchPath: the tables are created in the schema of the configuration, or else in public, and never
 // beside those of another schema.
 func TestInitIgnoresSearchPath(t *testing.T) {
