@@ -87,7 +87,7 @@ func (s *store) Examine(ctx context.Context) ([]driver.Finding, error) {
 		"SELECT pg_catalog.version(), pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE') AND pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')",
 		"SELECT count(*) FROM pg_catalog.pg_stat_replication WHERE application_name <> 'pg_basebackup'",
 		`SELECT c.relname, c.relpersistence = 'u', NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid)
-			FROM pg_catalog.pg_class c WHERE c.relkind = 'r' AND c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE pg_catalog.quote_ident(nspname) = `+ascii(schema)+`)
+			FROM pg_catalog.pg_class c WHERE c.relkind = 'r' AND c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = `+texts([]string{schema})+`)
 			AND c.relname IN (`+texts(ownTables)+`) ORDER BY 1`)
 	if err != nil {
 		return nil, unreached(err)

@@ -42,7 +42,7 @@ func (r pessimistic) place() string {
 	if r.s.cfg.Table == "" {
 		return r.s.in(nameTable)
 	}
-	return strings.ToLower(r.s.in(r.s.cfg.Table) + "." + r.s.cfg.Column) // two spellings of one table
+	return strings.ToLower(strings.ReplaceAll(r.s.in(r.s.cfg.Table), `"`, "") + "." + r.s.cfg.Column) // two spellings of one table
 }
 
 // gate returns the gate of a name.

@@ -151,7 +151,7 @@ func (s *store) locateTable(ctx context.Context, l sqlkit.Link) (string, error) 
 	if err == nil && schema == "" {
 		err = s.refuse("%sthere is no table %s", s.inSchemas(), s.cfg.Table)
 	}
-	return schema + "." + s.cfg.Table, err
+	return quoted(schema) + "." + s.cfg.Table, err
 }
 
 // probeColumn reports whether the column of a user's table has type bytea. It refuses other types than

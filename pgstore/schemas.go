@@ -2,10 +2,13 @@ package pgstore
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
@@ -30,22 +33,22 @@ const initSchema = "public"
 // member, or the owner of a schema that the caller has chosen. Any user with the right to create schemas may own a
 // schema that has the user's name. The query depends on no setting that other code may have left
 // in the session, such as the search path or the role.
-const tables = `SELECT n.nspname, pg_catalog.quote_ident(n.nspname), c.relname, o.rolname,
+const tables = `SELECT pg_catalog.encode(pg_catalog.convert_to(n.nspname::pg_catalog.text, 'UTF8'), 'hex'), c.relname, o.rolname,
 	o.rolsuper OR c.relowner = d.datdba OR o.rolname = session_user
 		OR NOT u.rolsuper AND pg_catalog.pg_has_role(session_user, c.relowner, 'MEMBER') OR %[2]s AND c.relowner = n.nspowner AND n.nspname <> session_user
 	FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 	JOIN pg_catalog.pg_roles o ON o.oid = c.relowner JOIN pg_catalog.pg_roles u ON u.rolname = session_user
 	JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
 	WHERE c.relname IN (%[1]s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-	AND %[3]s ORDER BY 1, 3`
+	AND %[3]s ORDER BY 1, 2`
 
 // mayUse is a condition for the schemas that the user may use.
 const mayUse = `(pg_catalog.has_schema_privilege(session_user, n.oid, 'USAGE') OR pg_catalog.has_schema_privilege(n.oid, 'USAGE'))`
 
-// locate returns the schema that has some tables, quoted: one of those of the configuration, or else any that the
+// locate returns the schema that has some tables: one of those of the configuration, or else any that the
 // user may use. It returns an empty text if there is none, and refuses a choice between several. It ignores tables that
-// another user may have created to change the locks of others, and refuses them if there are no others. what and table
-// describe the tables for errors, and say how to choose.
+// another user may have created to change the locks of others, and refuses them if there are no others. what
+// describes the tables for errors, and choose says how to choose a schema.
 func (s *store) locate(ctx context.Context, l sqlkit.Link, what, choose string, tableNames ...string) (schema string, err error) {
 	chosen, where := "false", mayUse
 	if len(s.cfg.schemas) > 0 {
@@ -55,23 +58,26 @@ func (s *store) locate(ctx context.Context, l sqlkit.Link, what, choose string, 
 	if err != nil {
 		return "", unreached(err)
 	}
-	var names, quoted []string
+	var names, found []string
 	strangers := map[string]error{} // by schema
 	for _, row := range a[len(a)-1] {
-		name, ident, table, owner := row.Text(0), row.Text(1), row.Text(2), row.Text(3)
-		if !slices.Contains(names, name) {
-			names, quoted = append(names, name), append(quoted, ident)
+		decoded, err := hex.DecodeString(row.Text(0))
+		if err != nil {
+			return "", driver.Errorf(driver.CodeUnavailable, "pgstore: the name of a schema: %w", err)
 		}
-		if !row.True(4) {
+		name, table, owner := string(decoded), row.Text(1), row.Text(2)
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		if !row.True(3) {
 			strangers[name] = driver.Errorf(driver.CodeRefused, "pgstore: table %s.%s belongs to user %s, "+
 				"who is neither a superuser nor the owner of the database: another user may have created it to change the locks of others. "+
-				"If not, give it another owner by ALTER TABLE %[1]s.%[2]s OWNER TO ..., or %s", ident, table, owner, fmt.Sprintf(choose, name))
+				"If not, give it another owner by ALTER TABLE %[1]s.%[2]s OWNER TO ..., or %s", quoted(name), table, owner, fmt.Sprintf(choose, name))
 		}
 	}
-	var found []string
-	for i, name := range names {
+	for _, name := range names {
 		if strangers[name] == nil {
-			found, schema = append(found, name), quoted[i]
+			found, schema = append(found, name), name
 		}
 	}
 	switch {
@@ -142,8 +148,11 @@ func (s *store) in(table string) string {
 		return s.facts().table
 	}
 	schema, _ := s.schema.Facts()
-	return schema + "." + table
+	return quoted(schema) + "." + table
 }
+
+// quoted returns a name as an identifier. The server's quote_ident depends on a setting of the session.
+func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 // pathSchemas returns the schemas of a search path, except that of the user's name.
 func pathSchemas(path string) (schemas []string) {

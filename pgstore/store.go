@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -49,7 +48,7 @@ type store struct {
 	links  *sqlkit.Pool // for Get and Put, and for commits beside an open transaction
 	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
-	schema *sqlkit.Probe[string] // of holdfast's tables, quoted
+	schema *sqlkit.Probe[string] // of holdfast's tables
 
 	oneHost bool // the store opens its own connections, to one server
 }
@@ -250,15 +249,15 @@ func (s *Store) Init(ctx context.Context) error {
 		return err
 	}
 	if schema == "" {
-		schema = pgx.Identifier{initSchema}.Sanitize()
+		schema = initSchema
 		if len(s.cfg.schemas) > 0 {
-			schema = pgx.Identifier{s.cfg.schemas[0]}.Sanitize()
+			schema = s.cfg.schemas[0]
 		}
 	}
 	// The connection has no other use, so the setting affects nothing else.
 	script := []string{"SET synchronous_commit = on"}
 	for _, statement := range sqlkit.Statements(sqlScript) {
-		script = append(script, strings.ReplaceAll(statement, "holdfast_", schema+".holdfast_"))
+		script = append(script, strings.ReplaceAll(statement, "holdfast_", quoted(schema)+".holdfast_"))
 	}
 	if err := sqltype.Create(ctx, func() error { _, err := l.Run(ctx, script...); return err }); err != nil {
 		coded, _ := faults{}.Sort(err)
