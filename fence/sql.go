@@ -79,7 +79,10 @@ type SQL struct {
 	Dialect Dialect
 	// Table is the name of the table of tokens: letters, digits and '_', not
 	// beginning with a digit, at most 63 bytes, optionally after a schema's name
-	// and a dot. It is used unquoted. Default: [DefaultTable].
+	// and a dot. It is used unquoted. Without a schema it is the table that the
+	// transaction's own statements would find. If other code may have changed the
+	// search path or the default database of the session, give the schema, here and in
+	// those statements. Default: [DefaultTable].
 	Table string
 }
 

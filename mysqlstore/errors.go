@@ -35,6 +35,7 @@ const (
 
 	// Errors that the callers handle. Sort returns CodeUnknown for them.
 	errDuplicate     = 1062
+	errInTransaction = 1568
 	errBadText       = 1366
 	errTooLong       = 1406
 	errKilled        = 1927 // MariaDB: KILL of the connection

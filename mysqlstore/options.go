@@ -37,8 +37,9 @@ type Option func(*config)
 
 type config struct {
 	sqlkit.Options[Recipe]
-	exact bool
-	skew  time.Duration
+	exact  bool
+	skew   time.Duration
+	schema string // that the connections must have
 }
 
 const (
@@ -68,6 +69,11 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 // MySQL these are names with more than 64 characters or upper case, on MariaDB names with
 // more than 192 bytes. A store with exact names has no namespaces.
 func ExactNames() Option { return func(c *config) { c.exact = true } }
+
+// InSchema names the default database that each connection of a caller's pool must have, which has the tables. The
+// store refuses a connection to which other code has given another one by USE. By default it is that of the first
+// connection, which may be the changed one.
+func InSchema(name string) Option { return func(c *config) { c.schema = name } }
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock
 // many names at once. The store closes connections beyond four that were not needed for 5

@@ -59,11 +59,8 @@ func (s *store) connect(ctx context.Context) (sqlkit.Link, error) {
 // know returns the facts of the server of a connection. It probes a server that it does not know.
 func (s *store) know(ctx context.Context, l sqlkit.Link) (f facts, err error) {
 	sent := time.Since(s.opened)
-	a, err := l.Run(ctx, "SELECT "+serverID+", "+clock+", DATABASE()")
+	a, err := s.session(ctx, l)
 	if err != nil {
-		return f, unreached(err)
-	}
-	if err := s.checkSchema(a.Last().Text(2)); err != nil {
 		return f, err
 	}
 	id, now := a.Last().Text(0), time.Duration(a.Last().Int(1))*time.Microsecond
@@ -80,8 +77,41 @@ func (s *store) know(ctx context.Context, l sqlkit.Link) (f facts, err error) {
 	return f, s.checkClocks(id)
 }
 
-// checkSchema returns an error if the default schema of a connection is another one than that of the first
-// connection. Other code may have changed it on a user's pool. The tables of another schema have other locks.
+// session reads the server's identity and clock on a connection. It refuses a session that other code has left in
+// a state in which the statements would do something else.
+func (s *store) session(ctx context.Context, l sqlkit.Link) (sqlkit.Answers, error) {
+	if s.dialer == nil {
+		// The server refuses the statement in an open transaction. Otherwise it affects only the next query.
+		if _, err := l.Run(ctx, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"); isError(err, errInTransaction) {
+			return nil, s.refuse("a connection of the pool has an open transaction, so that nothing would be committed: end it before the connection goes back to the pool")
+		} else if err != nil {
+			return nil, unreached(err)
+		}
+	}
+	a, err := l.Run(ctx, "SELECT "+serverID+", "+clock+", DATABASE(), @@autocommit, @@sql_select_limit, ABS(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)))")
+	if err != nil {
+		return nil, unreached(err)
+	}
+	r := a.Last()
+	late := time.Duration(r.Int(5)) * time.Microsecond
+	switch {
+	case r != nil && !r.True(3):
+		return nil, s.refuse("the connections have autocommit off, so that nothing would be committed: leave it on")
+	case r == nil || r.Text(4) != allRows:
+		return nil, s.refuse("a connection has sql_select_limit=%s, so that queries would omit rows: leave it at the default", r.Text(4))
+	case late > time.Minute:
+		return nil, s.refuse("the time of a connection differs from the server's clock by %s: SET timestamp = DEFAULT", late)
+	case late > time.Second: // a busy server may have paused meanwhile
+		return nil, driver.Errorf(driver.CodeUnavailable, "mysqlstore: the time of a connection differs from the server's clock by %s", late)
+	}
+	return a, s.checkSchema(r.Text(2))
+}
+
+// allRows is the default of sql_select_limit.
+const allRows = "18446744073709551615"
+
+// checkSchema returns an error if the default schema of a connection is another one than that of [InSchema], or of the
+// first connection. Other code may have changed it on a user's pool. The tables of another schema have other locks.
 func (s *store) checkSchema(schema string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +119,7 @@ func (s *store) checkSchema(schema string) error {
 		s.schema = schema
 	}
 	if s.schema != schema {
-		return s.refuse("a connection of the pool has the default schema %q, and the first one had %q: "+
+		return s.refuse("a connection of the pool has the default schema %q instead of %q: "+
 			"locks in another schema exclude nobody here", schema, s.schema)
 	}
 	return nil
@@ -160,7 +190,6 @@ func (s *store) refuse(format string, args ...any) error {
 func (s *store) probe(ctx context.Context, l sqlkit.Link) (f facts, err error) {
 	const (
 		version = iota
-		autocommit
 		readOnly
 		innodbReadOnly
 		clockBefore
@@ -170,7 +199,7 @@ func (s *store) probe(ctx context.Context, l sqlkit.Link) (f facts, err error) {
 		maxConnections
 		maxOfUser // 0 without a limit
 	)
-	a, err := l.Run(ctx, "SELECT VERSION(), @@autocommit, @@global.read_only, @@innodb_read_only, SYSDATE(6), SLEEP(0.002), SYSDATE(6), "+flush+
+	a, err := l.Run(ctx, "SELECT VERSION(), @@global.read_only, @@innodb_read_only, SYSDATE(6), SLEEP(0.002), SYSDATE(6), "+flush+
 		", @@max_connections, @@max_user_connections")
 	if err != nil {
 		return f, unreached(err)
@@ -183,8 +212,6 @@ func (s *store) probe(ctx context.Context, l sqlkit.Link) (f facts, err error) {
 	}
 	f.sysdateNow = r.Text(clockBefore) == r.Text(clockAfter)
 	switch {
-	case !r.True(autocommit):
-		return f, s.refuse("the connections have autocommit off, so that nothing would be committed: leave it on")
 	case isReadOnly(r.Text(readOnly)) || r.True(innodbReadOnly):
 		return f, fmt.Errorf("mysqlstore: recipe %s: %w", s.cfg.Recipe, sqlkit.ErrReadOnly)
 	case s.cfg.Durable && r.Text(flushing) != flushed:

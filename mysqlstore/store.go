@@ -52,7 +52,7 @@ type store struct {
 
 	mu      sync.Mutex
 	servers map[string]facts // by serverID
-	schema  string           // the default schema of the first connection
+	schema  string           // that of InSchema, or else the default schema of the first connection
 }
 
 // Open opens a store on the server of a URL; see the package comment. It returns no error if the
@@ -140,7 +140,7 @@ type quiet struct{}
 func (quiet) Print(...any) {}
 
 // New opens a store over the caller's pool, which the caller closes. The connections of the pool use
-// one schema, which has the tables. With Pessimistic and Named, each lock and each waiter takes a
+// one schema, which has the tables; give [InSchema] if other code changes it by USE. With Pessimistic and Named, each lock and each waiter takes a
 // connection out of the pool and closes it afterwards. The store notices the loss of such a
 // connection within a second.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
@@ -166,7 +166,7 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	if c.Namespace != "" {
 		where += " (namespace " + c.Namespace + ")"
 	}
-	s := &store{cfg: c, where: where, dial: dial, dialer: dialer, opened: time.Now(), servers: map[string]facts{}}
+	s := &store{cfg: c, where: where, dial: dial, dialer: dialer, opened: time.Now(), servers: map[string]facts{}, schema: c.schema}
 	s.links = sqlkit.NewPool(c.Idle(2), s.connect)
 	s.server = sqlkit.NewProbe(func(ctx context.Context) (facts, error) {
 		l, err := s.dial(ctx)

@@ -42,7 +42,9 @@ type Rows[T any] struct {
 	// Dialect is required.
 	Dialect fence.Dialect
 	// Table, Key and Version are names: letters, digits and '_', not beginning with a
-	// digit, at most 63 bytes; the table optionally after a schema and a dot. Key is
+	// digit, at most 63 bytes; the table optionally after a schema and a dot. Give the
+	// schema if other code may have changed the search path or the default database of a
+	// session: the table of another schema has other rows and versions. Key is
 	// unique. Version is a column of integers that is never NULL: fractions, times and
 	// texts may compare as equal although they differ, and are refused. All are required.
 	Table, Key, Version string

@@ -104,7 +104,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Tokens: int(row.Int(2)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
 		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			answers, err := s.Run(ctx, durableStatement(a))
+			answers, err := s.Run(ctx, r.durableStatement(a))
 			return durableGrant(a, got, answers, err)
 		})
 	}
@@ -113,7 +113,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 
 // await waits for the lock.
 func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_advisory_lock%s(%s) FROM w), %s",
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_catalog.pg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
 		r.comment(a), waitMark(a.Key).args(), sharedSuffix(a), m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))
 	return answers.Last(), err
 }
@@ -124,7 +124,7 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 func waitMark(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.
-const pass = "SELECT CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + resetName + " END"
+const pass = "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_catalog.pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_catalog.pg_backend_pid(), CASE WHEN $3::boolean THEN " + resetName + " END"
 
 // Pass keeps the lock if no session shares the lock of the waiters, and otherwise frees it,
 // in one statement.
@@ -158,7 +158,7 @@ func grantOf(token, n string) string {
 	if n != "" {
 		tokens = ", " + tokenCount("token", n)
 	}
-	return "t AS MATERIALIZED (SELECT " + token + " AS token FROM l) SELECT token, pg_backend_pid()" + tokens + " FROM t"
+	return "t AS MATERIALIZED (SELECT " + token + " AS token FROM l) SELECT token, pg_catalog.pg_backend_pid()" + tokens + " FROM t"
 }
 
 // severalTokens returns how many tokens a request reserves, as an argument of grantOf. It is empty for one.
@@ -173,12 +173,12 @@ func (r advisory) severalTokens(a *sqlkit.LockRequest) string {
 // trySeveral reserves $2 tokens. CASE evaluates the clock after its condition, and so with the
 // lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
 const (
-	tryOne = "SELECT CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
+	tryOne = "SELECT CASE WHEN pg_catalog.pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_catalog.pg_backend_pid()"
 	// clockIfTaken is the token, NULL if the query l did not take the lock.
 	clockIfTaken = "CASE WHEN ok THEN " + clock + " END"
 )
 
-var trySeveral = "WITH l AS MATERIALIZED (SELECT pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
+var trySeveral = "WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
 
 // clockFor returns the expression for the token. Shared grants read the clock one after the
 // other, so that no two have the same token.
@@ -186,7 +186,7 @@ func (r advisory) clockFor(a *sqlkit.LockRequest) string {
 	if a.Limit == driver.Exclusive {
 		return clock
 	}
-	return "CASE WHEN pg_advisory_xact_lock(" + turnMark(a.Key).args() + ")::text IS NOT NULL THEN " + clock + " END"
+	return "CASE WHEN pg_catalog.pg_advisory_xact_lock(" + turnMark(a.Key).args() + ")::pg_catalog.text IS NOT NULL THEN " + clock + " END"
 }
 
 // turnMark returns the advisory lock that a session has while it reads the clock for a shared grant.
@@ -200,14 +200,14 @@ func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequ
 		}
 		return p.prepared(ctx, tryOne, m.args())
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
 		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", r.severalTokens(a))))
 	return answers.Last(), err
 }
 
 // Ping records the holder.
 func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
-	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+setName(a, fmt.Sprint(a.Token), strconv.Itoa(a.Reserved)))
+	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_catalog.pg_backend_pid(), "+setName(a, fmt.Sprint(a.Token), strconv.Itoa(a.Reserved)))
 	if err != nil {
 		return false, err
 	}
@@ -222,9 +222,9 @@ var errMoved = fmt.Errorf("the connection has another backend than before: a poo
 // disk before the client returns the grant. The statement returns the marks before and
 // after. If the server repeats the update because another client has just changed the row,
 // it evaluates the expression anew.
-func durableStatement(a *sqlkit.LockRequest) string {
-	return fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(set_config('holdfast.mark', token::text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
-		" RETURNING current_setting('holdfast.mark'), token", clock, sqlkit.Bucket(a.Key))
+func (r sessions) durableStatement(a *sqlkit.LockRequest) string {
+	return fmt.Sprintf("UPDATE %s SET token = GREATEST(pg_catalog.set_config('holdfast.mark', token::pg_catalog.text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
+		" RETURNING pg_catalog.current_setting('holdfast.mark'), token", r.s.in(floorTable), clock, sqlkit.Bucket(a.Key))
 }
 
 // durableGrant returns the grant with the tokens in the answer of durableStatement.
@@ -247,10 +247,10 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 		return false, err
 	}
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
+		row, err := p.prepared(ctx, "SELECT pg_catalog.pg_advisory_unlock($1::bigint)", m.args())
 		return row.True(0), err
 	}
-	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", sharedSuffix(a), m.args())
+	script := fmt.Sprintf("SELECT pg_catalog.pg_advisory_unlock%s(%s)", sharedSuffix(a), m.args())
 	if a.Recorded {
 		script += ", " + resetName
 	}
@@ -263,7 +263,7 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 
 // Clear frees a lock that was granted while the statement was being cancelled.
 func (r advisory) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "SELECT pg_advisory_unlock_all()")
+	_, err := s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
 	return err
 }
 

@@ -12,8 +12,11 @@
 //
 // Parameters of the URL: recipe; tokens=durable ([DurableTokens]); keys=given
 // ([GivenKeys]); table and column ([Table]); max_conns ([MaxConns]); max_idle ([MaxIdle]);
-// require_tls=true, which refuses connections without TLS to a verified server.
+// schema ([InSchema]); require_tls=true, which refuses connections without TLS to a verified server.
 // All other parameters belong to pgx or the server. The store overrides those that would end a session or a wait.
+//
+// Each statement names the schema of its tables. The store finds that schema once, and not by the search path of a
+// session: other code may have changed it. A search_path in the URL is a list for [InSchema].
 //
 // # Safety
 //

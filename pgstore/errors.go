@@ -14,6 +14,7 @@ func sqlState(err error) string { return sqltype.State(err) }
 
 // The SQLSTATEs that the store distinguishes.
 const (
+	protocolViolation        = "08P01" // also of a pooler
 	invalidParameterValue    = "22023"
 	readOnlyTransaction      = "25006"
 	idleInTransactionTimeout = "25P03"
@@ -65,6 +66,10 @@ func (faults) Sort(err error) (error, bool) {
 			return &driver.Error{Code: driver.CodeInvalid, Err: err}, false
 		}
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
+	case protocolViolation:
+		if strings.Contains(err.Error(), "startup parameter") { // of the URL
+			return &driver.Error{Code: driver.CodeInvalid, Err: err}, false
+		}
 	case insufficientPrivilege, readOnlyTransaction, invalidAuthorization, invalidPassword, noSuchDatabase, noSuchSchema,
 		syntaxError, noSuchFunction, invalidParameterValue, featureNotSupported:
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false

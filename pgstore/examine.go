@@ -72,6 +72,10 @@ func (s *store) Examine(ctx context.Context) ([]driver.Finding, error) {
 		return nil, unreached(err)
 	}
 	defer l.Close()
+	schema, err := s.locateTables(ctx, l)
+	if err != nil && s.usesTables() {
+		return nil, err
+	}
 	var names []string
 	if s.writesRows() {
 		names = append(names, "fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names", "autovacuum")
@@ -80,11 +84,11 @@ func (s *store) Examine(ctx context.Context) ([]driver.Finding, error) {
 		names = append(names, "track_activities")
 	}
 	a, err := l.Run(ctx, "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ('"+strings.Join(names, "', '")+"')",
-		"SELECT version(), pg_has_role('pg_read_all_stats', 'USAGE') AND pg_has_role('pg_signal_backend', 'USAGE')",
+		"SELECT pg_catalog.version(), pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE') AND pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')",
 		"SELECT count(*) FROM pg_catalog.pg_stat_replication WHERE application_name <> 'pg_basebackup'",
 		`SELECT c.relname, c.relpersistence = 'u', NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid)
-			FROM pg_catalog.pg_class c WHERE c.relkind = 'r' AND pg_catalog.pg_table_is_visible(c.oid)
-			AND c.relname IN ('holdfast_row', 'holdfast_floor', 'holdfast_name', 'holdfast_slot', 'holdfast_value') ORDER BY 1`)
+			FROM pg_catalog.pg_class c WHERE c.relkind = 'r' AND c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = `+texts([]string{schema})+`)
+			AND c.relname IN (`+texts(ownTables)+`) ORDER BY 1`)
 	if err != nil {
 		return nil, unreached(err)
 	}

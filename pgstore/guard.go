@@ -31,8 +31,8 @@ type Guard struct {
 	DB interface {
 		Begin(context.Context) (pgx.Tx, error) // as pgx.Conn and pgxpool.Pool do
 	}
-	// Table is the name of the table of tokens, as fence.SQL allows it. Default:
-	// fence.DefaultTable.
+	// Table is the name of the table of tokens, as fence.SQL allows it, with a schema where
+	// fence.SQL advises one. Default: fence.DefaultTable.
 	Table string
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -34,6 +35,7 @@ type Option func(*config)
 type config struct {
 	sqlkit.Options[Recipe]
 	givenKeys bool
+	schemas   []string // that may have the tables; none for any
 }
 
 func defaults() config {
@@ -57,6 +59,20 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 // 32-bit numbers with a comma between, as in "42" or "7,1". A store with given keys has no
 // namespaces.
 func GivenKeys() Option { return func(c *config) { c.givenKeys = true } }
+
+// InSchema names the schema that has holdfast's tables, and a table of [Table] without a schema. It is the name as the
+// server keeps it, without quotes. By default, and if the name is empty, the store uses the only schema that has the
+// tables, and [Store.Init] creates them in the schema public. A store never uses the search path of a session, which
+// other code may have changed. If several schemas have the tables, the store is refused without InSchema. Locks of
+// Pessimistic and Optimistic in different schemas do not exclude each other. The schema does not affect the locks of
+// Advisory, which are those of the database.
+func InSchema(name string) Option {
+	return func(c *config) {
+		if c.schemas = nil; name != "" {
+			c.schemas = []string{name}
+		}
+	}
+}
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock
 // many names at once. The store closes connections beyond four that were not needed for 5
@@ -93,6 +109,11 @@ func configure(options []Option) (*config, error) {
 	}
 	if err := c.Check(Recipes(), maxIdentifier); err != nil {
 		return bad("%w", err)
+	}
+	for _, name := range c.schemas {
+		if len(name) > maxIdentifier || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
+			return bad("schema %q: want at most %d bytes of UTF-8 without NUL", name, maxIdentifier)
+		}
 	}
 	switch {
 	case c.givenKeys && c.Recipe != Advisory:
@@ -137,6 +158,7 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	if fromURL.givenKeys, err = query.Choose("keys", "hashed", "given"); err != nil {
 		return bad("%w", err)
 	}
+	InSchema(query.Take("schema"))(&fromURL)
 	o := []Option{func(c *config) { *c = fromURL }}
 	if _, err := configure(o); err != nil {
 		return nil, nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -26,21 +27,29 @@ type pessimistic struct {
 }
 
 func newPessimistic(s *store) pessimistic {
-	r := &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit}
+	r := &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit, In: s.in}
 	r.Name = func(name []byte) string {
 		if s.facts().byteColumn {
 			return lit(name)
 		}
-		return "convert_from(" + lit(name) + ", 'UTF8')"
+		return "pg_catalog.convert_from(" + lit(name) + ", 'UTF8')"
 	}
 	return pessimistic{sessions{s: s}, r}
 }
 
-// gateMark returns the gate of a name.
-func gateMark(key []byte) mark { return hashed("gate\x00", key) }
+// place distinguishes the rows of one table and column from others. So locks of other schemas have other marks.
+func (r pessimistic) place() string {
+	if r.s.cfg.Table == "" {
+		return r.s.in(nameTable)
+	}
+	return strings.ToLower(strings.ReplaceAll(r.s.in(r.s.cfg.Table), `"`, "") + "." + r.s.cfg.Column) // two spellings of one table
+}
+
+// gate returns the gate of a name.
+func (r pessimistic) gate(key []byte) mark { return hashed("gate\x00"+r.place(), key) }
 
 // held returns the advisory lock that makes the grants of a name visible.
-func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.Own(), key) }
+func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.place(), key) }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
@@ -120,12 +129,12 @@ func (r pessimistic) InsertRow(ctx context.Context, s *sqlkit.Session, a *sqlkit
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	// The script leaves the gate only if it has passed it. Otherwise the server would log a
 	// warning.
-	gate := gateMark(a.Key).args()
-	enter := setFlag("gate", "CASE WHEN pg_try_advisory_lock_shared("+gate+") THEN 'yes' END")
-	leave := ifFlag("gate", "pg_advisory_unlock_shared("+gate+")")
+	gate := r.gate(a.Key).args()
+	enter := setFlag("gate", "CASE WHEN pg_catalog.pg_try_advisory_lock_shared("+gate+") THEN 'yes' END")
+	leave := ifFlag("gate", "pg_catalog.pg_advisory_unlock_shared("+gate+")")
 	if wait {
-		enter = setFlag("gate", "pg_advisory_lock("+gate+")::text || 'yes'")
-		leave = ifFlag("gate", "pg_advisory_unlock("+gate+")")
+		enter = setFlag("gate", "pg_catalog.pg_advisory_lock("+gate+")::pg_catalog.text || 'yes'")
+		leave = ifFlag("gate", "pg_catalog.pg_advisory_unlock("+gate+")")
 	}
 	script := []string{r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SELECT " + enter}
 	if r.FitsKind(a, wait) {
@@ -133,7 +142,7 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	}
 	script = append(script, r.grantQuery(a, wait), "SELECT "+leave)
 	if a.Limit != driver.Exclusive {
-		script = append(script, "SELECT "+ifFlag("turn", "pg_advisory_unlock("+turnMark(a.Key).args()+")"))
+		script = append(script, "SELECT "+ifFlag("turn", "pg_catalog.pg_advisory_unlock("+turnMark(a.Key).args()+")"))
 	}
 	return script
 }
@@ -157,23 +166,23 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 	if k := sqlkit.Kind(a.Limit); a.Limit != driver.Exclusive {
 		fits = fmt.Sprintf("l.permits = %d", k)
 		if k > 0 {
-			with += fmt.Sprintf(", p AS MATERIALIZED (SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d AND EXISTS (SELECT 1 FROM l WHERE l.permits = %d) ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED)",
-				lit(a.Key), k, k)
+			with += fmt.Sprintf(", p AS MATERIALIZED (SELECT slot FROM %s WHERE name = %s AND slot < %d AND EXISTS (SELECT 1 FROM l WHERE l.permits = %d) ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED)",
+				r.s.in(slotTable), lit(a.Key), k, k)
 			slot, from = "p.slot", "l LEFT JOIN p ON true"
 			fits += " AND p.slot IS NOT NULL"
 		}
 		// Shared grants read the clock one after the other, so that no two have the same
 		// token.
-		fits += " AND " + setFlag("turn", "pg_advisory_lock("+turnMark(a.Key).args()+")::text || 'yes'") + " IS NOT NULL"
+		fits += " AND " + setFlag("turn", "pg_catalog.pg_advisory_lock("+turnMark(a.Key).args()+")::pg_catalog.text || 'yes'") + " IS NOT NULL"
 	}
-	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_advisory_xact_lock_shared(%s)::text IS NOT NULL THEN %s END AS token FROM %s)",
+	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_catalog.pg_advisory_xact_lock_shared(%s)::pg_catalog.text IS NOT NULL THEN %s END AS token FROM %s)",
 		slot, fits, r.held(a.Key).args(), clock, from)
 	tokens, grant := "1", "t"
 	if n := r.tokens(a); n > 1 {
 		with += ", g AS MATERIALIZED (SELECT t.*, " + tokenCount("token", strconv.Itoa(n)) + " AS tokens FROM t)"
 		tokens, grant = "tokens", "g"
 	}
-	return fmt.Sprintf("WITH %s SELECT permits, token, pg_backend_pid(), slot, %s, %s, set_config('idle_in_transaction_session_timeout', '%d', false) FROM %s",
+	return fmt.Sprintf("WITH %s SELECT permits, token, pg_catalog.pg_backend_pid(), slot, %s, %s, pg_catalog.set_config('idle_in_transaction_session_timeout', '%d', false) FROM %s",
 		with, tokens, r.setName(a, "token", tokens, "slot"), a.TTL.Milliseconds(), grant)
 }
 
@@ -184,9 +193,9 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
 	limitTokens(next)
-	gate, last := gateMark(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
-		"t AS MATERIALIZED (SELECT now, greatest(%d, now - %d) + 1 AS token FROM c WHERE now > %[4]d) SELECT now, pg_backend_pid(), %[6]s FROM t",
+	gate, last := r.gate(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_catalog.pg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_catalog.pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
+		"t AS MATERIALIZED (SELECT now, greatest(%d, now - %d) + 1 AS token FROM c WHERE now > %[4]d) SELECT now, pg_catalog.pg_backend_pid(), %[6]s FROM t",
 		r.comment(next), gate, clock, last, next.Tokens, setName(next, "token", "now - token + 1")))
 	row := answers.Last()
 	switch {
@@ -204,19 +213,19 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 // setFlag returns an expression that sets a flag of the transaction to value, an expression
 // that is NULL or 'yes'.
 func setFlag(name, value string) string {
-	return fmt.Sprintf("set_config('holdfast.%s', %s, true)", name, value)
+	return fmt.Sprintf("pg_catalog.set_config('holdfast.%s', %s, true)", name, value)
 }
 
 // ifFlag returns the expression then, and NULL if the flag is not set.
 func ifFlag(name, then string) string {
-	return fmt.Sprintf("CASE WHEN current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
+	return fmt.Sprintf("CASE WHEN pg_catalog.current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
 }
 
 // setName returns the expression that sets application_name to the token, the ID, and the slot or
 // number of tokens of a grant.
 func (r pessimistic) setName(a *sqlkit.LockRequest, token, tokens, slot string) string {
 	if sqlkit.Kind(a.Limit) > driver.Exclusive {
-		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
+		return fmt.Sprintf("pg_catalog.set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
 	}
 	return setName(a, token, tokens)
 }
@@ -224,7 +233,7 @@ func (r pessimistic) setName(a *sqlkit.LockRequest, token, tokens, slot string) 
 // durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-		answers, err := r.s.links.Run(ctx, durableStatement(a))
+		answers, err := r.s.links.Run(ctx, r.durableStatement(a))
 		got, err := durableGrant(a, got, answers, err)
 		if err == nil {
 			_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.setName(a, fmt.Sprint(got.Token), strconv.Itoa(got.Tokens), fmt.Sprint(got.Slot)))
@@ -236,10 +245,10 @@ func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sql
 // SwitchKind sets permits to the kind of the request, if they differ and the row is not locked.
 func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
 	k := sqlkit.Kind(a.Limit)
-	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s AND permits <> %d FOR UPDATE SKIP LOCKED),
-		u AS (UPDATE holdfast_name n SET permits = %[2]d FROM l WHERE n.name = l.name RETURNING n.name),
-		i AS (INSERT INTO holdfast_slot (name, slot) SELECT u.name, g FROM u, generate_series(0, %[2]d - 1) AS g ON CONFLICT DO NOTHING)
-		SELECT count(*) FROM u`, r.Row(a.Key), k))
+	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %[1]s AND permits <> %[2]d FOR UPDATE SKIP LOCKED),
+		u AS (UPDATE %[3]s n SET permits = %[2]d FROM l WHERE n.name = l.name RETURNING n.name),
+		i AS (INSERT INTO %[4]s (name, slot) SELECT u.name, g FROM u, pg_catalog.generate_series(0, %[2]d - 1) AS g ON CONFLICT DO NOTHING)
+		SELECT pg_catalog.count(*) FROM u`, r.Row(a.Key), k, r.s.in(nameTable), r.s.in(slotTable)))
 	if err != nil {
 		return err
 	}
@@ -252,7 +261,7 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 // Unlock ends the transaction. The transaction has written nothing, so that a rollback
 // costs no write to the log. The transaction ends with its session at the latest.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.LockRequest) (bool, error) {
-	answers, err := s.Run(ctx, "ROLLBACK", "SELECT pg_backend_pid()")
+	answers, err := s.Run(ctx, "ROLLBACK", "SELECT pg_catalog.pg_backend_pid()")
 	if err != nil {
 		return false, err
 	}
@@ -261,7 +270,7 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.Lo
 
 // Clear ends the transaction and leaves the gate.
 func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "ROLLBACK", "SELECT pg_advisory_unlock_all()")
+	_, err := s.Run(ctx, "ROLLBACK", "SELECT pg_catalog.pg_advisory_unlock_all()")
 	return err
 }
 
@@ -270,23 +279,26 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) (
 	sights []sqlkit.Sight, missing, err error,
 ) {
+	if err := r.findRows(ctx); err != nil {
+		return nil, nil, err
+	}
 	where := "l.objsubid = 1"
 	if !all {
-		where = "(" + r.held(key).where() + ") OR (" + gateMark(key).where() + ")"
+		where = "(" + r.held(key).where() + ") OR (" + r.gate(key).where() + ")"
 	}
 	list, err := r.sights(ctx, side, where)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, f := range list {
-		if !f.ours && !all && (f.mark == gateMark(key) && f.blocked || f.mark == r.held(key) && f.Hidden) {
+		if !f.ours && !all && (f.mark == r.gate(key) && f.blocked || f.mark == r.held(key) && f.Hidden) {
 			f.Key, f.ours = key, true // the server does not show its statement
 		}
 		switch {
 		case !f.ours:
 		case f.mark == r.held(f.Key):
 			sights = append(sights, f.Sight)
-		case f.mark == gateMark(f.Key) && f.blocked:
+		case f.mark == r.gate(f.Key) && f.blocked:
 			f.Granted, f.Token = false, 0
 			sights = append(sights, f.Sight)
 		}

@@ -10,7 +10,7 @@ import (
 // direct reports whether there is no pooler between the client and the server. A pooler
 // sends a number of its own for cancellation, and a server sends the number of the backend.
 func direct(ctx context.Context, l *pgLink) (bool, error) {
-	a, err := l.Run(ctx, "SELECT pg_backend_pid()")
+	a, err := l.Run(ctx, "SELECT pg_catalog.pg_backend_pid()")
 	return err == nil && int64(l.conn.PID()) == a.Last().Int(0), err
 }
 
@@ -25,7 +25,7 @@ func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
 			return false, err
 		}
 	}
-	const backend = "SELECT pg_backend_pid()"
+	const backend = "SELECT pg_catalog.pg_backend_pid()"
 	first, err := l.Run(ctx, backend)
 	if err != nil {
 		return false, err

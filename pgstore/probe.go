@@ -17,10 +17,11 @@ import (
 // facts describe the server.
 type facts struct {
 	version       int64
-	checksClients bool  // the server can check whether a waiting client is still connected
-	shows         int   // the number of bytes of a statement that it shows
-	byteColumn    bool  // the column of a user's table has type bytea
-	connections   int64 // how many the server allows this user
+	checksClients bool   // the server can check whether a waiting client is still connected
+	shows         int    // the number of bytes of a statement that it shows
+	table         string // the user's table with its schema
+	byteColumn    bool   // the column of a user's table has type bytea
+	connections   int64  // how many the server allows this user
 	notes         []string
 }
 
@@ -36,10 +37,10 @@ func (s *store) refuse(format string, args ...any) error {
 }
 
 // allowed is an expression for the connections that the server allows this user. A limit of -1 is none.
-const allowed = `LEAST(current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
-	- COALESCE(current_setting('reserved_connections', true), '0')::bigint,
-	(SELECT NULLIF(rolconnlimit, -1) FROM pg_catalog.pg_roles WHERE rolname = current_user),
-	(SELECT NULLIF(datconnlimit, -1) FROM pg_catalog.pg_database WHERE datname = current_database()))`
+const allowed = `LEAST(pg_catalog.current_setting('max_connections')::bigint - pg_catalog.current_setting('superuser_reserved_connections')::bigint
+	- COALESCE(pg_catalog.current_setting('reserved_connections', true), '0')::bigint,
+	(SELECT NULLIF(rolconnlimit, -1) FROM pg_catalog.pg_roles WHERE rolname = session_user),
+	(SELECT NULLIF(datconnlimit, -1) FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))`
 
 // probe reads the facts, and refuses a server on which the recipe would not be safe.
 func (s *store) probe(ctx context.Context) (f facts, err error) {
@@ -55,13 +56,10 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	defer l.Close()
-	a, err := l.Run(ctx, "SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('track_activity_query_size'), current_setting('track_activities'), current_setting('fsync'), current_setting('full_page_writes'), "+
+	a, err := l.Run(ctx, "SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('track_activity_query_size'), pg_catalog.current_setting('track_activities'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'), "+
 		allowed)
 	if err != nil {
 		return f, unreached(err)
-	}
-	if _, err := s.checkTables(ctx, l); err != nil {
-		return f, err
 	}
 	r := a.Last()
 	inRecovery, readOnly := r.True(1), r.Text(2) == "on"
@@ -84,7 +82,10 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 	}
 	f.notes = probed.Notes(settings)
 	if s.cfg.Table != "" {
-		f.byteColumn, err = s.probeColumn(ctx, l)
+		if f.table, err = s.locateTable(ctx, l); err != nil {
+			return f, err
+		}
+		f.byteColumn, err = s.probeColumn(ctx, l, f.table)
 	}
 	return f, err
 }
@@ -106,7 +107,7 @@ func (s *store) probeSessions(ctx context.Context, l sqlkit.Link, version int64)
 			return false, err
 		}
 	}
-	_, err = l.Run(ctx, "SELECT set_config('client_connection_check_interval', '1s', false)")
+	_, err = l.Run(ctx, "SELECT pg_catalog.set_config('client_connection_check_interval', '1s', false)")
 	if err != nil && sqlState(err) == "" {
 		return false, unreached(err)
 	}
@@ -122,15 +123,15 @@ func (s *store) probeAdvisory(ctx context.Context, l sqlkit.Link) error {
 	}
 	defer other.Close()
 	key := rand.Int64()
-	first, err := l.Run(ctx, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", key))
+	first, err := l.Run(ctx, fmt.Sprintf("SELECT pg_catalog.pg_try_advisory_lock(%d)", key))
 	if err != nil {
 		return unreached(err)
 	}
-	second, err := other.Run(ctx, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", key))
+	second, err := other.Run(ctx, fmt.Sprintf("SELECT pg_catalog.pg_try_advisory_lock(%d)", key))
 	if err != nil {
 		return unreached(err)
 	}
-	end, err := l.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock(%d)", key))
+	end, err := l.Run(ctx, fmt.Sprintf("SELECT pg_catalog.pg_advisory_unlock(%d)", key))
 	if err != nil {
 		return unreached(err)
 	}
@@ -141,20 +142,32 @@ func (s *store) probeAdvisory(ctx context.Context, l sqlkit.Link) error {
 	return nil
 }
 
+// locateTable returns the name of the user's table with its schema.
+func (s *store) locateTable(ctx context.Context, l sqlkit.Link) (string, error) {
+	if strings.Contains(s.cfg.Table, ".") {
+		return s.cfg.Table, nil
+	}
+	schema, err := s.locate(ctx, l, "a table "+s.cfg.Table, "choose the schema, as in table=%s."+s.cfg.Table+" in the URL", strings.ToLower(s.cfg.Table))
+	if err == nil && schema == "" {
+		err = s.refuse("%sthere is no table %s", s.inSchemas(), s.cfg.Table)
+	}
+	return quoted(schema) + "." + s.cfg.Table, err
+}
+
 // probeColumn reports whether the column of a user's table has type bytea. It refuses other types than
 // that and text, and a table in which a name may have two rows: two clients could then lock one each. A
 // unique index prevents that, but not in tables that inherit from this one. If the check is deferred, the
 // second row exists for a while.
-func (s *store) probeColumn(ctx context.Context, l sqlkit.Link) (isBytes bool, err error) {
-	t := s.cfg.Table
-	a, err := l.Run(ctx, fmt.Sprintf(`SELECT c.relkind, format_type(a.atttypid, NULL), a.attnum,
+func (s *store) probeColumn(ctx context.Context, l sqlkit.Link, located string) (isBytes bool, err error) {
+	t, id := s.cfg.Table, ascii(located)+"::pg_catalog.regclass"
+	a, err := l.Run(ctx, fmt.Sprintf(`SELECT c.relkind, pg_catalog.format_type(a.atttypid, NULL), a.attnum,
 		c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid)
 		FROM pg_catalog.pg_class c LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = '%s' AND NOT a.attisdropped
-		WHERE c.oid = '%s'::regclass`, strings.ToLower(s.cfg.Column), t),
+		WHERE c.oid = %s`, strings.ToLower(s.cfg.Column), id),
 		fmt.Sprintf(`SELECT pg_catalog.pg_get_indexdef(i.indexrelid), i.indisunique AND i.indimmediate AND i.indisvalid AND i.indisready
 			AND i.indnkeyatts = 1 AND i.indpred IS NULL AND i.indkey[0] = a.attnum AND i.indcollation[0] = a.attcollation
 		FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attname = '%s'
-		WHERE i.indrelid = '%s'::regclass AND i.indisunique ORDER BY 2 DESC, 1`, strings.ToLower(s.cfg.Column), t))
+		WHERE i.indrelid = %s AND i.indisunique ORDER BY 2 DESC, 1`, strings.ToLower(s.cfg.Column), id))
 	if err != nil {
 		return false, unreached(err)
 	}
@@ -209,6 +222,9 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	}
 	g := Declared(s.cfg.Recipe)
 	g.Notes = append(g.Notes, f.notes...)
+	if schema, known := s.schema.Facts(); known {
+		g.Notes = append(g.Notes, "the tables are in the schema "+schema)
+	}
 	return g, nil
 }
 

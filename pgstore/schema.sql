@@ -1,6 +1,6 @@
 -- The tables of holdfast's recipes on PostgreSQL. `holdfast init URL` runs this file. A user with
--- the right to create tables can also run it, in the schema that comes first in the search path
--- of the stores' user. Every statement can run again.
+-- the right to create tables can also run it, in any schema. If several schemas have the tables,
+-- the stores' URLs choose one by schema=NAME. Every statement can run again.
 -- The recipe advisory needs none of it, unless its tokens are durable.
 
 -- optimistic: one row per name in use, removed a minute after its last use.
@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS holdfast_floor (
 	bucket smallint NOT NULL PRIMARY KEY,
 	token  bigint   NOT NULL
 );
-INSERT INTO holdfast_floor (bucket, token) SELECT n, 0 FROM generate_series(0, 63) AS n ON CONFLICT DO NOTHING;
+INSERT INTO holdfast_floor (bucket, token) SELECT n, 0 FROM pg_catalog.generate_series(0, 63) AS n ON CONFLICT DO NOTHING;
 
 -- pessimistic: one row per name; a session locks the row. permits is the size of a semaphore,
 -- or 0 if the name is not a semaphore.

@@ -21,10 +21,10 @@ type sessions struct {
 // the TTL ends the session. The server checks once a second whether a waiting client is
 // still there.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.server.Read(ctx)
-	if err != nil {
+	if err := r.findRows(ctx); err != nil {
 		return sqlkit.Identity{}, err
 	}
+	f := r.s.facts()
 	sets := map[string]string{
 		"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0",
 		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
@@ -36,9 +36,9 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	if f.checksClients {
 		sets["client_connection_check_interval"] = "1s"
 	}
-	q := "SELECT pg_is_in_recovery(), pg_backend_pid(), (SELECT extract(epoch FROM backend_start) FROM pg_stat_get_activity(pg_backend_pid()))"
+	q := "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_backend_pid(), (SELECT extract(epoch FROM backend_start) FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
 	for name, value := range sets {
-		q += fmt.Sprintf(", set_config('%s', '%s', false)", name, value)
+		q += fmt.Sprintf(", pg_catalog.set_config('%s', '%s', false)", name, value)
 	}
 	a, err := l.Run(ctx, q)
 	if err != nil {
@@ -49,6 +49,15 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 		return sqlkit.Identity{}, errReplica // it was the primary when the store was opened
 	}
 	return sqlkit.Identity{Conn: row.Int(1), Since: row.Text(2)}, nil
+}
+
+// findRows finds the tables of the locks, unless they are known.
+func (r sessions) findRows(ctx context.Context) error {
+	_, err := r.s.server.Read(ctx)
+	if err == nil && r.s.usesTables() {
+		err = r.s.resolve(ctx)
+	}
+	return err
 }
 
 // unit is the granularity of the server's timeouts.
@@ -63,7 +72,7 @@ func (r sessions) comment(a *sqlkit.LockRequest) string {
 // shared grant. If the grant has several tokens, their number follows. If token is NULL, the name is
 // the empty string.
 func setName(a *sqlkit.LockRequest, token, tokens string) string {
-	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s' || CASE WHEN (%s) > 1 THEN ' x' || (%[3]s) ELSE '' END, ''), false)", token, a.ID, tokens)
+	return fmt.Sprintf("pg_catalog.set_config('application_name', coalesce('hf ' || (%s) || ' %s' || CASE WHEN (%s) > 1 THEN ' x' || (%[3]s) ELSE '' END, ''), false)", token, a.ID, tokens)
 }
 
 // nameBytes is how many bytes of application_name the server keeps.
@@ -89,12 +98,12 @@ func (r sessions) tokens(a *sqlkit.LockRequest) int {
 // and reads the clock until it is n microseconds after token, the first one. The value is then n, or one
 // if the clock does not get there. pg_sleep would wait for a millisecond.
 func tokenCount(token, n string) string {
-	return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN coalesce((SELECT %[2]s FROM (SELECT generate_series(1, 50 * %[2]s), %[3]s AS now) c WHERE now >= %[1]s + %[2]s LIMIT 1), 1) END",
+	return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN coalesce((SELECT %[2]s FROM (SELECT pg_catalog.generate_series(1, 50 * %[2]s), %[3]s AS now) c WHERE now >= %[1]s + %[2]s LIMIT 1), 1) END",
 		token, n, clock)
 }
 
 // resetName is an expression that restores the original application_name of the session.
-const resetName = "set_config('application_name', NULL, false)"
+const resetName = "pg_catalog.set_config('application_name', NULL, false)"
 
 // holding is a grant as the application_name of its session shows it.
 type holding struct {
@@ -125,7 +134,7 @@ func parseName(application string) (h holding, ok bool) {
 
 // Ping runs a statement whose comment shows the owner, and reports whether the session is the same.
 func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
-	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid()")
+	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_catalog.pg_backend_pid()")
 	if err != nil {
 		return false, err
 	}
@@ -163,13 +172,13 @@ func sessionRow(id sqlkit.Identity) string {
 
 // Cancel ends the statement of a session.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
-	_, err := side.Run(ctx, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE "+sessionRow(id))
+	_, err := side.Run(ctx, "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
 	return err
 }
 
 // End ends a session and reports whether it is gone.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	a, err := side.Run(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+sessionRow(id))
+	a, err := side.Run(ctx, "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
 	if err != nil {
 		return false, err
 	}
@@ -178,7 +187,7 @@ func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity)
 
 // Evict ends the session of a grant, unless its application_name has changed.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
-	_, err := side.Run(ctx, fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE %s AND application_name LIKE 'hf %d %s%%'",
+	_, err := side.Run(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity WHERE %s AND application_name LIKE 'hf %d %s%%'",
 		sessionRow(seen.Identity), seen.Token, seen.Owner.ID))
 	return err
 }
@@ -207,8 +216,8 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 	a, err := side.Run(ctx, `SELECT l.pid, extract(epoch FROM a.backend_start), l.granted, a.application_name, a.query,
 		(extract(epoch FROM coalesce(l.waitstart, a.query_start)) * 1000000)::bigint, (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint,
 		a.state, coalesce(host(a.client_addr), ''), l.classid, l.objid, l.objsubid, coalesce(a.wait_event_type, '')
-		FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-		WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (`+where+`)
+		FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+		WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) AND (`+where+`)
 		ORDER BY l.granted DESC, l.waitstart NULLS FIRST`)
 	if err != nil {
 		return nil, err

@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,13 +21,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// schema is the script of Init.
+// sqlScript is the script of Init.
 //
 //go:embed schema.sql
-var schema string
+var sqlScript string
 
 // Schema returns the script that creates the tables. Each statement may be executed again.
-func Schema() string { return schema }
+func Schema() string { return sqlScript }
 
 // engine implements a recipe.
 type engine = sqlkit.Engine
@@ -46,6 +48,7 @@ type store struct {
 	links  *sqlkit.Pool // for Get and Put, and for commits beside an open transaction
 	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
+	schema *sqlkit.Probe[string] // of holdfast's tables
 
 	oneHost bool // the store opens its own connections, to one server
 }
@@ -77,6 +80,12 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: %w", err)
 	}
 	pg = pg.Copy()
+	if len(c.schemas) == 0 {
+		c.schemas = pathSchemas(pg.RuntimeParams[searchPath])
+	}
+	if c.Table == "" { // a trigger of a user's table may need the search path
+		delete(pg.RuntimeParams, searchPath) // a pooler refuses it
+	}
 	onlyPrimary(pg)
 	if !oneHost(pg) && pg.ConnectTimeout == 0 {
 		pg.ConnectTimeout = hostTimeout
@@ -88,15 +97,14 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		if err != nil {
 			return nil, err
 		}
-		if err := s.fixSchemas(ctx, l); err != nil {
-			l.Close()
-			return nil, err
-		}
 		return l, nil
 	})
 	s.dial, s.own = dialer.Dial, dialer
 	return s.open(ctx, &listener{pg, last})
 }
+
+// searchPath is the name of a setting.
+const searchPath = "search_path"
 
 // protection returns how the least protected connection is protected.
 func protection(pg *pgconn.Config) storeurl.Protection {
@@ -176,6 +184,7 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
+	s.schema = sqlkit.NewProbe(s.findSchema)
 	s.valueTable = newValues(s)
 	switch s.cfg.Recipe {
 	case Optimistic:
@@ -183,13 +192,19 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{}, faults{}, w, nil, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, faults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = s.onSessions(newPessimistic(s))
 	case Advisory:
 		s.engine = s.onSessions(advisory{sessions{s: s}})
 	}
-	if err := s.server.Open(ctx); err != nil {
+	err := s.server.Open(ctx)
+	if _, reached := s.server.Facts(); reached && s.usesTables() {
+		if err = s.schema.Open(ctx); errors.Is(err, errNoTables) { // Init may create them
+			err = nil
+		}
+	}
+	if err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
@@ -220,21 +235,36 @@ func (s *store) Close(ctx context.Context) error {
 	return err
 }
 
-// Init creates the tables, unless they exist. Any number of clients may call it at the same time. It
-// needs the right to create tables. The store itself needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist: in the schema of [InSchema], or else in the schema public. Any number of
+// clients may call it at the same time. It needs the right to create tables. The store itself needs only SELECT, INSERT,
+// UPDATE and DELETE on them. Init refuses to create tables beside those of another schema, unless InSchema chooses one.
 func (s *Store) Init(ctx context.Context) error {
 	l, err := s.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
+	schema, err := s.locateTables(ctx, l)
+	if err != nil {
+		return err
+	}
+	if schema == "" {
+		schema = initSchema
+		if len(s.cfg.schemas) > 0 {
+			schema = s.cfg.schemas[0]
+		}
+	}
 	// The connection has no other use, so the setting affects nothing else.
-	script := append([]string{"SET synchronous_commit = on"}, sqlkit.Statements(schema)...)
+	script := []string{"SET synchronous_commit = on"}
+	for _, statement := range sqlkit.Statements(sqlScript) {
+		script = append(script, strings.ReplaceAll(statement, "holdfast_", quoted(schema)+".holdfast_"))
+	}
 	if err := sqltype.Create(ctx, func() error { _, err := l.Run(ctx, script...); return err }); err != nil {
 		coded, _ := faults{}.Sort(err)
-		return coded
+		return driver.Errorf(driver.CodeOf(coded), "pgstore: creating the tables in schema %s: %w", schema, coded)
 	}
-	return nil
+	_, err = s.locateTables(ctx, l) // another client may have created the tables in another schema meanwhile
+	return err
 }
 
 var _ interface {

@@ -287,8 +287,10 @@ type Table struct {
 	// DB and Dialect are required.
 	DB      optimistic.Queryer
 	Dialect fence.Dialect
-	// Name is the table's, Key, Max and Version are its columns. Default: segment_id,
-	// biz_code, max_id, version.
+	// Name is the table's, Key, Max and Version are its columns. Give Name a schema if other
+	// code may have changed the search path or the default database of a session: the table
+	// of another schema gives the same ids again. Default: segment_id, biz_code, max_id,
+	// version.
 	Name, Key, Max, Version string
 	// Options are those of the updates.
 	Options []optimistic.Option

@@ -66,6 +66,12 @@ type part struct {
 // that a retry does not solve, each row gets a statement of its own.
 func (r *rows) Exchange(ctx context.Context, changes []record.Change, keys []string) []record.Result {
 	results := make([]record.Result, len(keys))
+	if err := r.resolve(ctx); err != nil {
+		for i := range results {
+			results[i].Err = err
+		}
+		return results
+	}
 	all := part{rows: make([]exchange, len(keys)), apart: len(keys) == 1}
 	for i, key := range keys {
 		all.rows[i] = exchange{key: key, result: &results[i]}
@@ -280,6 +286,10 @@ var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables lack a row:
 // List implements [record.Batch].
 func (r *rows) List(ctx context.Context, prefix string) iter.Seq2[record.Entry, error] {
 	return func(yield func(record.Entry, error) bool) {
+		if err := r.resolve(ctx); err != nil {
+			yield(record.Entry{}, err)
+			return
+		}
 		answers, err := r.pool.Run(ctx, r.table.List([]byte(prefix)))
 		if err != nil {
 			yield(record.Entry{}, Unreached(r.faults, err))
@@ -296,6 +306,14 @@ func (r *rows) List(ctx context.Context, prefix string) iter.Seq2[record.Entry, 
 			}
 		}
 	}
+}
+
+// resolve calls Resolve of the table, if it has that method.
+func (r *rows) resolve(ctx context.Context) error {
+	if t, ok := r.table.(Resolver); ok {
+		return t.Resolve(ctx)
+	}
+	return nil
 }
 
 // Close closes the pool.

@@ -9,6 +9,9 @@ import (
 // Sweep implements [record.Sweeper].
 func (r *rows) Sweep(ctx context.Context, idle time.Duration) error {
 	const maxRows = 200
+	if err := r.resolve(ctx); err != nil {
+		return err
+	}
 	for {
 		answers, err := r.pool.Run(ctx, r.table.Idle(idle.Microseconds(), maxRows))
 		if err != nil {

@@ -1,5 +1,7 @@
 package sqlkit
 
+import "context"
+
 // Table builds the statements of [NewOptimistic] in one dialect. They use two
 // tables. One has a row per name (name, bucket, version, token, expires, touched, state).
 // The other has a row per bucket, 0 to Buckets-1, with the high-water mark of tokens.
@@ -36,6 +38,12 @@ type Table interface {
 	Raise(bucket int, token int64) string
 	// Delete removes the row of a name if it has the version.
 	Delete(name []byte, version int64) string
+}
+
+// Resolver is a [Table] whose statements depend on a query, such as the one that finds the schema of its tables.
+type Resolver interface {
+	// Resolve returns when the table can build statements. Its error has a code.
+	Resolve(context.Context) error
 }
 
 // Write is the new state of a row.

@@ -13,6 +13,8 @@ import (
 type Values struct {
 	// Namespace is that of the store.
 	Namespace string
+	// Resolve returns when Read, Insert and Update can build statements; nil if they always can. Its error has a code.
+	Resolve func(context.Context) error
 	// Run runs statements on a connection without a transaction, at a primary.
 	Run func(ctx context.Context, statements ...string) (Answers, error)
 	// Sort adds a code to an error of Run, like Sort of [Faults]. Nothing was written if another try may succeed.
@@ -69,6 +71,11 @@ func (v *Values) run(ctx context.Context, key string, data []byte, statements fu
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
+	}
+	if v.Resolve != nil {
+		if err := v.Resolve(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for tries := 1; ; tries++ {
 		answer, err := v.Run(ctx, statements([]byte(v.Namespace+"\x00"+key))...)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
@@ -49,6 +50,27 @@ func TestGuardInTransactionOfCaller(t *testing.T) {
 	}
 	if err := (pgstore.Guard{DB: c, Table: "nothing"}).Raise(t.Context(), "invoices", 7); !errors.Is(err, fence.ErrUnavailable) {
 		t.Errorf("missing table: %v", err)
+	}
+}
+
+// TestGuardWithSchemaIgnoresSearchPath: a guard whose table has a schema refuses a stale token in every session. The other
+// schema has such a table, too.
+func TestGuardWithSchemaIgnoresSearchPath(t *testing.T) {
+	database := twoSchemas(t)
+	for _, schema := range []string{"public", "t7"} {
+		check(t, fence.SQL{Dialect: fence.PostgreSQL, Table: schema + ".holdfast_fence"}.CreateTable(t.Context(), postgres.Pool(t, database)))
+	}
+	const table = "public.holdfast_fence"
+	plain, left := leftWith(t, database, "SELECT 1"), leftWith(t, database, "SET search_path TO t7")
+	db := stdlib.OpenDBFromPool(left)
+	defer db.Close()
+	check(t, pgstore.Guard{DB: plain, Table: table}.Raise(t.Context(), "x", 7))
+	for what, guard := range map[string]fence.Guard[fence.Func]{
+		"pgx": pgstore.Guard{DB: left, Table: table}, "database/sql": fence.SQL{Dialect: fence.PostgreSQL, Table: table}.Guard(db, nil),
+	} {
+		if err := guard.Raise(t.Context(), "x", 6); !errors.Is(err, fence.ErrStale) {
+			t.Errorf("%s: a stale token: %v", what, err)
+		}
 	}
 }
 
