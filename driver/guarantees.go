@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -116,6 +117,9 @@ type Guarantees struct {
 	// Kind names the recipe: "memory", "file", "redis".
 	Kind  string
 	Scope Scope
+	// Reach names exactly which clients share the locks, beside the namespace: "every client of the same
+	// database". If it is empty, Scope describes them.
+	Reach string
 	Crash Crash
 	Pause Pause
 	Order Order
@@ -164,7 +168,7 @@ type Row struct{ Key, Value string }
 // Rows returns the guarantees as the lines of a table for people.
 func (g Guarantees) Rows() []Row {
 	rows := []Row{
-		{"locks reach", g.Scope.Describe()},
+		{"locks reach", cmp.Or(g.Reach, g.Scope.Describe())},
 		{"limits", g.limits()},
 		{"a crash frees", g.Crash.Describe()},
 		{"a paused holder", g.Pause.Describe()},

@@ -268,6 +268,7 @@ func (s *store) guarantees(least time.Duration) driver.Guarantees {
 	return driver.Guarantees{
 		Kind:      "etcd",
 		Scope:     driver.ScopeNetwork,
+		Reach:     "every client of the cluster with the same prefix",
 		Crash:     driver.CrashFreesAfterTTL,
 		Pause:     driver.PauseLoses,
 		Order:     driver.OrderFIFO,

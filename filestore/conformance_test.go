@@ -36,6 +36,13 @@ func TestConformance(t *testing.T) {
 			s.NoFallback()
 			return s
 		},
+		Outside: func(t testing.TB, namespace string) driver.Store {
+			s, err := filestore.Open(context.Background(), tempDir(t), filestore.Namespace(namespace))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
 		Leftovers: func(t testing.TB) []string { return leftovers(t, dir) },
 		Forge:     func(t testing.TB, _ string, ids []string, token uint64) { forge(t, dir, ids, token) },
 	})

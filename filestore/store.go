@@ -148,8 +148,9 @@ func (s *store) bucketOf(name string) *bucket {
 
 // Guarantees returns the guarantees of locks in files.
 func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
+	scope := filesystem.Scope(s.dir)
 	return driver.Guarantees{
-		Kind: "file", Scope: filesystem.Scope(s.dir),
+		Kind: "file", Scope: scope, Reach: scope.Describe() + ": every process that opens the same directory",
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,

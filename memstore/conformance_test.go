@@ -14,6 +14,7 @@ func TestConformance(t *testing.T) {
 	drivertest.Run(t, drivertest.Harness{
 		Open:                open,
 		OpenWithoutFallback: open,
+		Outside:             func(testing.TB, string) driver.Store { return memstore.New() },
 		Stop:                func(testing.TB) { s.Script().Stop() },
 		Start:               func(testing.TB) { s.Script().Start() },
 		LoseAnswer: func(_ testing.TB, after int) {

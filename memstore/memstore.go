@@ -123,6 +123,7 @@ func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind:   "memory",
 		Scope:  driver.ScopeProcess,
+		Reach:  "this process: the clients of one Store",
 		Crash:  driver.CrashFreesSpace,
 		Pause:  driver.PauseLoses,
 		Order:  driver.OrderFIFO,

@@ -201,15 +201,39 @@ func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all boo
 		return sights, missing, nil
 	}
 	if !slices.ContainsFunc(sights, func(s sqlkit.Sight) bool { return s.Granted }) {
-		a, err := side.Run(ctx, "SELECT IS_USED_LOCK("+asText(r.lockname(key))+")")
+		holders, err := r.elsewhere(ctx, side, key, recipe)
 		if err != nil {
 			return nil, nil, err
 		}
-		if conn := a.Last().Int(0); conn != 0 {
-			s := sqlkit.Sight{Granted: true, Slot: driver.NoSlot, Note: fmt.Sprintf("not of holdfast, or just begun: connection %d", conn)}
-			s.Key, s.Limit, s.Conn = key, driver.Exclusive, conn
-			sights = append(sights, s)
-		}
+		sights = append(sights, holders...)
 	}
 	return sights, nil, nil
+}
+
+// elsewhere returns the holder that the table of this database does not record: a session of another database, whose
+// record it reads if the user may, or of another program.
+func (r named) elsewhere(ctx context.Context, side sqlkit.Link, key []byte, recipe string) ([]sqlkit.Sight, error) {
+	a, err := side.Run(ctx, "SELECT used.id, p.host, p.db, p.db = DATABASE() FROM (SELECT IS_USED_LOCK("+asText(r.lockname(key))+") AS id) used "+
+		"LEFT JOIN information_schema.processlist p ON p.id = used.id")
+	if err != nil {
+		return nil, err
+	}
+	row := a.Last()
+	conn, host, db := row.Int(0), row.Text(1), row.Text(2)
+	if conn == 0 {
+		return nil, nil
+	}
+	s := sqlkit.Sight{Granted: true, Slot: driver.NoSlot, Note: fmt.Sprintf("not of holdfast, or just begun: connection %d", conn)}
+	if host != "" {
+		s.Note += " from " + host
+	}
+	if db != "" && !row.True(3) {
+		table := "`" + strings.ReplaceAll(db, "`", "``") + "`.holdfast_session"
+		if found, err := r.holders(ctx, side, table, recipe+" AND s.name = "+lit(key)); err == nil && len(found) > 0 {
+			return found, nil
+		}
+		s.Note += ", database " + db
+	}
+	s.Key, s.Limit, s.Conn = key, driver.Exclusive, conn
+	return []sqlkit.Sight{s}, nil
 }

@@ -405,6 +405,9 @@ func Declared(r Recipe) driver.Guarantees {
 		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",
 		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. Of an old primary that remains writable or cannot be reached, the holder notices the loss after the TTL",
 	}
+	if r == Named {
+		g.Reach = "every client of the server, in all its databases"
+	}
 	if r == Pessimistic {
 		g.Shared, g.Semaphore, g.Slots, g.Order = true, true, true, driver.OrderNone
 		g.Notes = append(g.Notes,

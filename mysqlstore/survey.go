@@ -24,7 +24,7 @@ func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	if all {
 		name, matches = fmt.Sprintf("LEFT(s.name, %d)", len(key)), bytes.HasPrefix
 	}
-	holders, err := r.holders(ctx, side, recipe+" AND "+name+" = "+lit(key))
+	holders, err := r.holders(ctx, side, "holdfast_session", recipe+" AND "+name+" = "+lit(key))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -49,11 +49,11 @@ func (r sessions) unrecorded(ctx context.Context, side sqlkit.Link) (missing, er
 	return missing, nil
 }
 
-// holders returns the sessions whose grants are recorded. It finds the numbers that the
+// holders returns the sessions whose grants a table records. It finds the numbers that the
 // sessions have on this server by the named locks of their grants.
-func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) ([]sqlkit.Sight, error) {
+func (r sessions) holders(ctx context.Context, side sqlkit.Link, table, where string) ([]sqlkit.Sight, error) {
 	a, err := side.Run(ctx, "SELECT s.now, s.token, s.slot, s.label, p.micros, p.command, s.held, HEX(s.name) FROM"+
-		" (SELECT IS_USED_LOCK(CONVERT(s.held USING utf8mb4)) AS now, s.held, s.token, s.slot, s.label, s.name FROM holdfast_session s WHERE "+where+") s"+
+		" (SELECT IS_USED_LOCK(CONVERT(s.held USING utf8mb4)) AS now, s.held, s.token, s.slot, s.label, s.name FROM "+table+" s WHERE "+where+") s"+
 		" LEFT JOIN "+r.processes()+" p ON p.id = s.now WHERE s.now IS NOT NULL")
 	if err != nil {
 		return nil, err

@@ -113,7 +113,7 @@ func open(u *url.URL, namespace string) (*Store, error) {
 
 // declared returns what the store guarantees.
 func declared() driver.Guarantees {
-	return driver.Guarantees{Kind: "nats", Scope: driver.ScopeNetwork,
+	return driver.Guarantees{Kind: "nats", Scope: driver.ScopeNetwork, Reach: "every client of the same bucket",
 		EarlyEnd: []string{"acknowledged writes that servers without sync_interval=always lose in a power failure",
 			"the bucket deleted or restored", "clocks of two servers that differ by more than skew"},
 		Notes: []string{"a grant of a dead client stands longer than its TTL, by skew",

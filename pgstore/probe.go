@@ -228,11 +228,15 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, nil
 }
 
+// reachSchema is the reach of the recipes with tables.
+const reachSchema = "every client of the server with the same database and schema"
+
 // Declared returns the guarantees of a recipe on an ordinary server, without a connection.
 func Declared(r Recipe) driver.Guarantees {
 	kind := "postgres " + string(r)
 	if r == Optimistic {
 		g := sqlkit.OptimisticGuarantees(kind, true)
+		g.Reach = reachSchema
 		g.Notes = []string{
 			"works through poolers and proxies; a held lock needs no connection, and all waiters share one that listens",
 			"a process may replace its grant by the next one of its own waiters within 5 ms of the first, before it releases the lock",
@@ -259,6 +263,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Order = driver.OrderNone
 	case Pessimistic:
 		g.Semaphore, g.Slots, g.Mixed, g.Order = true, true, false, driver.OrderNone
+		g.Reach = reachSchema
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another; waiters for semaphores poll, at most 100ms apart",
 			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later. A waiter has the same effect",

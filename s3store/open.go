@@ -145,7 +145,7 @@ func open(u *url.URL, namespace string, keys func(context.Context) (Keys, error)
 
 // declared returns what the store guarantees. A grant lasts from a time with seconds, which may be a second old.
 func declared(skew time.Duration) driver.Guarantees {
-	return driver.Guarantees{Kind: "s3", Scope: driver.ScopeNetwork, Granularity: 2*tick + skew,
+	return driver.Guarantees{Kind: "s3", Scope: driver.ScopeNetwork, Reach: "every client of the same bucket and prefix", Granularity: 2*tick + skew,
 		EarlyEnd: []string{"clocks of two servers that differ by more than skew",
 			"objects that a lifecycle rule deletes, or a replica that takes over without them"},
 		Notes: []string{"a grant of a dead client stands longer than its TTL, by up to two seconds and skew",

@@ -64,7 +64,7 @@ func New(d sqldriver.Driver, path, namespace string) (*record.Store, error) {
 	db := sql.OpenDB(&connector{d, path})
 	db.SetMaxOpenConns(1) // the file has one writer at a time anyway
 	return record.New(file{db}, "sqlite "+path, driver.Guarantees{
-		Kind: "sqlite", Scope: driver.ScopeMachine,
+		Kind: "sqlite", Scope: driver.ScopeMachine, Reach: "this machine: every process that opens the same file",
 		EarlyEnd: []string{"the file deleted or replaced"},
 		Notes:    []string{"a process that is stopped during a request blocks all others until it continues or is killed"},
 	}, record.Options{Namespace: namespace}), nil

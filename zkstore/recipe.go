@@ -89,6 +89,7 @@ func (s *store) guarantees(longest time.Duration) driver.Guarantees {
 	g := driver.Guarantees{
 		Kind:  s.recipe.kind,
 		Scope: driver.ScopeNetwork,
+		Reach: "every client of the ensemble with the same root and layout",
 		Crash: driver.CrashFreesAfterTTL,
 		Pause: driver.PauseLoses,
 		Order: driver.OrderFIFO,

@@ -90,6 +90,9 @@ type Harness struct {
 	// Forge sends messages to every client, as another program may that knows the IDs of the requests for a name and
 	// the token of its grant; nil if the store sends no messages, or the harness cannot.
 	Forge func(t testing.TB, name string, ids []string, token uint64)
+	// Outside opens a client just outside of Guarantees.Reach, and Within one that differs from those of Open as far
+	// as Reach allows; nil if the harness cannot, or there is none.
+	Outside, Within func(t testing.TB, namespace string) driver.Store
 	// Background names functions, as in a stack trace, whose goroutines belong to the
 	// harness and are no leak.
 	Background []string
@@ -111,6 +114,7 @@ func Run(t *testing.T, h Harness) {
 	for _, test := range []suiteTest{
 		{"Guarantees", guaranteesAreWhole},
 		{"Exclusive", exclusive},
+		{"Reach", reach},
 		{"LimitRule", limitRule},
 		{"LimitsNotDeclared", limitsNotDeclared},
 		{"Slots", slots},

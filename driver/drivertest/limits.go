@@ -53,6 +53,33 @@ func exclusive(e *env) {
 	e.free(a, name)
 }
 
+// reach requires that a client just outside of what the store declares is not excluded and sees nothing, and that one at
+// the edge within is excluded and sees the holder.
+func reach(e *env) {
+	if e.h.Outside == nil && e.h.Within == nil {
+		e.Skip("the harness opens no client at the edge of the reach")
+	}
+	a, name := e.open(), e.name()
+	g := e.must(a, e.request(name, driver.Exclusive, long))
+	if e.h.Within != nil {
+		b := e.opened(e.h.Within(e.T, ""))
+		e.busy(b, e.request(name, driver.Exclusive, long))
+		e.shown(b, name, g.Token)
+	}
+	if e.h.Outside != nil {
+		b := e.opened(e.h.Outside(e.T, ""))
+		other := e.must(b, e.request(name, driver.Exclusive, long))
+		if i, ok := b.(driver.Inspector); ok {
+			e.shown(b, name, other.Token)
+			if st, err := i.Inspect(e.Context(), name); err != nil || len(st.Holders) != 1 {
+				e.Errorf("a client outside of the reach %q sees %+v, %v", e.g.Rows()[0].Value, st.Holders, err)
+			}
+		}
+		e.release(b, other)
+	}
+	e.release(a, g)
+}
+
 // limitText is the rule, for messages about limits.
 const limitText = "a grant of limit n never stands beside more than n-1 others"
 

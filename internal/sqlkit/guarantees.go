@@ -21,7 +21,7 @@ func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 // guarantees returns what the engines have in common.
 func guarantees(kind string) driver.Guarantees {
 	return driver.Guarantees{
-		Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true,
+		Kind: kind, Scope: driver.ScopeNetwork, Reach: "every client of the server with the same database", TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true,
 		Reserves: true, Pause: driver.PauseLoses, Break: driver.BreakNow,
 	}
 }

@@ -273,7 +273,7 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 func (s *store) guarantees() driver.Guarantees {
 	n := len(s.nodes)
 	g := driver.Guarantees{
-		Kind: "redlock", Scope: driver.ScopeNetwork,
+		Kind: "redlock", Scope: driver.ScopeNetwork, Reach: "every client of the same servers",
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: fallbackInterval, TryFirst: true,
 		Tokens: "above the counters of a majority, and at least the servers' clock in microseconds. " +

@@ -50,6 +50,7 @@ func conform(t *testing.T, c *cluster, ttl time.Duration, changes ...func(*drive
 		OpenWithoutFallback: func(t testing.TB, namespace string) driver.Store { return wakeup.WithoutFallback(open(t, namespace)) },
 		TTL:                 ttl,
 		Session:             true,
+		Outside:             func(t testing.TB, namespace string) driver.Store { return at(t, c.url("/other"), namespace) },
 		Cause:               rpctypes.ErrLeaseNotFound,
 		Leftovers:           func(t testing.TB) []string { return c.leftovers(t, client) },
 		Corrupt: func(t testing.TB, namespace, name string) func() {

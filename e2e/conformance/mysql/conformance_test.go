@@ -24,6 +24,7 @@ var check = servertest.Check
 
 // mariadb is the database of these tests.
 var mariadb = &sqltest.Database{
+	AllDatabases: "named",
 	Start: func(ctx context.Context, flags ...string) (sqltest.Server, error) {
 		m, err := servers.StartMySQL(ctx, flags...)
 		if err != nil {

@@ -2,6 +2,7 @@ package nats
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,8 +42,13 @@ func conform(t *testing.T, c *cluster, clock func(testing.TB, time.Duration)) {
 		Open:                open,
 		OpenWithoutFallback: func(t testing.TB, namespace string) driver.Store { return wakeup.WithoutFallback(open(t, namespace)) },
 		SetClock:            clock,
-		Corrupt:             func(t testing.TB, namespace, name string) func() { return c.corrupt(t, namespace, name) },
-		Bubble:              len(c.members) == 1, // a read of a replica that lags sleeps, and no time passes in a bubble
+		Outside: func(t testing.TB, namespace string) driver.Store {
+			s := at(t, strings.Replace(c.url(c.addresses()), "bucket=locks", "bucket=other", 1), namespace)
+			check(t, s.(*natsstore.Store).Init(t.Context()))
+			return s
+		},
+		Corrupt: func(t testing.TB, namespace, name string) func() { return c.corrupt(t, namespace, name) },
+		Bubble:  len(c.members) == 1, // a read of a replica that lags sleeps, and no time passes in a bubble
 	}
 	servertest.Disturb(&h, func(t testing.TB, addresses []string) driver.Store { return at(t, c.url(addresses), "") }, c.proxies...)
 	drivertest.Run(t, h)

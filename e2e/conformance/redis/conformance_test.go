@@ -91,6 +91,9 @@ func TestConformance(t *testing.T) {
 	suite(t, []*servers.Redis{r}, p, nil, urls("redis://"), func(h *drivertest.Harness) {
 		servertest.Clock(t, h, r)
 		h.Steps = steps(r, overNative)
+		h.Outside = func(t testing.TB, namespace string) driver.Store {
+			return open(t, "redis://"+r.Address()+"/1", redisstore.Namespace(namespace))
+		}
 	})
 }
 

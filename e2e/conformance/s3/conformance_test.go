@@ -59,6 +59,11 @@ func TestConformance(t *testing.T) {
 	h := drivertest.Harness{
 		Open:   func(t testing.TB, namespace string) driver.Store { return at(t, g.proxy.Address(), namespace) },
 		Bubble: true,
+		Outside: func(t testing.TB, namespace string) driver.Store {
+			s, err := s3store.Open(context.Background(), strings.Replace(servers.S3URL(g.proxy.Address()), "?", "/other?", 1), namespace)
+			servertest.Check(t, err)
+			return s
+		},
 		Corrupt: func(t testing.TB, namespace, name string) (remove func()) {
 			path := filepath.Join(g.Root, strings.Join([]string{"lock", namespace, name}, "_00"))
 			servertest.Check(t, os.WriteFile(path, []byte("abcdefghijklmnopqrstuvwxyz{}"), 0o600))

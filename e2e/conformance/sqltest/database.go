@@ -58,6 +58,8 @@ type Process interface {
 // Parameters are those of a store's URL, such as "recipe=optimistic&tokens=durable". Statements
 // are formats; their comments name the arguments.
 type Database struct {
+	// AllDatabases is the recipe whose locks reach the clients of all databases of a server; empty if there is none.
+	AllDatabases string
 	// Start starts a server, with settings of its own kind.
 	Start func(ctx context.Context, settings ...string) (Server, error)
 	// Fast is a setting that makes a server fast, and forget data when it is killed.
@@ -283,6 +285,17 @@ func Conformance(t *testing.T, d *Database) {
 						t.Error(err)
 					}
 				},
+			}
+			other := d.Create(t)
+			edge := func(t testing.TB, ns string) driver.Store {
+				s, err := d.Open(context.Background(), d.URL(server.Address, other, params), ns)
+				check(t, err)
+				return s
+			}
+			if d.AllDatabases == recipe {
+				h.Within = edge
+			} else {
+				h.Outside = edge
 			}
 			servertest.Disturb(&h, func(t testing.TB, addresses []string) driver.Store { return at(t, addresses[0], "") }, proxy)
 			h.OpenWithoutFallback = func(t testing.TB, ns string) driver.Store { return wakeup.WithoutFallback(h.Open(t, ns)) }

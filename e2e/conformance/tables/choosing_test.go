@@ -18,7 +18,7 @@ func TestChoosingPageMatchesDeclarations(t *testing.T) {
 		if strings.HasPrefix(g.Kind, "redis-") || strings.HasPrefix(g.Kind, "zookeeper ") {
 			continue // the layouts of other clients
 		}
-		row := fmt.Sprintf("%s | %s | %s | %s | %s", g.Scope.Describe(), g.Order.Describe(), g.Wake, g.Crash.Describe(), g.Pause.Describe())
+		row := fmt.Sprintf("%s | %s | %s | %s | %s", g.Rows()[0].Value, g.Order.Describe(), g.Wake, g.Crash.Describe(), g.Pause.Describe())
 		if kinds[row] == nil {
 			rows = append(rows, row)
 		}

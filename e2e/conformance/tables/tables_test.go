@@ -80,7 +80,6 @@ func TestGuaranteesPageIsCurrent(t *testing.T) {
 
 // usual has the rows of most stores. The page shows them once.
 var usual = []driver.Row{
-	{Key: "locks reach", Value: driver.ScopeNetwork.Describe()},
 	{Key: "a crash frees", Value: driver.CrashFreesAfterTTL.Describe()},
 	{Key: "a paused holder", Value: driver.PauseLoses.Describe()},
 	{Key: "break", Value: driver.BreakNow.Describe()},

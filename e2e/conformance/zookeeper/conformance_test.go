@@ -46,6 +46,9 @@ func conform(t *testing.T, layout zkstore.Layout) {
 		Session:             true, // validity may run from the requests that set the watches
 		Open:                openStore,
 		OpenWithoutFallback: openStore, // a waiter uses a watch, and does not poll
+		Outside: func(t testing.TB, namespace string) driver.Store {
+			return open(t, []string{p.Address()}, zkstore.Root("/other"), zkstore.WithLayout(layout), zkstore.Namespace(namespace))
+		},
 		Stop: func(t testing.TB) {
 			must(t, z.Pause())
 		},

@@ -435,10 +435,15 @@ func (b *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 
 var kinds = map[Mode]string{Standalone: "redis", Sentinel: "redis-sentinel", Cluster: "redis-cluster"}
 
+var reaches = map[Mode]string{
+	Standalone: "every client of the server with the same database number", Sentinel: "every client of the group with the same database number",
+	Cluster: "every client of the cluster",
+}
+
 // declare returns the guarantees for the findings of a probe.
 func (s *Server) declare(f *findings) driver.Guarantees {
 	g := driver.Guarantees{
-		Kind: kinds[s.Client.Mode()], Scope: driver.ScopeNetwork,
+		Kind: kinds[s.Client.Mode()], Scope: driver.ScopeNetwork, Reach: reaches[s.Client.Mode()],
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Wake: driver.WakePush, TryFirst: true,
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
