@@ -206,8 +206,9 @@ func (l *pgLink) end() {
 
 // lastHost is the host to which a store has connected last, HOST:PORT.
 type lastHost struct {
-	mu   sync.Mutex
-	last string
+	renew func() (*pgconn.Config, error) // see config
+	mu    sync.Mutex
+	last  string
 }
 
 // prefer makes the host of the last connection the first one of the configuration. Otherwise a host that does not
@@ -245,9 +246,26 @@ func (h *lastHost) connected(host string) {
 	h.last = host
 }
 
+// readFiles reads again what the parameters of the URL name on the disk: certificates, keys, and a file of passwords. They
+// are renewed while locks are held. While they cannot be read, the former ones are used.
+func (h *lastHost) readFiles(cfg *pgconn.Config) {
+	if h.renew == nil {
+		return
+	}
+	now, err := h.renew()
+	if err != nil || len(now.Fallbacks) != len(cfg.Fallbacks) {
+		return
+	}
+	cfg.Password, cfg.TLSConfig = now.Password, now.TLSConfig
+	for i, f := range now.Fallbacks {
+		cfg.Fallbacks[i].TLSConfig = f.TLSConfig
+	}
+}
+
 // dialLink opens a connection that reports its end at once.
 func dialLink(ctx context.Context, cfg *pgconn.Config, h *lastHost) (*pgLink, error) {
 	cfg = cfg.Copy()
+	h.readFiles(cfg)
 	hostOf := h.prefer(cfg)
 	var mu sync.Mutex
 	var dialled []*sqlkit.Conn

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"net"
 	"net/url"
 	"strings"
 	"unicode/utf8"
@@ -36,6 +37,8 @@ type config struct {
 	sqlkit.Options[Recipe]
 	givenKeys bool
 	schemas   []string // that may have the tables; none for any
+	// renew reads the URL, and the files that it names; nil without a URL.
+	renew func() (*pgconn.Config, error)
 }
 
 func defaults() config {
@@ -168,8 +171,22 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 		return bad("%w", err)
 	}
 	rest := *u
+	if strings.Contains(u.Host, "[") && strings.Contains(u.Host, ",") { // net/url, and so pgx, refuses this list
+		var hosts, ports []string
+		for address := range strings.SplitSeq(u.Host, ",") {
+			host, port, err := net.SplitHostPort(address)
+			if err != nil {
+				host, port = strings.Trim(address, "[]"), "5432"
+			}
+			hosts, ports = append(hosts, host), append(ports, port)
+		}
+		others.Set("host", strings.Join(hosts, ","))
+		others.Set("port", strings.Join(ports, ","))
+		rest.Host = ""
+	}
 	rest.RawQuery = strings.ReplaceAll(others.Encode(), "+", "%20") // pgx does not decode a plus
-	cfg, err := pgconn.ParseConfig(rest.String())
+	fromURL.renew = func() (*pgconn.Config, error) { return pgconn.ParseConfig(rest.String()) }
+	cfg, err := fromURL.renew()
 	if err != nil {
 		// The text quotes the URL without the password.
 		return bad("%w", err)

@@ -91,7 +91,7 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		pg.ConnectTimeout = hostTimeout
 	}
 	s := &store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), oneHost: oneHost(pg)}
-	last := &lastHost{}
+	last := &lastHost{renew: c.renew}
 	dialer := sqlkit.NewDialer(func(ctx context.Context) (sqlkit.Link, error) {
 		l, err := dialLink(ctx, pg, last)
 		if err != nil {

@@ -18,7 +18,7 @@ func TestListOfIPv6AddressesIsRead(t *testing.T) {
 		l.Close()
 	}
 	for _, s := range stores {
-		if !slices.Contains([]string{"etcd", "zookeeper", "nats"}, s.name) {
+		if !slices.Contains([]string{"etcd", "zookeeper", "nats", "postgres"}, s.name) {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
