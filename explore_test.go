@@ -1359,7 +1359,7 @@ func TestEveryInterleavingKeepsTheInvariants(t *testing.T) {
 			t.Run(m.name+", "+start.name, func(t *testing.T) {
 				x := &explorer{m: m, faults: 2, ticks: exploreTicks}
 				s := explore.Search[world, action]{Model: x, Actions: actions, Calm: calm, Settles: settling{x}, Nth: 8}
-				f := s.Run(x.play(t, start.path, nil), start.depth+*exploreDeeper)
+				f := s.Run(x.play(t, start.path, nil), explore.Depth(start.depth, *exploreDeeper))
 				f.Report(t, func(path []action) string { return x.story(t, append(start.path, path...)) })
 			})
 		}

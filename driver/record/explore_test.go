@@ -1045,11 +1045,11 @@ func TestEveryInterleavingOfARecordKeepsTheInvariants(t *testing.T) {
 				})
 				calm := slices.IndexFunc(actions, func(a action) bool { return a.kind > actTime })
 				s := explore.Search[world, action]{Model: x, Actions: actions, Calm: calm, Settles: settling{x}, Nth: 8}
-				depth := 5 + *exploreDeeper
-				if !testing.Short() && x.clocks() == 1 {
+				depth := 5
+				if x.clocks() == 1 {
 					depth++
 				}
-				f := s.Run(w, depth)
+				f := s.Run(w, explore.Depth(depth, *exploreDeeper))
 				f.Report(t, func(more []action) string { return x.story(append(path, more...)) })
 			})
 		}

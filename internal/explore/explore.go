@@ -8,6 +8,14 @@ import (
 	"time"
 )
 
+// Depth returns the depth of a search: one action less in short tests, because most of the states are at the last one.
+func Depth(depth, deeper int) int {
+	if testing.Short() {
+		depth--
+	}
+	return depth + deeper
+}
+
 // Model is a model with states W and actions A.
 type Model[W, A any] interface {
 	// Do carries out an action. It reports whether the action was possible; if not, w is unchanged.

@@ -737,7 +737,7 @@ func TestEveryInterleavingOfAFailoverKeepsTheInvariants(t *testing.T) {
 				}
 				calm := slices.IndexFunc(actions, func(a action) bool { return a.kind > actTime })
 				s := explore.Search[world, action]{Model: x, Actions: actions, Calm: calm, Settles: settling{x}, Nth: 8}
-				f := s.Run(w, depth+*exploreDeeper)
+				f := s.Run(w, explore.Depth(depth, *exploreDeeper))
 				f.Report(t, func(more []action) string { return x.story(append(path, more...)) })
 				if x.skipped > f.States/20 {
 					t.Errorf("%d of %d states are left out", x.skipped, f.States)
