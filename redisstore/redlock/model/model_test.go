@@ -54,6 +54,9 @@ func TestModelKeepsExclusionAndTokens(t *testing.T) {
 // TestModelFindsMistakes plants mistakes in the model, and requires that spin finds
 // each of them.
 func TestModelFindsMistakes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a program is compiled and run for each mistake")
+	}
 	for mistake, broken := range map[string]string{
 		"-DNOWAIT":    "holders==1",
 		"-DNORESTORE": "token>last",
