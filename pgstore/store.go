@@ -192,7 +192,7 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, faults{}, w, nil, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = s.onSessions(newPessimistic(s))
 	case Advisory:
