@@ -134,7 +134,7 @@ type LostError struct {
 	// Work is the error of the function that ran under the lock, if it had one
 	// of its own.
 	Work error
-	// Err is the store's error, if there was one.
+	// Err is the store's error, if there was one. After CauseExpired it is that of the last renewal.
 	Err error
 }
 

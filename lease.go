@@ -35,6 +35,8 @@ type lease struct {
 	holder *holder
 	// loss is why the lease was lost, nil if it was not.
 	loss *LostError
+	// renewErr is the error of the last renewal, nil if it succeeded.
+	renewErr error
 	// timer ends lingering.
 	timer *time.Timer
 	// due is when the schedule handles the lease next. index is its place in the
@@ -179,8 +181,15 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 	next := l.observe(x, e, &f)
 	*o = outcome{lease: x, holder: x.holder, since: x.state.since, lock: e.lock, err: e.err}
 	o.effects = x.state.apply(e, &f)
+	switch e.kind {
+	case renewed, renewalFailed:
+		x.renewErr = e.err
+	}
 	if o.cause != "" {
 		x.loss = &LostError{Name: cmp.Or(x.holder.set.job, x.req.Name), Store: l.where, Token: x.holder.token, Cause: o.cause, Err: e.err}
+		if o.cause == CauseExpired {
+			x.loss.Err = x.renewErr
+		}
 	}
 	o.loss = x.loss
 	if e.kind == granted {

@@ -48,7 +48,7 @@ type waiter struct {
 	held       bool // the store has answered, since the waiter joined, that the name is held
 	holders    []driver.Holder
 	delayed    error // of the queue, when held was set
-	lastErr    error // of the last failed request made while it waited
+	lastErr    error // of the last failed request made while it waited, if the store has not answered since
 	prev, next *waiter
 	queued     bool // linked in the queue
 
@@ -168,7 +168,7 @@ func (l *Locker) stepQueue(q *queue, e *queueEvent) (do queueEffect, cancel cont
 		q.fail(e.err, func(w *waiter) bool { return w == head || do&failAll != 0 })
 	}
 	if do&failUnanswered != 0 {
-		for w := q.head; w != nil; w = w.next {
+		for w := q.head; w != nil && do&noteAll == 0; w = w.next {
 			w.lastErr = e.err
 		}
 		q.fail(&failure{name: q.name, store: l.where, kind: ErrUnavailable, err: e.err},
@@ -213,7 +213,7 @@ func (l *Locker) noteHeld(q *queue, holders []driver.Holder, delayed error) {
 	q.holders, q.delayed, q.answered = holders, delayed, time.Now()
 	for w := q.head; w != nil; w = w.next {
 		first := !w.held
-		w.held, w.holders, w.delayed = true, holders, delayed
+		w.held, w.holders, w.delayed, w.lastErr = true, holders, delayed, nil
 		if first && l.cfg.hooks != nil {
 			l.emitLater(w.ctx, l.queuedEvent(w, q.name))
 		}
@@ -360,6 +360,9 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 	case w.delayed != nil:
 		return l.unanswered(q.name, ended, w.delayed)
 	case w.held:
+		if w.lastErr != nil { // only the text has it: the wait has not ended because of it
+			ended = fmt.Errorf("%w, while the store failed: %v", ended, w.lastErr)
+		}
 		return &BusyError{Name: q.name, Store: l.where, Holders: w.holders, Err: ended}
 	case ended == errNoAnswer:
 		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: cmp.Or(w.lastErr, ended)}

@@ -2,6 +2,7 @@ package holdfast_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -94,5 +95,36 @@ func TestMarginAboveAProvisionalTTL(t *testing.T) {
 			t.Errorf("the lock is valid for %s; 0 means that a later waiter was first", left)
 		}
 		<-got
+	})
+}
+
+// TestExpiredLockReportsWhyRenewalsFailed: renewals fail until the lock expires. The loss has the error of the last one.
+// A failure before a renewal that succeeded is not the cause of a later loss.
+func TestExpiredLockReportsWhyRenewalsFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		refused := driver.Errorf(driver.CodeRefused, "wrong password")
+		k := mustLock(t, l, "a", holdfast.TTL(9*time.Second))
+		s.Script().FailRenewals("a", 1<<30, refused)
+		<-k.Context().Done()
+		lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context()))
+		if !ok || lost.Cause != holdfast.CauseExpired || lost.Err != refused {
+			t.Errorf("%v; want the refusal", context.Cause(k.Context()))
+		}
+		_ = k.Unlock()
+
+		s.Script().Reset()
+		k = mustLock(t, l, "b", holdfast.TTL(9*time.Second))
+		s.Script().FailRenewals("b", 1, refused)
+		time.Sleep(5 * time.Second) // the renewal at 3 s fails, and the next one succeeds
+		if err := s.Script().Lose("b", holdfast.CauseTaken); err != nil {
+			t.Fatal(err)
+		}
+		<-k.Context().Done()
+		if lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context())); !ok || lost.Err != nil {
+			t.Errorf("%v; want no error of the store", context.Cause(k.Context()))
+		}
+		_ = k.Unlock()
 	})
 }

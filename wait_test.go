@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -240,7 +241,8 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			t.Error(err)
 		}
 
-		// A wait with a timeout ends with ErrBusy, although the store has become unavailable.
+		// A wait with a timeout ends with ErrBusy, although the store has become unavailable. Its text has the
+		// store's error.
 		k = mustLock(t, holder, "a")
 		go func() {
 			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
@@ -248,7 +250,19 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
-		if err := <-got; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+		if err := <-got; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "while the store failed: down") {
+			t.Error(err)
+		}
+
+		// An answer after a failure ends the outage.
+		s.Script().Reset()
+		go func() {
+			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
+			got <- err
+		}()
+		time.Sleep(time.Second)
+		s.Script().FailAcquire("a", 1, driver.Errorf(driver.CodeUnavailable, "down"))
+		if err := <-got; !errors.Is(err, holdfast.ErrBusy) || strings.Contains(err.Error(), "down") {
 			t.Error(err)
 		}
 		unlock(t, k)

@@ -31,6 +31,8 @@ type login struct {
 	token    *token      // the last one
 	trying   *sharedCall // the present login
 	checking bool        // the age of the token is being checked
+	refused  error       // of the last login, nil if the server has not refused it
+	retryAt  time.Time   // after a refusal, no login is tried before this time
 }
 
 func newLogin(name, password string) *login {
@@ -72,6 +74,9 @@ const (
 	// answerTimeout is how long a call may be unanswered before the client checks the age of its
 	// token. It also limits each call of that check.
 	answerTimeout = time.Second
+	// loginPause is the least time between a refused login and the next one. Otherwise each retry of a request would
+	// send the wrong password again.
+	loginPause = 10 * time.Second
 )
 
 var errNewerToken = status.Error(codes.Unavailable, "etcdstore: the login is newer than the server, which was restored from an older copy")
@@ -89,7 +94,11 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 			defer l.mu.Unlock()
 			return l.token, nil
 		}
-		if err := l.ctx.Err(); err != nil {
+		err := l.ctx.Err()
+		if err == nil && time.Now().Before(l.retryAt) {
+			err = l.refused
+		}
+		if err != nil {
 			l.mu.Unlock()
 			return nil, err
 		}
@@ -123,6 +132,10 @@ func (l *login) try(try *sharedCall, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trying = nil
+	l.refused, l.retryAt = nil, time.Time{}
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
+		l.refused, l.retryAt = err, time.Now().Add(loginPause)
+	}
 	if try.err = err; err == nil {
 		old := l.token
 		l.valid, l.token = true, newToken(resp.Token)

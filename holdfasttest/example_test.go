@@ -30,7 +30,7 @@ func ExampleStore() {
 	store.Heal()
 	_ = lock.Unlock()
 	_ = locker.Close(ctx)
-	// Output: holdfast: "report" on memory: lock lost (expired), token 1
+	// Output: holdfast: "report" on memory: lock lost (expired), token 1: cut off: context deadline exceeded (injected)
 }
 
 // report prints what a run has found.

@@ -158,7 +158,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		}
 		return l, nil
 	}
-	c.MaxIdle = 0 // the pool keeps its own idle connections
+	c.Over(func() { sqlkit.EndIdle(db) })
 	return open(ctx, c, "mysql (a pool)", dial, nil)
 }
 

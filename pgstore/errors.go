@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -75,6 +76,18 @@ func (faults) Sort(err error) (error, bool) {
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
 	}
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
+}
+
+// rowFaults are the faults of Optimistic, which leaves a server that has become read-only. Sessions make their own
+// transactions writable.
+type rowFaults struct{ faults }
+
+func (f rowFaults) Sort(err error) (error, bool) {
+	coded, retry := f.faults.Sort(err)
+	if sqlState(err) == readOnlyTransaction {
+		return fmt.Errorf("%w: %w", sqlkit.ErrReadOnly, err), false
+	}
+	return coded, retry
 }
 
 // unreached returns an error of opening a connection with a code: no lock was requested.

@@ -136,7 +136,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
 	}
-	c.MaxIdle = 0 // the pool keeps its own idle connections
+	c.Over(func() { sqlkit.EndIdle(db) })
 	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
 	return s.open(ctx, nil)
 }
@@ -154,7 +154,7 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 		return nil, errPoolOfOne(c.Recipe)
 	}
 	db := stdlib.OpenDBFromPool(pool)
-	c.MaxIdle = 0 // the pool keeps its own idle connections
+	c.Over(pool.Reset)
 	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
 	return s.open(ctx, nil)
 }
@@ -192,7 +192,7 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, faults{}, w, nil, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = s.onSessions(newPessimistic(s))
 	case Advisory:

@@ -19,6 +19,9 @@ type table struct{ s *store }
 // Resolve implements [sqlkit.Resolver].
 func (t table) Resolve(ctx context.Context) error { return t.s.resolve(ctx) }
 
+// readOnly is an SQL expression: whether the server refuses the writes of this session, as a replica or a demoted primary.
+const readOnly = "pg_catalog.current_setting('transaction_read_only') = 'on'"
+
 // lit returns bytes as a literal that means the same under every setting.
 func lit(b []byte) string { return fmt.Sprintf("pg_catalog.decode('%x', 'hex')", b) }
 
@@ -34,7 +37,7 @@ var quotes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
 const flushed = "pg_catalog.set_config('synchronous_commit', pg_catalog.replace(pg_catalog.current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL" // mutation: postgres-flushed
 
 func (t table) Read(name []byte, bucket int) string {
-	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state FROM %s f LEFT JOIN %s r ON r.name = %s WHERE f.bucket = %d",
+	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state, "+readOnly+" FROM %s f LEFT JOIN %s r ON r.name = %s WHERE f.bucket = %d",
 		clock, t.s.in(floorTable), t.s.in(rowTable), lit(name), bucket)
 }
 
@@ -43,7 +46,7 @@ func (t table) Find(names [][]byte) string {
 	for i, name := range names {
 		all[i] = lit(name)
 	}
-	return fmt.Sprintf("SELECT %s, pg_catalog.encode(name, 'hex'), version, token, state FROM %s WHERE name IN (%s)", clock, t.s.in(rowTable), strings.Join(all, ", "))
+	return fmt.Sprintf("SELECT %s, pg_catalog.encode(name, 'hex'), version, token, state, "+readOnly+" FROM %s WHERE name IN (%s)", clock, t.s.in(rowTable), strings.Join(all, ", "))
 }
 
 func (t table) Insert(name []byte, bucket int, w sqlkit.Write) string {

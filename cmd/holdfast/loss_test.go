@@ -51,7 +51,7 @@ func TestLossEndsCommand(t *testing.T) {
 		"pushed, the command ends":        {"lose", "exit-on-term", "30s", "10s", []string{"is lost (gone), token 1", "SIGKILL in 10s", "exit status 5"}},
 		"pushed, the command is killed":   {"lose", "", "30s", "2s", []string{"is lost (gone)", "SIGKILL in 2s", "killed by SIGKILL"}},
 		"found by a renewal":              {"forget", "exit-on-term", "6s", "2s", []string{"is lost (gone: no grant", "exit status 5"}},
-		"in doubt, the command ends":      {"fail-renewal", "exit-on-term", "6s", "2s", []string{"cannot be renewed", "exit status 5"}},
+		"in doubt, the command ends":      {"fail-renewal", "exit-on-term", "6s", "2s", []string{"cannot be renewed (the store cannot be reached (scripted)) and", "exit status 5"}},
 		"in doubt, the command is killed": {"fail-renewal", "", "6s", "2s", []string{"cannot be renewed", "killed by SIGKILL"}},
 	} {
 		t.Run(name, func(t *testing.T) {

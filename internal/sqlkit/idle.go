@@ -17,8 +17,12 @@ var ErrTooMany = errors.New("the server accepts no more clients")
 // last in, first out, so a connection that was idle for longer was not needed. When the
 // server has refused a client, the pool keeps no more than Min for a while, so that other
 // processes get connections.
+//
+// A pool over a user's pool keeps none. EndIdle then ends the idle connections of the user's pool; it is nil
+// for other pools.
 type Idle struct {
 	Min, Max int
+	EndIdle  func()
 	reduced  time.Time // until when no more than Min are kept
 }
 

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"sync"
+	"time"
 )
 
 // Lend takes a connection out of a user's pool. Close ends the connection instead of giving
@@ -71,6 +72,23 @@ func (l *lentLink) Close() {
 		_ = l.conn.Close()
 	})
 }
+
+// EndIdle ends the idle connections of a user's pool.
+func EndIdle(db *sql.DB) {
+	ctx, cancel := context.WithTimeout(context.Background(), endIdleTimeout)
+	defer cancel()
+	for range db.Stats().Idle {
+		c, err := db.Conn(ctx)
+		if err != nil {
+			return
+		}
+		_ = c.Raw(func(any) error { return driver.ErrBadConn })
+		_ = c.Close()
+	}
+}
+
+// endIdleTimeout limits EndIdle: the program may take all connections meanwhile.
+const endIdleTimeout = time.Second
 
 // giveBack gives a link back to a user's pool. It closes any other link.
 func giveBack(l Link) {

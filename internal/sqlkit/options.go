@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -26,6 +28,8 @@ type Options[R ~string] struct {
 	Table, Column string
 	// MaxIdle is how many idle connections the store keeps at most; see Idle.
 	MaxIdle int
+	// EndIdle ends the idle connections of the caller's pool, see Idle. It is nil if the store has no such pool.
+	EndIdle func()
 	// MaxConns is how many connections the sessions of the store use at most. 0 means a part of the
 	// server's limit; see Sessions.
 	MaxConns int
@@ -59,7 +63,29 @@ const partOfLimit = 4
 
 // Idle returns the limits of a pool that keeps at least ready connections open, or MaxIdle if
 // that is less.
-func (o *Options[R]) Idle(ready int) Idle { return Idle{Min: min(ready, o.MaxIdle), Max: o.MaxIdle} }
+func (o *Options[R]) Idle(ready int) Idle {
+	return Idle{Min: min(ready, o.MaxIdle), Max: o.MaxIdle, EndIdle: o.EndIdle}
+}
+
+// Over makes the options those of a store over a caller's pool, which keeps its own idle connections. endIdle ends
+// these, at most once per endIdleEvery.
+func (o *Options[R]) Over(endIdle func()) {
+	var mu sync.Mutex
+	var last time.Time
+	o.MaxIdle = 0
+	o.EndIdle = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(last) >= endIdleEvery {
+			endIdle()
+			last = time.Now()
+		}
+	}
+}
+
+// endIdleEvery is the shortest time between two ends of all idle connections of a caller's pool. While a server is
+// read-only, each request would otherwise make the program open its connections anew.
+const endIdleEvery = time.Second
 
 // largestMaxIdle is the largest value of MaxIdle.
 const largestMaxIdle = 10_000

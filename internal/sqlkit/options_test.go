@@ -1,8 +1,11 @@
 package sqlkit
 
 import (
+	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -39,7 +42,7 @@ func TestOptionsTakeURLParameters(t *testing.T) {
 		"db://h/?x=1&max_idle=3":                               {Recipe: "other", MaxIdle: 3},
 		"db://h/?recipe=pessimistic&table=s.abcd&column=c&x=1": {Recipe: "pessimistic", Table: "s.abcd", Column: "c", MaxIdle: 8},
 	} {
-		if o, rest, err := read(raw); o != want || rest != "x=1" || err != nil {
+		if o, rest, err := read(raw); !reflect.DeepEqual(o, want) || rest != "x=1" || err != nil {
 			t.Errorf("%s: %+v, %q, %v; want %+v", raw, o, rest, err, want)
 		}
 	}
@@ -80,4 +83,26 @@ func TestOptionsTakeURLParameters(t *testing.T) {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}
+}
+
+// TestFlushEndsIdleConnectionsOfAUserPoolOncePerSecond: while a server is read-only, requests do not close the
+// connections of the program again and again.
+func TestFlushEndsIdleConnectionsOfAUserPoolOncePerSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ends := 0
+		o := Options[string]{MaxIdle: 8}
+		o.Over(func() { ends++ })
+		one, two := NewPool(o.Idle(2), nil), NewPool(o.Idle(2), nil)
+		for _, p := range []*Pool{one, two, one} {
+			p.Flush()
+		}
+		if ends != 1 {
+			t.Errorf("ended %d times at once, want 1", ends)
+		}
+		time.Sleep(endIdleEvery)
+		two.Flush()
+		if ends != 2 {
+			t.Errorf("ended %d times after a second, want 2", ends)
+		}
+	})
 }

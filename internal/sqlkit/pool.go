@@ -169,8 +169,14 @@ func unsent(err error) bool {
 	return !partly(err) && (errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, ErrUnsent))
 }
 
-// Flush closes the idle links, for example those to a server that was demoted.
-func (p *Pool) Flush() { p.flush(time.Now()) }
+// Flush closes the idle links, for example those to a server that was demoted. It also closes those of a user's pool,
+// which would otherwise lend them again and again.
+func (p *Pool) Flush() {
+	p.flush(time.Now())
+	if p.limits.EndIdle != nil {
+		p.limits.EndIdle()
+	}
+}
 
 // flush closes the links that have been idle since that time or longer.
 func (p *Pool) flush(since time.Time) {

@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -155,7 +156,7 @@ const (
 // pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Max, 2)
-	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), limits: idle, side: NewPool(Idle{Min: few, Max: few}, dial),
+	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), limits: idle, side: NewPool(Idle{Min: few, Max: few, EndIdle: idle.EndIdle}, dial),
 		lanes: make(chan struct{}, SideLinks),
 		Calls: calls.New(), proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	return e
@@ -191,8 +192,17 @@ func (e *Sessions) take(ctx context.Context, r *driver.Request) (*Session, error
 	return s, nil
 }
 
-// begin opens a session.
+// begin opens a session. A connection of a user's pool may lead to a demoted server. Then begin tries another one.
 func (e *Sessions) begin(ctx context.Context) (*Session, error) {
+	s, err := e.beginOnce(ctx)
+	if errors.Is(err, ErrReadOnly) && e.limits.EndIdle != nil {
+		e.side.Flush()
+		return e.beginOnce(ctx)
+	}
+	return s, err
+}
+
+func (e *Sessions) beginOnce(ctx context.Context) (*Session, error) {
 	l, err := e.dial(ctx)
 	if err != nil {
 		return nil, err

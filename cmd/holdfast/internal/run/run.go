@@ -43,6 +43,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -103,8 +104,9 @@ type runner struct {
 	// linger is set if the store keeps the lock for a minimum hold by itself.
 	linger  bool
 	granted time.Time
-	process *proc.Section // of --pid
-	marks   *marks        // nil before the first read of the mark of --once
+	process *proc.Section                  // of --pid
+	marks   *marks                         // nil before the first read of the mark of --once
+	renewal atomic.Pointer[holdfast.Event] // the last renewal that the Locker has reported, nil before
 }
 
 // run takes the lock, runs the command, and returns the exit status. If rest is not nil, it

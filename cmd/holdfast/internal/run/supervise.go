@@ -149,7 +149,11 @@ func (s *supervision) checkValidity() {
 	// SIGKILL comes a little early, because a process needs a moment to end.
 	left -= min(s.grace/10, 100*time.Millisecond)
 	s.end(left)
-	s.printer.Line("%q cannot be renewed and is valid for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
+	why := ""
+	if e := s.renewal.Load(); e != nil && e.Err != nil {
+		why = fmt.Sprintf(" (%v)", e.Err)
+	}
+	s.printer.Line("%q cannot be renewed%s and is valid for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, why, round(left))
 }
 
 // lost ends the command because the lock's context has ended.

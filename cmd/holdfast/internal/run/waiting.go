@@ -106,6 +106,8 @@ func (w *waiting) Event(_ context.Context, e holdfast.Event) {
 		return
 	case holdfast.EventQueued:
 		w.wait(e.Holders)
+	case holdfast.EventRenewed, holdfast.EventRenewFailed:
+		w.r.renewal.Store(&e)
 	}
 	if !w.r.Verbose {
 		return
