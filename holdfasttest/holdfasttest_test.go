@@ -126,7 +126,7 @@ func TestPartitionOfOneClientSparesAnother(t *testing.T) {
 func TestEqualSeedsDisturbEqually(t *testing.T) {
 	run := func(seed uint64) (history []string) {
 		inBubble(t, func(t *testing.T, s *holdfasttest.Store, l *holdfast.Locker) {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*ttl)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*ttl+ttl/20)
 			defer cancel()
 			go s.Disturb(ctx, seed, ttl)
 			for began := time.Now(); ctx.Err() == nil; time.Sleep(ttl / 10) {
@@ -149,7 +149,7 @@ func TestEqualSeedsDisturbEqually(t *testing.T) {
 func TestServiceWithstandsSeeds(t *testing.T) {
 	for seed := range uint64(100) {
 		inBubble(t, func(t *testing.T, s *holdfasttest.Store, l *holdfast.Locker) {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*ttl)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*ttl+ttl/20)
 			defer cancel()
 			go s.Disturb(ctx, seed, ttl)
 			var holder atomic.Pointer[context.Context]
