@@ -69,6 +69,40 @@ func (sess *session) linked() bool {
 	return err == nil && idOf(&st) == sess.id || err != nil && err != unix.ENOENT && err != unix.ENOTDIR
 }
 
+// freshFor is the age at which a store renews the times of its files. Cleaners remove files of a greater age,
+// such as 10 days in /tmp.
+const freshFor = 10 * time.Minute
+
+// keepFresh renews the times of the session's files, of the format, and of the buckets of this store's grants.
+// Cleaners of temporary directories remove files whose times are old. The file of the session shows when that
+// was done last. A failure has no effect as long as no cleaner runs, so keepFresh ignores it.
+func (s *store) keepFresh(sess *session) {
+	var st unix.Stat_t
+	if fstatat(sess.dir, sess.sid, &st) != nil || time.Since(time.Unix(st.Mtim.Unix())) < freshFor {
+		return
+	}
+	s.touch(s.top.Load(), formatFile)
+	if buckets, err := s.subdir(bucketsDir); err == nil {
+		defer buckets.Close()
+		for _, h := range s.held.All() {
+			s.touch(buckets, h.Handle.(*grant).b.name)
+		}
+	}
+	if path, done, err := openSocket(sess.dir, sess.sid+".sock"); err == nil {
+		unix.Utimes(path, nil)
+		done()
+	}
+	s.touch(sess.dir, sess.sid)
+}
+
+// touch renews the times of a file of a directory.
+func (s *store) touch(dir *os.File, name string) {
+	if fd, _, err := s.openFile(dir, name, unix.O_RDONLY); err == nil {
+		unix.Futimes(fd, nil)
+		unix.Close(fd)
+	}
+}
+
 // abandon ends a session whose file was removed. Other clients may get its grants from now on. Its
 // waiters make new entries with the next session.
 func (s *store) abandon(sess *session) {
