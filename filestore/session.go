@@ -214,10 +214,13 @@ func (sess *session) lock() (bool, error) {
 	return stat(sess.path, &there) == nil && idOf(&there) == sess.id, nil
 }
 
-// complete writes the session's file, for people, and makes the socket beside it.
+// pidNamespaceKey is the key of the PID namespace in a session's file.
+const pidNamespaceKey = "pid namespace"
+
+// complete writes the session's file, for people and for Inspect, and makes the socket beside it.
 func (s *store) complete(sess *session) error {
 	unix.Fchmod(sess.fd, uint32(s.fileMode()))
-	about, err := json.Marshal(map[string]any{"pid": os.Getpid(), "host": s.host, "start": time.Now().UTC().Format(time.RFC3339)})
+	about, err := json.Marshal(map[string]any{"pid": os.Getpid(), pidNamespaceKey: pidNamespace(), "host": s.host, "start": time.Now().UTC().Format(time.RFC3339)})
 	if err != nil {
 		return err
 	}
@@ -236,6 +239,26 @@ func (s *store) complete(sess *session) error {
 	sess.ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
 	s.chmodSocket(sess.dir, socket)
 	return nil
+}
+
+// pidNamespaceOf returns the PID namespace that a session's file has, or "" if it has none.
+func (s *store) pidNamespaceOf(sid string) string {
+	dir, err := s.subdir(sessionsDir)
+	if err != nil {
+		return ""
+	}
+	defer dir.Close()
+	fd, _, err := s.openFile(dir, sid, unix.O_RDONLY)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	b := make([]byte, pageLen)
+	n, _ := pread(fd, b, 0)
+	var about map[string]any
+	_ = json.Unmarshal(b[:n], &about) // a file that is no JSON has no namespace
+	name, _ := about[pidNamespaceKey].(string)
+	return name
 }
 
 // chmodSocket gives a socket its mode. If it fails, other users' waiters check by themselves.
