@@ -270,7 +270,7 @@ type Holder struct {
 	TTL time.Duration
 	// Kept: the client has released the grant, and it stands for its minimum hold. Memory, Redis and etcd set it.
 	Kept bool
-	// Note is a remark for operators: "stopped", "end requested".
+	// Note is a remark for operators: "stopped", "end requested", "pid of another PID namespace".
 	Note string
 }
 

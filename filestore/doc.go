@@ -67,6 +67,8 @@
 //     unless the counter is ahead of the clock. So the tokens of a new file, and of an older copy that was
 //     restored, are above all earlier ones. Tokens can repeat only if the clock was set back, or if the
 //     file was replaced within 10 seconds of a crash.
+//   - A cleaner removes files by age: every ten minutes, a store that holds a grant or waits renews the
+//     times of the files that it needs. It does not renew those of values.
 //   - A bucket has content that no store has written, or more holders than their limits allow: every request
 //     of its names gets an error that names the file, and the store notifies the holders within a second. A
 //     crash of the machine does not cause that: it leaves zeros, or a list with the ID of an earlier boot.

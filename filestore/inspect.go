@@ -104,10 +104,25 @@ func (s *store) note(e *entry) string {
 	if e.endRequested {
 		notes = append(notes, "end requested")
 	}
-	if e.host == s.host && stopped(e.pid) {
+	here, elsewhere := s.locate(e)
+	if elsewhere {
+		notes = append(notes, "pid of another PID namespace")
+	}
+	if here && stopped(e.pid) {
 		notes = append(notes, "stopped")
 	}
 	return strings.Join(notes, ", ")
+}
+
+// locate reports whether the process of an entry certainly is in the PID namespace of this process, or certainly is
+// on this host in another one.
+func (s *store) locate(e *entry) (here, elsewhere bool) {
+	if e.host != s.host {
+		return false, false
+	}
+	own, its := pidNamespace(), s.pidNamespaceOf(e.sid)
+	known := own != "" && its != ""
+	return known && own == its, known && own != its
 }
 
 func (e *entry) owner() driver.Owner {
@@ -226,11 +241,16 @@ func (s *store) grantExists(ctx context.Context, b *bucket, k key, token uint64)
 
 // stillHeld returns the error of a Break whose holder has not released the lock.
 func (s *store) stillHeld(ctx context.Context, e *entry) error {
-	if e.host == s.host && stopped(e.pid) {
+	here, elsewhere := s.locate(e)
+	if here && stopped(e.pid) {
 		return driver.Errorf(driver.CodeBusy, "pid %d on %s got a request to end but is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
 			e.pid, e.host, e.pid, ctx.Err())
 	}
-	return driver.Errorf(driver.CodeBusy, "pid %d on %s got a request to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
+	host := e.host
+	if elsewhere {
+		host += ", in another PID namespace,"
+	}
+	return driver.Errorf(driver.CodeBusy, "pid %d on %s got a request to end and still holds the lock: %w", e.pid, host, ctx.Err())
 }
 
 // Watch calls changed after changes of a name, or of any name if name is empty. If no other waiter is

@@ -52,6 +52,9 @@ func (s *store) check(due []*held.Grant) {
 	// A goroutine may have registered a grant while another one gave up the grant's session.
 	sess := s.sess.Load()
 	s.loseMatching(func(h *grant) bool { return h.sess != sess }, driver.CauseGone, errSession)
+	if sess != nil {
+		s.keepFresh(sess)
+	}
 	byBucket := map[*bucket][]*grant{}
 	for _, h := range due {
 		g := h.Handle.(*grant)

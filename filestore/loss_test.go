@@ -142,6 +142,33 @@ func TestDamagedFilesEndGrants(t *testing.T) {
 	}
 }
 
+// TestFilesInUseStayFresh: a cleaner of temporary directories removes files whose times are old. A holder
+// renews the times of all files that its grant needs, and a waiter those of its session.
+func TestFilesInUseStayFresh(t *testing.T) {
+	dir := tempDir(t)
+	holder, waiter := open(t, dir), open(t, dir)
+	g := take(t, holder, "a", driver.Exclusive)
+	p := queue(t, waiter, "a", driver.Exclusive)
+	files := []string{filepath.Join(dir, "format"), holder.BucketPath("a")}
+	for _, s := range []*filestore.Store{holder, waiter} {
+		files = append(files, s.SessionPath()+".sock", s.SessionPath())
+	}
+	old := time.Now().Add(-24 * time.Hour)
+	for _, path := range files { // last the sessions, whose times decide when a store renews all
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range files {
+		eventually(t, path+" is fresh", func() bool {
+			info, err := os.Stat(path)
+			return err == nil && info.ModTime().After(old.Add(time.Hour))
+		})
+	}
+	release(t, holder, g)
+	release(t, waiter, p.granted(t))
+}
+
 // TestReplacedFileDividesNoClients: a bucket's file is deleted while a store has it open. The store then
 // uses the new file, like the other stores.
 func TestReplacedFileDividesNoClients(t *testing.T) {

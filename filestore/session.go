@@ -69,6 +69,40 @@ func (sess *session) linked() bool {
 	return err == nil && idOf(&st) == sess.id || err != nil && err != unix.ENOENT && err != unix.ENOTDIR
 }
 
+// freshFor is the age at which a store renews the times of its files. Cleaners remove files of a greater age,
+// such as 10 days in /tmp.
+const freshFor = 10 * time.Minute
+
+// keepFresh renews the times of the session's files, of the format, and of the buckets of this store's grants.
+// Cleaners of temporary directories remove files whose times are old. The file of the session shows when that
+// was done last. A failure has no effect as long as no cleaner runs, so keepFresh ignores it.
+func (s *store) keepFresh(sess *session) {
+	var st unix.Stat_t
+	if fstatat(sess.dir, sess.sid, &st) != nil || time.Since(time.Unix(st.Mtim.Unix())) < freshFor {
+		return
+	}
+	s.touch(s.top.Load(), formatFile)
+	if buckets, err := s.subdir(bucketsDir); err == nil {
+		defer buckets.Close()
+		for _, h := range s.held.All() {
+			s.touch(buckets, h.Handle.(*grant).b.name)
+		}
+	}
+	if path, done, err := openSocket(sess.dir, sess.sid+".sock"); err == nil {
+		unix.Utimes(path, nil)
+		done()
+	}
+	s.touch(sess.dir, sess.sid)
+}
+
+// touch renews the times of a file of a directory.
+func (s *store) touch(dir *os.File, name string) {
+	if fd, _, err := s.openFile(dir, name, unix.O_RDONLY); err == nil {
+		unix.Futimes(fd, nil)
+		unix.Close(fd)
+	}
+}
+
 // abandon ends a session whose file was removed. Other clients may get its grants from now on. Its
 // waiters make new entries with the next session.
 func (s *store) abandon(sess *session) {
@@ -180,10 +214,13 @@ func (sess *session) lock() (bool, error) {
 	return stat(sess.path, &there) == nil && idOf(&there) == sess.id, nil
 }
 
-// complete writes the session's file, for people, and makes the socket beside it.
+// pidNamespaceKey is the key of the PID namespace in a session's file.
+const pidNamespaceKey = "pid namespace"
+
+// complete writes the session's file, for people and for Inspect, and makes the socket beside it.
 func (s *store) complete(sess *session) error {
 	unix.Fchmod(sess.fd, uint32(s.fileMode()))
-	about, err := json.Marshal(map[string]any{"pid": os.Getpid(), "host": s.host, "start": time.Now().UTC().Format(time.RFC3339)})
+	about, err := json.Marshal(map[string]any{"pid": os.Getpid(), pidNamespaceKey: pidNamespace(), "host": s.host, "start": time.Now().UTC().Format(time.RFC3339)})
 	if err != nil {
 		return err
 	}
@@ -202,6 +239,26 @@ func (s *store) complete(sess *session) error {
 	sess.ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
 	s.chmodSocket(sess.dir, socket)
 	return nil
+}
+
+// pidNamespaceOf returns the PID namespace that a session's file has, or "" if it has none.
+func (s *store) pidNamespaceOf(sid string) string {
+	dir, err := s.subdir(sessionsDir)
+	if err != nil {
+		return ""
+	}
+	defer dir.Close()
+	fd, _, err := s.openFile(dir, sid, unix.O_RDONLY)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	b := make([]byte, pageLen)
+	n, _ := pread(fd, b, 0)
+	var about map[string]any
+	_ = json.Unmarshal(b[:n], &about) // a file that is no JSON has no namespace
+	name, _ := about[pidNamespaceKey].(string)
+	return name
 }
 
 // chmodSocket gives a socket its mode. If it fails, other users' waiters check by themselves.

@@ -24,6 +24,9 @@ func datasync(fd int) error {
 	return err
 }
 
+// pidNamespace returns a constant, because this system has only one.
+func pidNamespace() string { return "host" }
+
 // stopped reports whether a process is stopped by a signal or a debugger.
 func stopped(pid int) bool {
 	const sstop = 4 // SSTOP of sys/proc.h

@@ -27,8 +27,17 @@ func datasync(fd int) error {
 	}
 }
 
+// pidNamespace returns the name of the PID namespace of this process, or "" without /proc.
+func pidNamespace() string {
+	name, _ := os.Readlink("/proc/self/ns/pid")
+	return name
+}
+
 // stopped reports whether a process is stopped by a signal or a debugger.
 func stopped(pid int) bool {
+	if self, _ := os.Readlink("/proc/self"); self != strconv.Itoa(os.Getpid()) {
+		return false // /proc shows another PID namespace
+	}
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return false

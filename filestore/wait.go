@@ -60,6 +60,9 @@ func (s *store) await(ctx context.Context, w *waiter, watched []string) (driver.
 		case <-w.wake:
 		case <-again:
 		case <-tick:
+			if sess := s.sess.Load(); sess != nil {
+				s.keepFresh(sess)
+			}
 		case <-ctx.Done():
 			return driver.Grant{}, s.withdraw(ctx, w)
 		case <-s.calls.Ctx.Done():

@@ -1,7 +1,20 @@
 // Package gocronlock runs the jobs of github.com/go-co-op/gocron/v2 on one of many replicas.
 // With a [Locker], any replica can get each run. With an [Elector], the leader gets all runs.
 //
-//	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(locker, time.Minute)))
+//	locks := gocronlock.New(locker, time.Minute)
+//	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(locks))
+//	...               // s.NewJob for each job, with gocron.WithName
+//	err = locks.Check(s)
+//
+// A Locker needs two things:
+//
+//   - Each job has a name of its own, by gocron.WithName. Without it, gocron names a job after its function. So the
+//     jobs that a loop makes share one lock, and only one of them runs. [Locker.Lock] refuses the second job of a name.
+//   - The runs of a job come at the same times on all replicas, as with gocron.CronJob. The runs of an interval job,
+//     such as gocron.DurationJob, follow the start of the replica. With a hold shorter than the interval it runs more
+//     often than its interval. With a longer hold it runs at most once in each hold, and perhaps one interval later.
+//
+// [Locker.Check] reports jobs that miss this.
 //
 // [holdfast.Locker.Every] is stronger than both: it serves each time of a schedule at
 // most once, and reports the times that no replica has served.
@@ -11,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,11 +33,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/onereplica"
 )
 
-// Locker is a gocron.Locker. Its locks have the names of the jobs.
+// Locker is a gocron.Locker of one scheduler. Its locks have the names of the jobs.
 type Locker struct {
 	locker  *holdfast.Locker
 	hold    time.Duration
 	options []holdfast.LockOption
+
+	mu   sync.Mutex
+	jobs map[string]context.Context // the context of the job of each name, which gocron cancels with the job
 }
 
 var _ gocron.Locker = (*Locker)(nil)
@@ -32,13 +49,73 @@ var _ gocron.Locker = (*Locker)(nil)
 // longer than the clocks of the replicas may differ, and shorter than the distance of two
 // runs of a job. It is from 0 to 24 h. The options are those of the locks. MinHold and Reason have no effect.
 func New(locker *holdfast.Locker, hold time.Duration, o ...holdfast.LockOption) *Locker {
-	return &Locker{locker, hold, o}
+	return &Locker{locker: locker, hold: hold, options: o, jobs: map[string]context.Context{}}
+}
+
+// Check returns an error that names the jobs of a scheduler that run too often or not at all: those with the name of
+// another job, and interval jobs with an interval longer than hold. Call it when the scheduler has all its jobs. It
+// assumes that all of them use this Locker. The error matches holdfast.ErrInvalid.
+func (l *Locker) Check(s gocron.Scheduler) error {
+	var wrong []string
+	seen := map[string]bool{}
+	for _, j := range s.Jobs() {
+		name := j.Name()
+		if seen[name] {
+			wrong = append(wrong, sharedName(name))
+		}
+		seen[name] = true
+		if interval := intervalOf(j.Schedule()); interval > l.hold {
+			wrong = append(wrong, fmt.Sprintf("job %q has an interval of %s and a hold of only %s, so replicas that started at different times "+
+				"run it more often: use gocron.CronJob or a longer hold", name, interval, l.hold))
+		}
+	}
+	if wrong == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: gocronlock: %s", holdfast.ErrInvalid, strings.Join(wrong, "; "))
+}
+
+func sharedName(name string) string {
+	return fmt.Sprintf("two jobs have the name %q, and so one lock: give each its own by gocron.WithName", name)
+}
+
+// intervalOf returns the interval of a job whose runs follow the start of the scheduler, and 0 for another job.
+func intervalOf(s gocron.JobSchedule) time.Duration {
+	const day = 24 * time.Hour
+	n, unit := uint(0), day
+	switch s := s.(type) {
+	case gocron.DurationJobSchedule:
+		return s.Duration
+	case gocron.DurationRandomJobSchedule:
+		return s.Min
+	case gocron.DailyJobSchedule:
+		n = s.Interval
+	case gocron.WeeklyJobSchedule:
+		n, unit = s.Interval, 7*day
+	case gocron.MonthlyJobSchedule:
+		n, unit = s.Interval, 28*day
+	}
+	if n < 2 { // every day has the same times everywhere, every second day has not
+		return 0
+	}
+	return time.Duration(n) * unit
 }
 
 // Lock acquires the lock of a job if it is free. Otherwise gocron leaves the run out on
 // this replica, and its error matches holdfast.ErrBusy. Gocron reports it to a monitor and to event listeners. If the
-// lock is that of an earlier run, the error contains its time.
+// lock is that of an earlier run, the error contains its time. For the second of two jobs with one name, the error
+// matches holdfast.ErrInvalid.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	l.mu.Lock()
+	job := l.jobs[key]
+	if job == nil || job.Err() != nil {
+		job = ctx
+		l.jobs[key] = ctx
+	}
+	l.mu.Unlock()
+	if job != ctx {
+		return nil, fmt.Errorf("%w: gocronlock: %s", holdfast.ErrInvalid, sharedName(key))
+	}
 	k, err := onereplica.Try(ctx, l.locker, key, l.hold, l.options)
 	if err != nil {
 		return nil, err

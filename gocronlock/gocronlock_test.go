@@ -3,12 +3,15 @@ package gocronlock_test
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
+	"github.com/google/uuid"
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/gocronlock"
@@ -37,7 +40,7 @@ func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = scheduler.NewJob(gocron.DurationJob(time.Hour), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("report"))
+			_, err = scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("report"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -53,6 +56,83 @@ func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 			t.Errorf("%d runs in 10 hours", n)
 		}
 	})
+}
+
+// TestJobsWithOneNameAreRefused: the jobs that a loop makes have one name without gocron.WithName. Check and Lock
+// refuse the second one, also after the scheduler was stopped and started.
+func TestJobsWithOneNameAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, memstore.New())
+		defer l.Close(context.Background())
+		locks := gocronlock.New(l, time.Minute)
+		scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(locks))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var runs, refused atomic.Int32
+		for range 2 {
+			_, err := scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(func() { runs.Add(1) }),
+				gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
+					if errors.Is(err, holdfast.ErrInvalid) && strings.Contains(err.Error(), "gocron.WithName") {
+						refused.Add(1)
+					}
+				})))
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := locks.Check(scheduler); !errors.Is(err, holdfast.ErrInvalid) || !strings.Contains(err.Error(), "two jobs have the name") {
+			t.Errorf("Check: %v", err)
+		}
+		for range 2 {
+			scheduler.Start()
+			time.Sleep(70 * time.Minute)
+			if err := scheduler.StopJobs(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := scheduler.Shutdown(); err != nil {
+			t.Error(err)
+		}
+		if runs, refused := runs.Load(), refused.Load(); runs != 2 || refused != 2 {
+			t.Errorf("in 2 hours %d runs, and %d errors for the second job", runs, refused)
+		}
+	})
+}
+
+// TestIntervalJobsNeedALongHold: replicas that started at different times run an interval job more often than its
+// interval if the hold is shorter. Check names such a job, and none whose runs come at the same times everywhere.
+func TestIntervalJobsNeedALongHold(t *testing.T) {
+	l := open(t, memstore.New())
+	defer l.Close(context.Background())
+	at := gocron.NewAtTimes(gocron.NewAtTime(2, 30, 0))
+	for name, c := range map[string]struct {
+		job   gocron.JobDefinition
+		hold  time.Duration
+		wrong bool
+	}{
+		"short":            {gocron.DurationJob(10 * time.Minute), time.Minute, true},
+		"long":             {gocron.DurationJob(10 * time.Minute), 10 * time.Minute, false},
+		"random":           {gocron.DurationRandomJob(10*time.Minute, time.Hour), time.Minute, true},
+		"cron":             {gocron.CronJob("*/10 * * * *", false), time.Minute, false},
+		"daily":            {gocron.DailyJob(1, at), time.Minute, false},
+		"every second day": {gocron.DailyJob(2, at), 24 * time.Hour, true},
+	} {
+		scheduler, err := gocron.NewScheduler()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = scheduler.NewJob(c.job, gocron.NewTask(func() {}), gocron.WithName(name)); err != nil {
+			t.Fatal(err)
+		}
+		err = gocronlock.New(l, c.hold).Check(scheduler)
+		if errors.Is(err, holdfast.ErrInvalid) != c.wrong || c.wrong && !strings.Contains(err.Error(), strconv.Quote(name)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := scheduler.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // prolonging is a store that keeps released locks for much longer than asked, as etcd does after changes of leader.

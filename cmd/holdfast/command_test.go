@@ -87,6 +87,31 @@ func TestCommandGetsEnvironment(t *testing.T) {
 	}
 }
 
+// TestCommandGetsSocketsAndWatchdogOfItsUnit: systemd passes sockets and the watchdog to the process that it has
+// started. The command finds its own number in their variables, and the sockets. Variables for another process
+// do not change.
+func TestCommandGetsSocketsAndWatchdogOfItsUnit(t *testing.T) {
+	w := withStore(t)
+	const show = `run x -- sh -c 'echo "pids $$ $LISTEN_PID $WATCHDOG_PID ${LISTEN_PIDFDID-none} $LISTEN_FDS"; cat <&3'`
+	for _, c := range []struct{ environment, listen, watchdog, id string }{
+		{"LISTEN_PID=$$ WATCHDOG_PID=$$ LISTEN_PIDFDID=7", "own", "own", "none"},
+		{"LISTEN_PID=$$ WATCHDOG_PID=1 LISTEN_PIDFDID=7", "own", "1", "none"},
+		{"LISTEN_PID=1 WATCHDOG_PID=$$ LISTEN_PIDFDID=7", "1", "own", "7"},
+	} {
+		p := w.startCmd(shell(`echo three >f; export `+c.environment+` LISTEN_FDS=1; exec "$0" `+show+` 3<f`), nil)
+		words := strings.Fields(p.stdout.expect("pids "))[1:]
+		for i, want := range []string{c.listen, c.watchdog, c.id, "1"} {
+			if want == "own" {
+				want = words[0]
+			}
+			if words[i+1] != want {
+				t.Errorf("%s: the command has %v", c.environment, words)
+			}
+		}
+		p.stdout.expect("three")
+	}
+}
+
 // TestEachHolderHasItsSlot: three holders of one name have three different slots.
 func TestEachHolderHasItsSlot(t *testing.T) {
 	w := withStore(t)

@@ -57,7 +57,7 @@ func waitLimit() time.Duration {
 var failed atomic.Bool
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == proc.ForegroundArg {
+	if len(os.Args) > 1 && os.Args[1] == proc.StepArg {
 		os.Exit(cli.Main(os.Args[1:])) // the step between fork and exec of a scripted run
 	}
 	if len(os.Args) > 1 && os.Args[1] == proc.GuardianArg {

@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -68,7 +69,13 @@ func (d *Dialer) Dial(ctx context.Context) (Link, error) {
 		r := <-got
 		return r.link, r.err
 	}
-	return nil, driver.Errorf(driver.CodeUnavailable, "no connection was opened in time: %w", ctx.Err())
+	return nil, notOpened(ctx.Err())
+}
+
+// notOpened returns the error of a dial that took too long. Without the hint it would not help a user with a wrong port:
+// a server of MySQL speaks first, and many other servers wait for the client.
+func notOpened(err error) error {
+	return driver.Errorf(driver.CodeUnavailable, "no connection was opened in time: the server does not respond, or it is another kind of server: %w", err)
 }
 
 // serve dials until no call waits for this dial.
@@ -77,6 +84,9 @@ func (d *Dialer) serve() {
 		ctx, cancel := context.WithTimeout(d.calls.Ctx, dialWithin)
 		l, err := d.dial(ctx)
 		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = notOpened(err)
+		}
 		more = d.deliver(dialled{l, err})
 	}
 }

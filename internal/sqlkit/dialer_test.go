@@ -3,6 +3,7 @@ package sqlkit
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,26 @@ func TestSlowServerServesImpatientCalls(t *testing.T) {
 		all.Wait()
 		if took := time.Since(began); took > (calls+1)*startOfConnection || s.most > dialsAtOnce {
 			t.Errorf("%d connections after %s and %d dials, up to %d at once", calls, took, s.dials, s.most)
+		}
+	})
+}
+
+// TestServerThatWaitsForItsClientIsSuspected: another kind of server accepts the connection, and waits for the client to
+// speak first. The error says so, whether the time of the call or that of the dial is over.
+func TestServerThatWaitsForItsClientIsSuspected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDialer(func(ctx context.Context) (Link, error) {
+			<-ctx.Done()
+			return nil, &driver.Error{Code: driver.CodeUnavailable, Err: ctx.Err()}
+		})
+		defer d.Close()
+		for _, timeout := range []time.Duration{dialWithin / 2, 2 * dialWithin} {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			_, err := d.Dial(ctx)
+			cancel()
+			if driver.CodeOf(err) != driver.CodeUnavailable || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another kind of server") {
+				t.Errorf("after %s: %v", timeout, err)
+			}
 		}
 	})
 }

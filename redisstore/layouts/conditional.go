@@ -63,7 +63,7 @@ func (s *store) deleteIfEqual(ctx context.Context, st *step, h *handle) (done bo
 		s.compares.deletes.CompareAndSwap(which, which+1)
 	}
 	if done, err = decided(answer, "1"); err != nil {
-		err = s.srv.Explain(err)
+		err = s.srv.Explain(err, st.key)
 	}
 	return done, err
 }
@@ -90,7 +90,7 @@ func (s *store) setIfEqual(ctx context.Context, grants []driver.Grant, steps []s
 		}
 		applied, err := decided(a, "OK")
 		if err != nil {
-			err = s.srv.Explain(err)
+			err = s.srv.Explain(err, steps[i].key)
 		}
 		if done[i] = applied || err != nil; done[i] {
 			answers[i] = s.srv.Renewed(&grants[i], server.Result{Reply: server.Reply{Kind: 'R', Sent: sent}, Err: err}, grants[i].TTL)

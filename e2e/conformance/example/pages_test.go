@@ -101,7 +101,7 @@ func TestStorePagesBuild(t *testing.T) {
 				}
 				programs--
 				program := strings.Replace(library, module+"/filestore", m[1], 1)
-				program = strings.Replace(program, `"file:///tmp/holdfast-example"`, m[2], 1)
+				program = strings.Replace(program, `"file:"`, m[2], 1)
 				if !strings.Contains(program, `"`+m[1]+`"`) || !strings.Contains(program, m[2]) {
 					t.Fatalf("README.md has no program to change:\n%s", program)
 				}

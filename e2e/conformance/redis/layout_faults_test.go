@@ -118,6 +118,21 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 	})
 }
 
+// TestLayoutNamesKeysThatTheUserMayNotUse: the user may use only the keys of the native layout. The error names the
+// keys of the lock, so that the operator can allow them.
+func TestLayoutNamesKeysThatTheUserMayNotUse(t *testing.T) {
+	r := start(t)
+	eachLayout(t, func(t *testing.T, l layouts.Layout) {
+		restrict(t, []*servers.Redis{r}, layoutRights...)
+		s := openLayout(t, "redis://app:app-secret@"+r.Address(), l, withFairWait(l)...)
+		_, err := s.Acquire(t.Context(), request("orders", many(l), long))
+		code(t, s, err, driver.CodeRefused)
+		if !strings.Contains(err.Error(), "the keys of the lock: ") || !strings.Contains(err.Error(), "orders") || strings.Contains(err.Error(), "keys holdfast:*") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
 // TestLayoutFullServerRefusesNewLocks: a server without free memory refuses new locks. Grants of long and
 // of short leases can be renewed and released.
 func TestLayoutFullServerRefusesNewLocks(t *testing.T) {

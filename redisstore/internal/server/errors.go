@@ -101,8 +101,12 @@ func (s *Server) Explain(err error, keys ...string) error {
 	}
 	for _, a := range answered {
 		if strings.Contains(text, a.word) {
-			if a.help != "" {
-				return driver.Errorf(a.code, "%w: %s", err, a.help)
+			help := a.help
+			if help == rights && len(keys) > 0 && !strings.HasPrefix(keys[0], "holdfast:") {
+				help = "the user needs the commands that docs/security.md lists, and the keys of the lock: " + strings.Join(keys, ", ")
+			}
+			if help != "" {
+				return driver.Errorf(a.code, "%w: %s", err, help)
 			}
 			return driver.Errorf(a.code, "%w", err)
 		}

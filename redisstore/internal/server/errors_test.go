@@ -67,6 +67,12 @@ func TestExplainAddsCode(t *testing.T) {
 	if err := s.Explain(wrongType, "lock"); driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "lock") {
 		t.Errorf("with a key: %v", err)
 	}
+	denied := ServerError("NOPERM No permissions to access a key")
+	for key, help := range map[string]string{"holdfast:{0a1}::x": "keys holdfast:*", "lock": "the keys of the lock: lock"} {
+		if err := s.Explain(denied, key); driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), help) {
+			t.Errorf("without the right to %s: %v", key, err)
+		}
+	}
 	if !IsTryAgain(ServerError("TRYAGAIN x")) || IsTryAgain(errLost) {
 		t.Error("IsTryAgain does not recognize TRYAGAIN")
 	}

@@ -32,8 +32,8 @@ func Main(args []string) int {
 }
 
 func execute(args []string) int {
-	if len(args) > 0 && args[0] == proc.ForegroundArg {
-		return proc.Foreground(args[1:])
+	if len(args) > 0 && args[0] == proc.StepArg {
+		return proc.Step(args[1:])
 	}
 	p := console.New(os.Stderr)
 	defer p.Flush()

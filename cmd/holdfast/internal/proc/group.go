@@ -3,6 +3,8 @@
 package proc
 
 import (
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -35,15 +37,20 @@ type Group struct {
 func Start(c Command, t *Terminal) (*Group, error) {
 	adoptOrphans()
 	path, args := c.Path, c.Args
-	if t.atStart() {
-		if exe, err := self(); err == nil {
-			path, args = exe, append([]string{exe, ForegroundArg, c.Path}, c.Args...)
-			t.SaveModes()
-		} else {
-			t = nil // the command gets the terminal later: it stops when it needs the terminal
-		}
-	} else {
+	if !t.atStart() {
 		t = nil
+	}
+	if t != nil || len(c.OwnPID) > 0 {
+		exe, err := self()
+		if err != nil {
+			return nil, notRunnable(c.Args[0], err)
+		}
+		tasks := c.OwnPID
+		if t != nil {
+			tasks = append(slices.Clone(tasks), foregroundTask)
+			t.SaveModes()
+		}
+		path, args = exe, append([]string{exe, StepArg, strings.Join(tasks, ","), c.Path}, c.Args...)
 	}
 	pid, err := forkExec(path, args, c.Env)
 	if err != nil {

@@ -24,8 +24,8 @@ type Terminal struct{}
 // Guardian is the process that holds the lock and starts the command.
 type Guardian struct{ PID int }
 
-// ForegroundArg is not used on this system.
-const ForegroundArg = "exec-in-foreground"
+// StepArg is not used on this system.
+const StepArg = "exec-command"
 
 func unsupported() error {
 	// This system has no process groups that control a command.
@@ -69,7 +69,7 @@ func Blind() bool                      { return false }
 func IgnoreOutputStops()               {}
 func CloseInherited()                  {}
 func Detach(int)                       {}
-func Foreground([]string) int          { return 1 }
+func Step([]string) int                { return 1 }
 func Suspend(syscall.Signal) bool      { return false }
 func ProcessGroup() int                { return 0 }
 func Boottime() int64                  { return 0 }

@@ -21,6 +21,9 @@ type Command struct {
 	Path string   // the file
 	Args []string // the first is the name as the user gave it
 	Env  []string
+
+	// OwnPID names the variables of Env that the command gets with the number of its own process.
+	OwnPID []string
 }
 
 // NotRunnable is the error of a command that cannot be run. Status is the exit status of a shell

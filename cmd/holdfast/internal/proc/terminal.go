@@ -3,7 +3,6 @@
 package proc
 
 import (
-	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -149,31 +148,6 @@ func heedOutputStops() (again func()) {
 		}
 		outputStops.Unlock()
 	}
-}
-
-// ForegroundArg, as the first argument, makes this program a step between fork
-// and exec: see Foreground.
-const ForegroundArg = "exec-in-foreground"
-
-// Foreground makes this process's group the terminal's foreground group, and then executes the
-// command. This process is the leader of its group. Go has no hook between fork and exec, so this
-// program runs as a step between them. If the parent set the foreground group after the start, it
-// would race with the command's first use of the terminal. SysProcAttr.Foreground works only while
-// SIGTTOU is ignored, and the command would inherit that.
-func Foreground(args []string) int {
-	if len(args) < 2 {
-		return 1
-	}
-	ignored := signal.Ignored(syscall.SIGTTOU)
-	signal.Ignore(syscall.SIGTTOU)
-	_ = setForegroundGroup(0, syscall.Getpid())
-	if !ignored {
-		// signal.Reset would leave it ignored; a handler does not outlive exec.
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGTTOU)
-	}
-	e := notRunnable(args[1], syscall.Exec(args[0], args[1:], os.Environ()))
-	fmt.Fprintf(os.Stderr, "holdfast: %v\n", e)
-	return e.Status
 }
 
 func setForegroundGroup(fd, pgrp int) error {

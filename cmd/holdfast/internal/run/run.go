@@ -422,6 +422,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	}
 	c := r.Command
 	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy(lock.Token()))
+	c.Env, c.OwnPID = fromServiceManager(c.Env, r.front.pid)
 	t := proc.OpenTerminal(r.front.group)
 	g, err := proc.Start(c, t)
 	if err != nil {
@@ -458,6 +459,19 @@ func environment(env []string, lock *holdfast.Lock) []string {
 		env = append(env, EnvSlot+"="+strconv.Itoa(lock.Slot()))
 	}
 	return env
+}
+
+// fromServiceManager returns the names of the variables with which systemd has passed sockets or the watchdog to the
+// front, and the environment without the other number of that process. The command uses the sockets and the watchdog
+// only if the variables have the command's own number.
+func fromServiceManager(env []string, front int) (rest, pids []string) {
+	for _, name := range []string{"LISTEN_PID", "WATCHDOG_PID"} {
+		if slices.Contains(env, name+"="+strconv.Itoa(front)) {
+			pids = append(pids, name)
+			env = slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, name+"FDID=") })
+		}
+	}
+	return env, pids
 }
 
 // release releases the lock and returns the final status.
