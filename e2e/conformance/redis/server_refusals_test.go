@@ -90,7 +90,7 @@ func TestMissingRightIsRefused(t *testing.T) {
 	refused(t, r, "redis://narrow:secret@"+r.Address(), "holdfast:*")
 	do(t, r, "ACL", "SETUSER", "hasty", "on", ">secret", "~*", "&*", "+@all", "-wait")
 	refused(t, r, "redis://hasty:secret@"+r.Address()+"?replicas=1", "needs WAIT")
-	for _, right := range []string{"set", "pexpire", "time"} { // that a script needs
+	for _, right := range []string{"set", "pexpire", "time", "del"} { // that a script needs, the last only to end a lock
 		restrict(t, []*servers.Redis{r})
 		do(t, r, "ACL", "SETUSER", "app", "-"+right)
 		refused(t, r, "redis://app:app-secret@"+r.Address(), "docs/security.md")
