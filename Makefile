@@ -102,7 +102,7 @@ LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Replicas|Sentinel)|TestGal
 ALONE       := ^(TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # The packages that take more than a minute, because they start many servers and wait for leases of these to end. They
 # go first: with them side by side the rest fits beside.
-SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper nats s3 redis mysql postgres service redlock sqlite) ./cmd/holdfast ./driver/record
+SLOWEST     := ./cmd/holdfast $(addprefix ./e2e/conformance/,redis mysql postgres zookeeper etcd redlock service nats s3 sqlite) ./driver/record
 # Tests of ALONE that the race detector makes too slow: they skip themselves under it.
 RACE_FREE   := ^TestManyLocksOverASlowLink$$
 # A dozen suites, each in a process of its own.
