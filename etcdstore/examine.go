@@ -80,7 +80,7 @@ func (s *store) Examine(ctx context.Context) ([]driver.Finding, error) {
 			continue
 		}
 		f["version"] = status.Version
-		f["db size"], f["quota"] = strconv.FormatInt(status.DbSize, 10), strconv.Itoa(defaultQuota)
+		f["db size"], f["quota"] = strconv.FormatInt(status.DbSize, 10), strconv.FormatInt(defaultQuota, 10)
 		if status.DbSizeQuota > 0 {
 			f["quota"] = strconv.FormatInt(status.DbSizeQuota, 10)
 		}
