@@ -65,7 +65,9 @@ var mutations = []mutation{
 	{"core: validity beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, validity, nil, 0, 0},
 	{"core: a MinHold ends at the unlock", "memory", plant.Plants{"rest": is("return 0")}, kept, nil, 0, 0},
 	{"core: a MinHold counts half", "memory", plant.Plants{"rest": with("s.keep-", "s.keep/2-")}, kept, nil, 0, 0},
-	{"core: the process keeps no MinHold", "file", plant.Plants{"linger": is("s.phase = releasing\nreturn effects{do: release, within: s.left(f)}")}, kept, nil, 0, 0},
+	{"core: the process keeps no MinHold", "file", plant.Plants{
+		"file-linger": is(""), "linger": is("s.phase = releasing\nreturn effects{do: release, within: s.left(f)}"),
+	}, kept, nil, 0, 0},
 	{"core: a reserved token is used twice", "memory", plant.Plants{"handoff-token": with("handoffs)", "handoffs) / 2")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
 
 	{"every: replicas count the slots on their own", "memory", plant.Plants{"every-slot": with("e.index", "int(time.Now().UnixNano()/1000+int64(e.index))")}, every, nil, 0, 0},
@@ -104,6 +106,7 @@ var mutations = []mutation{
 		},
 	}, []check.Rule{check.RuleTokens, check.RuleRegister}, nil, 0, 0},
 	{"file: a reserved token belongs to two grants", "file", plant.Plants{"file-reserved": is("st.last++"), "file-clock": is("_ = last")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
+	{"file: a MinHold ends at the unlock", "file", plant.Plants{"file-keep": is("if keep < 0 {")}, kept, nil, 0, 0},
 	{"file: skip the owner check", "file", plant.Plants{"file-owner": with("e.id == id", "(e.id == id || len(id) > 0)")}, []check.Rule{check.RuleExclusion, check.RuleTokens, check.RuleWaiting, check.RuleOrder}, nil, 0, 0},
 	{"file: a dead client counts as alive", "file", plant.Plants{"file-life": is("if fd < 0 {")}, exclusion, nil, 0, 0},
 	{"file: dead clients hold forever", "file", plant.Plants{"file-life": is("if fd >= 0 {")}, forever, nil, 0, 0},

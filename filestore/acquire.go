@@ -120,21 +120,24 @@ func (st *state) blocks(k key, limit int) bool {
 	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
-// watched returns the sessions that the waiter at index i watches. The first waiter watches the holders'
-// sessions. Every other waiter watches the session of the waiter before it.
-func (st *state) watched(k key, i int) []string {
+// watched returns what the waiter at index i watches. The first waiter watches the holders' sessions, and the end
+// of kept grants. Every other waiter watches the session of the waiter before it.
+func (st *state) watched(k key, i int) (w watched) {
 	for j := i - 1; j >= 0; j-- {
 		if e := &st.entries[j]; e.token == 0 && e.is(k) {
-			return []string{e.sid}
+			return watched{sids: []string{e.sid}}
 		}
 	}
-	var sids []string
 	for j := range st.entries {
-		if e := &st.entries[j]; e.token > 0 && e.is(k) && !slices.Contains(sids, e.sid) {
-			sids = append(sids, e.sid)
+		switch e := &st.entries[j]; {
+		case e.token == 0 || !e.is(k):
+		case e.until > 0 && (w.until == 0 || e.until < w.until):
+			w.until = e.until
+		case e.until == 0 && !slices.Contains(w.sids, e.sid):
+			w.sids = append(w.sids, e.sid)
 		}
 	}
-	return sids
+	return w
 }
 
 // dropDeadBefore removes the entries of dead sessions before index i. It stops at a live waiter, which
@@ -157,7 +160,7 @@ func (s *store) dropDeadBefore(b *bucket, k key, i int, linked bool) (dropped bo
 		}
 	}
 	for j := range b.entries {
-		if e := &b.entries[j]; !liveWaiter && e.token > 0 && e.is(k) && isDead(e.sid) {
+		if e := &b.entries[j]; !liveWaiter && e.token > 0 && e.until == 0 && e.is(k) && isDead(e.sid) {
 			found = true
 		}
 	}

@@ -255,7 +255,7 @@ func (b *bucket) openFile(create bool) (fd int, st unix.Stat_t, err error) {
 	}
 }
 
-// read loads the state. A new file has no entries, and its tokens start above all tokens that an earlier file
+// read loads the state, without kept grants whose time is over. A new file has no entries, and its tokens start above all tokens that an earlier file
 // may have granted. The error of a file that no store has written is that of driver.Broken.
 func (b *bucket) read() error {
 	n, err := pread(b.fd, b.page, 0)
@@ -301,6 +301,8 @@ func (b *bucket) read() error {
 		// After a crash of the machine a list may be incomplete. There are no holders then.
 		b.last = max(b.last, b.ceiling)
 	}
+	now := b.store.now()
+	b.entries = slices.DeleteFunc(b.entries, func(e entry) bool { return e.until > 0 && e.until <= now })
 	return nil
 }
 

@@ -83,7 +83,7 @@ func parseHeader(b []byte) (h header, ok bool) {
 // entry is one request: a grant, or a waiter, whose token is 0.
 type entry struct {
 	ns, name, id   string
-	sid            string // the session; the entry ends with it
+	sid            string // the session; the entry ends with it. "" in a kept grant, which ends at until
 	host, instance string
 	reason         string
 	pid            int
@@ -91,8 +91,9 @@ type entry struct {
 	slot           int
 	since          int64 // microseconds since 1970
 	token          uint64
-	tokens         int  // the number that an exclusive grant has or requests
-	endRequested   bool // an operator has requested the holder to end
+	tokens         int   // the number that an exclusive grant has or requests
+	endRequested   bool  // an operator has requested the holder to end
+	until          int64 // of a grant that was released and is kept: the end, in microseconds since 1970; else 0
 
 	// wasFirst and wasAhead record which sessions the waiter watched before the present change. If
 	// wasFirst is set, it watched the holders' sessions, otherwise the session wasAhead. The file
@@ -117,16 +118,28 @@ func readMark(limit int, mark uint64) (slot, tokens int) {
 	return int(mark) - 1, 1
 }
 
+// The flags of an entry. A kept one has the time until, and neither a session nor an ID.
+const (
+	flagEndRequested = 1 << iota
+	flagKept
+)
+
 var errDamaged = errors.New("damaged list of entries")
 
 func appendEntry(b []byte, e *entry) []byte {
 	var flags byte
 	if e.endRequested {
-		flags = 1
+		flags = flagEndRequested
+	}
+	if e.until > 0 {
+		flags |= flagKept
 	}
 	b = append(b, flags)
 	for _, n := range [...]uint64{e.token, uint64(e.limit), e.mark(), uint64(e.pid), uint64(e.since)} {
 		b = binary.AppendUvarint(b, n)
+	}
+	if e.until > 0 {
+		b = binary.AppendUvarint(b, uint64(e.until))
 	}
 	for _, s := range [...]string{e.ns, e.name, e.id, e.sid, e.host, e.instance, e.reason} {
 		b = binary.AppendUvarint(b, uint64(len(s)))
@@ -145,16 +158,22 @@ func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
 	for r.s != "" {
 		into = append(into, entry{})
 		e := &into[len(into)-1]
-		e.endRequested = r.byte() == 1
+		flags := r.byte()
+		e.endRequested = flags&flagEndRequested != 0
 		e.token = r.number(driver.MaxToken - 1)
 		e.limit = int(r.number(driver.Unlimited))
 		e.slot, e.tokens = readMark(e.limit, r.number(driver.MaxLimit))
 		e.pid = int(r.number(math.MaxInt32))
 		e.since = int64(r.number(math.MaxInt64))
+		if flags&flagKept != 0 {
+			e.until = int64(r.number(math.MaxInt64))
+		}
 		for _, s := range [...]*string{&e.ns, &e.name, &e.id, &e.sid, &e.host, &e.instance, &e.reason} {
 			*s = r.text()
 		}
-		if r.bad || e.limit < 1 || e.name == "" || e.id == "" || !isSID(e.sid) {
+		held := e.until == 0 && e.id != "" && isSID(e.sid)
+		kept := e.until > 0 && e.id == "" && e.sid == "" && e.token > 0
+		if r.bad || flags > flagEndRequested|flagKept || e.limit < 1 || e.name == "" || !held && !kept {
 			return into, errDamaged
 		}
 	}

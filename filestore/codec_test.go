@@ -32,6 +32,9 @@ func drawEntry(t *rapid.T) entry {
 	if e.limit == driver.Exclusive {
 		e.slot, e.tokens = driver.NoSlot, rapid.IntRange(1, maxTokens).Draw(t, "tokens")
 	}
+	if e.token > 0 && rapid.Bool().Draw(t, "kept") {
+		e.id, e.sid, e.until = "", "", rapid.Int64Range(1, 1<<62).Draw(t, "until")
+	}
 	return e
 }
 
@@ -72,6 +75,7 @@ func FuzzBody(f *testing.F) {
 	e := entry{ns: "n", name: "name", id: "id", sid: "abcdefghijkl2345", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, endRequested: true}
 	one := appendEntry(nil, &e)
 	f.Add(one, uint32(0))
+	f.Add(appendEntry(nil, &entry{name: "name", host: "h", pid: 1, limit: 2, slot: 1, tokens: 1, token: 6, until: 9}), uint32(0))
 	f.Add(append(one, one...), uint32(1))
 	f.Add(one[:len(one)-1], uint32(0))
 	f.Add([]byte{}, uint32(0))

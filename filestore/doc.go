@@ -33,6 +33,10 @@
 // the waiters behind that process. After a change a waiter may have to watch other sessions. The
 // process that makes the change then notifies the waiter.
 //
+// A release with a minimum hold turns the entry into a kept grant, which belongs to no session and no request, and ends
+// at a time of the machine's clock. After that time nothing reads it, and the next change of the file removes it. The
+// first waiter waits for that time.
+//
 // A grant may have several tokens, for the holders to which its process hands it off. The bucket's
 // counter then jumps beyond the last of them in the same critical section. An exclusive entry has no
 // slot, so the slot's field has the number of tokens: requested by a waiter, reserved by a holder.
@@ -72,6 +76,7 @@
 //   - A bucket has content that no store has written, or more holders than their limits allow: every request
 //     of its names gets an error that names the file, and the store notifies the holders within a second. A
 //     crash of the machine does not cause that: it leaves zeros, or a list with the ID of an earlier boot.
+//   - The machine's clock is set: kept grants end as much earlier or later. A crash of the machine may end them.
 //   - A child process is started: descriptors are closed on exec. A fork without exec keeps its
 //     parent's session alive.
 //   - The directory is on a file system that is not known to be local to this machine: Open

@@ -74,7 +74,7 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	for i := range found {
 		e := &found[i]
 		if _, checked := lives[e.sid]; !checked {
-			lives[e.sid] = s.isOwn(e.sid) || !s.dead(e.sid)
+			lives[e.sid] = e.until > 0 || s.isOwn(e.sid) || !s.dead(e.sid)
 		}
 		if !lives[e.sid] {
 			continue
@@ -100,6 +100,9 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 
 // note returns the remarks about a holder that an operator sees.
 func (s *store) note(e *entry) string {
+	if e.until > 0 {
+		return "released, kept for a while"
+	}
 	var notes []string
 	if e.endRequested {
 		notes = append(notes, "end requested")
@@ -130,7 +133,11 @@ func (e *entry) owner() driver.Owner {
 }
 
 func (e *entry) holder() driver.Holder {
-	return driver.Holder{Owner: e.owner(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
+	h := driver.Holder{Owner: e.owner(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
+	if e.until > 0 {
+		h.Kept, h.TTL = true, time.Until(time.UnixMicro(e.until))
+	}
+	return h
 }
 
 // holders returns the holders of a name, the one with the lowest token first.
@@ -145,8 +152,8 @@ func (st *state) holders(k key) []driver.Holder {
 	return hs
 }
 
-// Break requests the holder to end, and returns when it has ended. A grant of a dead process ends at
-// once.
+// Break requests the holder to end, and returns when it has ended. A grant of a dead process, or a kept one, ends
+// at once.
 func (s *store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.calls.Enter(); err != nil {
 		return err
@@ -180,7 +187,7 @@ func (s *store) Break(ctx context.Context, name string, token uint64) error {
 }
 
 // requestEnd marks the holder's entry, and notifies its session. It returns no entry if the session
-// was dead, because then the grant has ended.
+// was dead, or the grant was a kept one, because then the grant has ended.
 func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -196,15 +203,17 @@ func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 		return nil, errNotHeld
 	}
 	e := b.entries[i]
-	if !s.isOwn(e.sid) && s.dead(e.sid) {
-		if _, err := b.drop(func(o *entry) bool { return o.sid == e.sid }); err != nil {
+	if e.until > 0 || !s.isOwn(e.sid) && s.dead(e.sid) {
+		if _, err := b.drop(func(o *entry) bool { return o.sid == e.sid && (e.until == 0 || o.token == e.token) }); err != nil {
 			return nil, s.fail(b, err)
 		}
 		if err := b.write(); err != nil {
 			return nil, s.fail(b, err)
 		}
 		s.notify(b, b.unlock())
-		s.cleanDeadSession(e.sid, b)
+		if e.until == 0 {
+			s.cleanDeadSession(e.sid, b)
+		}
 		return nil, nil
 	}
 	if !e.endRequested {
@@ -232,7 +241,7 @@ func (s *store) grantExists(ctx context.Context, b *bucket, k key, token uint64)
 		sid = b.entries[i].sid
 	}
 	b.unlock()
-	if i >= 0 && !s.isOwn(sid) && s.dead(sid) {
+	if i >= 0 && sid != "" && !s.isOwn(sid) && s.dead(sid) {
 		s.cleanDeadSession(sid, b)
 		return false, nil
 	}

@@ -119,6 +119,16 @@ func (st *state) grantNext(k key, now int64, reserve func() error) error {
 	return failed
 }
 
+// keep leaves a grant in place until a time, without its session. It notifies the first waiter, which has to watch
+// that time.
+func (st *state) keep(e *entry, until int64) {
+	e.id, e.sid, e.until, e.endRequested = "", "", until, false
+	k := key{e.ns, e.name}
+	if i := slices.IndexFunc(st.entries, func(e entry) bool { return e.token == 0 && e.is(k) }); i >= 0 {
+		st.notices = append(st.notices, notice{kind: msgReread, sid: st.entries[i].sid, id: st.entries[i].id})
+	}
+}
+
 // overfull reports whether a name has more holders than their limits allow. No store writes such a list.
 func (st *state) overfull(k key) bool {
 	holders, least := st.countHolders(k)

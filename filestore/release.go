@@ -12,8 +12,8 @@ import (
 )
 
 // remove removes the entry of a request if it has the token. A token of 0 matches every entry. remove
-// then grants the name to the next waiters.
-func (s *store) remove(ctx context.Context, b *bucket, k key, id string, token uint64) (found bool, err error) {
+// then grants the name to the next waiters. With keep, it leaves the grant in place for that time.
+func (s *store) remove(ctx context.Context, b *bucket, k key, id string, token uint64, keep time.Duration) (found bool, err error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			s.unregister(id)
@@ -27,10 +27,14 @@ func (s *store) remove(ctx context.Context, b *bucket, k key, id string, token u
 		b.unlock()
 		return false, nil
 	}
-	b.recordWatched(k)
-	b.entries = slices.Delete(b.entries, i, i+1)
-	// If this fails, the waiters grant the name at their own checks.
-	b.grantNext(k)
+	if keep > 0 { // mutation: file-keep
+		b.keep(&b.entries[i], s.now()+(keep+time.Microsecond-1).Microseconds())
+	} else {
+		b.recordWatched(k)
+		b.entries = slices.Delete(b.entries, i, i+1)
+		// If this fails, the waiters grant the name at their own checks.
+		b.grantNext(k)
+	}
 	if err := b.write(); err != nil {
 		return false, s.fail(b, err)
 	}
@@ -52,18 +56,18 @@ func (s *store) Undo(ctx context.Context, r driver.Request) error {
 		return err
 	}
 	defer s.calls.Leave()
-	_, err := s.remove(ctx, s.bucketOf(r.Name), key{s.ns, r.Name}, r.ID, 0)
+	_, err := s.remove(ctx, s.bucketOf(r.Name), key{s.ns, r.Name}, r.ID, 0, 0)
 	return err
 }
 
-// Release ends a grant and grants the name to the next waiter.
-func (s *store) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
+// Release ends a grant and grants the name to the next waiter, or leaves the grant in place for the time keep.
+func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if err := s.calls.Enter(); err != nil {
 		return err
 	}
 	defer s.calls.Leave()
 	// A token of 0 would match every entry. No grant has the token 1.
-	found, err := s.remove(ctx, s.bucketOf(g.Name), key{s.ns, g.Name}, g.ID, max(g.Token, 1))
+	found, err := s.remove(ctx, s.bucketOf(g.Name), key{s.ns, g.Name}, g.ID, max(g.Token, 1), keep)
 	if err == nil && !found {
 		return errNotHeld
 	}

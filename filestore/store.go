@@ -154,6 +154,7 @@ func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
+		Linger: true, // mutation: file-linger
 		Tokens: "the machine's clock in microseconds, above the last token of the name, also after a crash of the machine. After the directory was deleted or restored from a copy, tokens rise unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeTimeout,

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
@@ -77,4 +78,63 @@ func TestWaitersWorkWithoutSockets(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestKeptGrantNeedsNoProcess: a grant that is kept for a while outlives its store, and is not tied to a boot of the
+// machine. Break ends it, or its time. Then nothing is left of it.
+func TestKeptGrantNeedsNoProcess(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	keep := func(s *filestore.Store) driver.Grant {
+		g := take(t, s, "a", driver.Exclusive)
+		if err := s.Release(testContext(t), g, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	g := keep(a)
+	a.Close(testContext(t))
+	b.PretendBoot()
+	if err := b.Undo(testContext(t), driver.Request{ID: g.ID, Name: g.Name}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.Acquire(testContext(t), request("a", driver.Exclusive))
+	wantCode(t, b, err, driver.CodeBusy)
+	st, err := b.Inspect(testContext(t), "a")
+	if err != nil || len(st.Holders) != 1 || !st.Holders[0].Kept || st.Holders[0].Token != g.Token || st.Holders[0].TTL > time.Hour || st.Holders[0].TTL < time.Minute {
+		t.Fatalf("%+v, %v", st, err)
+	}
+	w := queue(t, b, "a", driver.Exclusive)
+	if err := b.Break(testContext(t), "a", g.Token); err != nil {
+		t.Fatal(err)
+	}
+	release(t, b, w.granted(t))
+
+	g = keep(b)
+	b.PretendNow(time.Now().Add(time.Hour + time.Minute).UnixMicro())
+	release(t, b, take(t, b, "a", driver.Exclusive))
+	raw, err := os.ReadFile(b.BucketPath("a"))
+	if n, err2 := filestore.Entries(raw); err != nil || err2 != nil || n != 0 {
+		t.Errorf("%d entries are left, %v, %v", n, err, err2)
+	}
+}
+
+// TestWaiterBehindKeptGrant: a waiter without checks of its own is granted the name when the holder, which lives on, has
+// kept its grant, and the time has passed.
+func TestWaiterBehindKeptGrant(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	b.NoFallback()
+	g := take(t, a, "a", driver.Exclusive)
+	first, second := queue(t, b, "a", driver.Exclusive), queue(t, open(t, dir), "a", driver.Exclusive)
+	began := time.Now()
+	if err := a.Release(testContext(t), g, 100*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	next := first.granted(t)
+	if stood := time.Since(began); stood < 90*time.Millisecond {
+		t.Errorf("stood for %s", stood)
+	}
+	release(t, b, next)
+	second.granted(t)
 }

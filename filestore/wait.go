@@ -33,9 +33,16 @@ type waiter struct {
 // kernel may close its socket a moment before it frees its flock. The delay doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
-// await waits for the grant, and returns it. watched are the sessions to watch. A notice reports the grant to the waiter. Without a notice the
-// waiter finds the grant when a session that it watches has ended, or at one of its own checks.
-func (s *store) await(ctx context.Context, w *waiter, watched []string) (driver.Grant, error) {
+// watched is what the waiter at the head of a name, or behind another one, has to watch.
+type watched struct {
+	sids []string
+	// until is when the first of the kept grants ends, in microseconds since 1970; 0 if there is none.
+	until int64
+}
+
+// await waits for the grant, and returns it. A notice reports the grant to the waiter. Without a notice the
+// waiter finds the grant when something that it watches has ended, or at one of its own checks.
+func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
 	var tick <-chan time.Time
 	if s.fallback > 0 {
@@ -45,9 +52,9 @@ func (s *store) await(ctx context.Context, w *waiter, watched []string) (driver.
 	}
 	var delay time.Duration
 	for {
-		s.unwatch(w, watched)
+		s.unwatch(w, watched.sids)
 		reached := true
-		for _, sid := range watched {
+		for _, sid := range watched.sids {
 			reached = s.watch(w, sid) && reached
 		}
 		var again <-chan time.Time
@@ -55,6 +62,8 @@ func (s *store) await(ctx context.Context, w *waiter, watched []string) (driver.
 			delay = 0
 		} else if delay = min(max(2*delay, firstDelay), wakeInterval); delay < wakeInterval {
 			again = time.After(delay)
+		} else if watched.until > 0 {
+			again = time.After(time.Duration(watched.until-s.now()) * time.Microsecond)
 		}
 		select {
 		case <-w.wake:
@@ -90,15 +99,15 @@ func (s *store) await(ctx context.Context, w *waiter, watched []string) (driver.
 }
 
 // readBucket reads the bucket, and repairs the waiter's entry. It makes the waiter a holder if the entry is
-// a grant. Otherwise it returns the sessions that the waiter has to watch.
-func (s *store) readBucket(ctx context.Context, w *waiter) (watched []string, err error) {
+// a grant. Otherwise it returns what the waiter has to watch.
+func (s *store) readBucket(ctx context.Context, w *waiter) (next watched, err error) {
 	sess, err := s.current()
 	if err != nil {
-		return nil, err
+		return next, err
 	}
 	b := w.b
 	if err := b.lock(ctx, true); err != nil {
-		return nil, err
+		return next, err
 	}
 	i, changed, err := s.updateEntry(b, w, sess)
 	if err == nil && b.overfull(w.k) {
@@ -108,13 +117,13 @@ func (s *store) readBucket(ctx context.Context, w *waiter) (watched []string, er
 		err = b.write()
 	}
 	if err != nil {
-		return nil, s.fail(b, err)
+		return next, s.fail(b, err)
 	}
 	if i < 0 {
 		// Another goroutine has just ended the session, together with its entries.
 		s.notify(b, b.unlock())
 		wakeup.Send(w.wake)
-		return nil, nil
+		return next, nil
 	}
 	e := &b.entries[i]
 	b.notices = slices.DeleteFunc(b.notices, func(n notice) bool { return n.id == w.r.ID })
@@ -125,10 +134,10 @@ func (s *store) readBucket(ctx context.Context, w *waiter) (watched []string, er
 	}
 	s.mu.Unlock()
 	if e.token == 0 {
-		watched = b.watched(w.k, i)
+		next = b.watched(w.k, i)
 	}
 	s.notify(b, b.unlock())
-	return watched, nil
+	return next, nil
 }
 
 // updateEntry makes sure that the waiter has an entry of the session, removes the dead sessions before it,
@@ -201,7 +210,7 @@ func (s *store) withdraw(ctx context.Context, w *waiter) error {
 	cause := ctx.Err()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)
 	defer cancel()
-	_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0)
+	_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0, 0)
 	if driver.CodeOf(err) == driver.CodeClosed {
 		return err
 	}

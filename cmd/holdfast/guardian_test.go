@@ -116,21 +116,6 @@ func TestKilledWaitingFrontLeavesNoEntry(t *testing.T) {
 	s.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
-// TestFrontKilledLingering: the front is killed during a minimum hold. The guardian keeps the
-// lock, and releases it when it gets a signal.
-func TestFrontKilledLingering(t *testing.T) {
-	s := newProcessSandbox(t)
-	p := s.start("run", "-v", "--min-hold", "1h", "x", "--", "true")
-	p.stderr.expect("is kept for another")
-	guardian := p.guardian()
-	p.signal(syscall.SIGKILL)
-	p.status()
-	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
-	must(t, syscall.Kill(guardian, syscall.SIGTERM))
-	awaitState(t, guardian, "")
-	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
-}
-
 // TestKilledGuardianEndsCommand: the guardian is killed. The front kills the command and all processes that
 // the command has started, and reports that.
 func TestKilledGuardianEndsCommand(t *testing.T) {

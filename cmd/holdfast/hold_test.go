@@ -10,24 +10,75 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// TestMinHoldOutlivesCommand: with --min-hold, run keeps the lock after the command has ended. A
-// signal makes run release it early.
+// TestMinHoldOutlivesCommand: with --min-hold, the lock is kept after the command and run have ended, without a
+// process. An operator ends it early.
 func TestMinHoldOutlivesCommand(t *testing.T) {
 	w := withStore(t)
-	p := w.start("run", "-v", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3")
-	p.stderr.expect("is kept for another")
-	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
-	p.signal(syscall.SIGTERM)
-	p.expectStatus(3)
-	p.stderr.expect("before its minimum hold")
-	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+	w.run("run", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3").expectStatus(t, 3)
+	contains(t, w.run("run", "--try", "x", "--", "true").expectStatus(t, 75).stderr, "x")
+	contains(t, w.run("show", "x").expectStatus(t, 0).stdout, "released, kept for a while")
+	w.run("break", "x").expectStatus(t, 0)
+	w.run("run", "--try", "--min-hold", "50ms", "x", "--", "true").expectStatus(t, 0)
+	w.run("run", "x", "--", "true").expectStatus(t, 0)
+}
 
-	// When the minimum hold has passed, run releases the lock without a signal.
-	waiter := w.start("run", "-v", "--min-hold", "50ms", "x", "--", "true")
-	waiter.stderr.expect("released")
-	waiter.expectStatus(0)
+// keptByProcess returns a sandbox whose locks end with their process.
+func keptByProcess(t *testing.T) *processSandbox {
+	t.Helper()
+	if _, err := servers.Find("postgres", "/usr/lib/postgresql/*/bin/postgres"); err != nil {
+		missing(t, "postgres")
+	}
+	server, err := servers.StartPostgres(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	s := newProcessSandbox(t)
+	s.env = append(s.env, "HOLDFAST_STORE="+server.URL("postgres", "recipe=advisory"))
+	return s
+}
+
+// TestMinHoldIsKeptByProcess: a store does not keep a released lock. So after the end of the command the guardian keeps
+// it, without delaying run, or a reader of a pipe that the command had.
+func TestMinHoldIsKeptByProcess(t *testing.T) {
+	s := keptByProcess(t)
+	t.Run("until a signal", func(t *testing.T) {
+		p := s.startCmd(shell(`{ "$0" run -v --min-hold 1h x -- sh -c "exit 3" 7>&1; echo "status $?"; } | cat; echo the pipe has ended`), nil)
+		p.stdout.expect("status 3")
+		p.stdout.expect("the pipe has ended")
+		guardian := number(t, strings.Fields(p.stderr.expect("the command has ended; process "))[5])
+		p.expectStatus(0)
+		s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+		must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
+		awaitState(t, int(guardian), "")
+		s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+	})
+	t.Run("until its end", func(t *testing.T) {
+		s.run("run", "--min-hold", "50ms", "x", "--", "true").expectStatus(t, 0)
+		s.run("run", "x", "--", "true").expectStatus(t, 0)
+	})
+	t.Run("refused in a unit", func(t *testing.T) {
+		for _, script := range []string{
+			`SYSTEMD_EXEC_PID=$$ exec "$0" run --min-hold 1h x -- echo ran`,
+			`export SYSTEMD_EXEC_PID=$$; "$0" run --min-hold 1h x -- echo ran`,
+			`export SYSTEMD_EXEC_PID=$$; "$0" hold --min-hold 1h --pid $$ x`,
+		} {
+			r := s.finish(shell(script), nil, "")
+			contains(t, r.stderr, "--min-hold", "ends every process of this unit")
+			if strings.Contains(r.stdout, "ran") {
+				t.Errorf("%s: %q", script, r.stdout)
+			}
+		}
+		s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+		s.finish(shell(`SYSTEMD_EXEC_PID=$$ exec "$0" run --store `+s.storeURL()+` --min-hold 50ms x -- true`), nil, "").expectStatus(t, 0)
+	})
+	t.Run("refused as process 1", func(t *testing.T) {
+		words := asFirst(t, binary, "run", "--min-hold", "1h", "x", "--", "true")
+		r := s.finish(exec.Command(words[0], words[1:]...), nil, "").expectStatus(t, 78)
+		contains(t, r.stderr, "--min-hold", "this container")
+	})
 }
 
 // TestMaxHoldEndsCommand: after --max-hold, run ends the command with SIGTERM, and with SIGKILL if the

@@ -182,16 +182,17 @@ func TestHoldKeepsNoDescriptorOfScript(t *testing.T) {
 // TestMinHoldOfHoldDoesNotDelayReaderOfOutput: the output of a script, with its standard error, ends when the script
 // has ended. The guardian keeps the lock for the minimum hold.
 func TestMinHoldOfHoldDoesNotDelayReaderOfOutput(t *testing.T) {
-	w := withStore(t)
-	p := w.startCmd(shell(`output=$(sh -c '
+	s := keptByProcess(t)
+	p := s.startCmd(shell(`output=$(sh -c '
 		lock=$("$0" hold --min-hold 1h --pid $$ x) || exit
 		eval "$lock"
 		echo $HOLDFAST_GUARDIAN' "$0" 2>&1)
 		echo "guardian $output"`), nil)
 	guardian := number(t, strings.Fields(p.stdout.expect("guardian "))[1])
-	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
 	must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
-	w.awaitFree()
+	awaitState(t, int(guardian), "")
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
 // TestHoldForParentEndsWithSubshell: --pid parent is the subshell that calls hold, where $$ is the number of its

@@ -155,7 +155,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.ttl, "ttl", "how long the store keeps the lock when this process cannot renew it,\n50ms to 24h; not given, it adapts to the store's limits and to --grace")
 	flags.Var(&f.minHold, "min-hold",
 		"keep the lock for this time even when it is not needed for as long;\n"+
-			"holdfast stays until then if the store cannot keep it")
+			"if the store cannot keep it, a process does that after the end of holdfast")
 	flags.Var(&f.grace, "grace", "the time between SIGTERM and SIGKILL, at most a third of the TTL;\nnot given, it adapts to the TTL")
 	flags.Var(&f.reason, "reason", "shown where the lock is inspected (default the command's name)")
 	flags.Var(&f.busy, "busy-status", "the exit status, 0 to 125, when the lock was not acquired")

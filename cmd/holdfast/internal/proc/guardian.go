@@ -87,17 +87,33 @@ func Become(fd string) (*os.File, error) {
 // CloseInherited marks the descriptors of this process as close-on-exec, except the standard streams. So the guardian
 // does not inherit them.
 func CloseInherited() {
-	files, _ := os.ReadDir(descriptors)
-	for _, f := range files {
-		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
-			unix.CloseOnExec(fd)
-		}
+	for _, fd := range others() {
+		unix.CloseOnExec(fd)
 	}
 }
 
+// others returns the open descriptors of this process, except the standard streams.
+func others() (fds []int) {
+	files, _ := os.ReadDir(descriptors)
+	for _, f := range files {
+		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
+}
+
 // Detach replaces the first n standard streams by the null device, so that no reader of them waits
-// for this process.
+// for this process. If that is all of them, it also closes the other descriptors that this process inherited: its own
+// are close-on-exec.
 func Detach(n int) {
+	if n == 3 {
+		for _, fd := range others() {
+			if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+				unix.Close(fd)
+			}
+		}
+	}
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return

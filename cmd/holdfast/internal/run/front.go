@@ -3,6 +3,7 @@ package run
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -41,6 +42,7 @@ func Run(o Options, p *console.Printer) int {
 	f.sigs.catchStops()
 	terminal := proc.OpenTerminal(proc.ProcessGroup())
 	terminal.SaveModes()
+	o.EndsWith = endsWith(o.Section)
 	if o.Section != 0 {
 		// The script expects that a pipe ends, and that the lock of flock is released, when it closes the descriptor.
 		proc.CloseInherited()
@@ -67,6 +69,19 @@ func Run(o Options, p *console.Printer) int {
 		terminal.Reclaim()
 	}
 	return f.status
+}
+
+// endsWith names what ends the guardian together with this process, or with that of a section.
+func endsWith(section int) string {
+	pid := os.Getpid()
+	unit, _ := strconv.Atoi(os.Getenv("SYSTEMD_EXEC_PID"))
+	switch {
+	case pid == 1:
+		return "the end of process 1 ends every process of this container"
+	case unit > 0 && (unit == pid || unit == os.Getppid() || unit == section):
+		return fmt.Sprintf("the end of process %d ends every process of this unit of systemd (with KillMode=process it does not: then unset SYSTEMD_EXEC_PID)", unit)
+	}
+	return ""
 }
 
 // serve handles the guardian's messages and the signals. It returns when the guardian has ended and

@@ -40,6 +40,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -80,6 +81,8 @@ type Options struct {
 	// Section, if it is not 0, is the process during which the lock is held. There is no
 	// Command then.
 	Section int
+	// EndsWith names what ends the guardian together with the front, or with the Section; "" if nothing is known to.
+	EndsWith string
 }
 
 // DefaultGrace is the longest grace of a run without --grace.
@@ -127,7 +130,7 @@ func (r *runner) run() (status int, rest func()) {
 		return exit.OK, nil
 	}
 	if err == nil {
-		return r.hold(locker, lock), nil
+		return r.hold(locker, lock)
 	}
 	if locker != nil {
 		rest = r.withdraw(locker)
@@ -246,6 +249,10 @@ func (r *runner) prepare(ctx context.Context, locker *holdfast.Locker, w *waitin
 		return err
 	}
 	r.linger = g.Linger
+	if r.MinHold > 0 && !g.Linger && r.EndsWith != "" {
+		return fmt.Errorf("%w: --min-hold: a process has to keep a released lock of kind %q, and %s; \"holdfast stores\" lists what keeps it without a process",
+			holdfast.ErrUnsupported, g.Kind, r.EndsWith)
+	}
 	// A command whose key is marked does not need the lock.
 	if err := r.checkMark(ctx); err != nil {
 		return err
@@ -386,7 +393,7 @@ func round(d time.Duration) string {
 }
 
 // hold runs the command under the lock and releases it.
-func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
+func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) (status int, rest func()) {
 	r.granted = time.Now()
 	status, err := r.command(lock)
 	if err == nil {
@@ -474,8 +481,9 @@ func fromServiceManager(env []string, front int) (rest, pids []string) {
 	return env, pids
 }
 
-// release releases the lock and returns the final status.
-func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status int) int {
+// release releases the lock and returns the final status. If this process keeps the lock for a minimum hold, it does
+// that in rest, after the front has ended: the option means the same as on a store that keeps the lock.
+func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status int) (_ int, rest func()) {
 	err := lock.Unlock()
 	lost, isLost := errors.AsType[*holdfast.LostError](err)
 	switch {
@@ -485,22 +493,20 @@ func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status in
 	case err != nil && !isLost:
 		r.printer.Line("the release is not confirmed yet: %v", err)
 	}
-	if left := r.MinHold - time.Since(r.granted); err == nil && left > 0 && !r.linger && (r.Verbose || r.printer.Terminal()) {
-		r.printer.Line("the command has ended; %q is kept for another %s (--min-hold)", r.Name, round(left))
+	if left := r.MinHold - time.Since(r.granted); err == nil && left > 0 && !r.linger {
+		if r.Verbose || r.printer.Terminal() {
+			r.printer.Line("the command has ended; process %d keeps %q for another %s (--min-hold)", os.Getpid(), r.Name, round(left))
+		}
+		return status, func() { r.close(locker, left+closeTimeout) }
 	}
 	if r.Section != 0 {
-		// A reader of the script's output must not wait for the minimum hold.
-		r.printer.Flush()
-		proc.Detach(3)
+		// A reader of the script's output must not wait for the store.
+		return status, func() { r.close(locker, closeTimeout) }
 	}
-	if !r.close(locker, r.MinHold+closeTimeout) {
-		if err == nil && time.Since(r.granted) < r.MinHold {
-			r.printer.Line("%q ends before its minimum hold of %s", r.Name, r.MinHold)
-		} else {
-			r.printer.Line("the release of %q is not confirmed: the store frees it when its TTL ends", r.Name)
-		}
+	if !r.close(locker, closeTimeout) {
+		r.printer.Line("the release of %q is not confirmed: the store frees it when its TTL ends", r.Name)
 	}
-	return status
+	return status, nil
 }
 
 // close waits for the Locker's remaining requests to the store, until the timeout or another
@@ -510,7 +516,7 @@ func (r *runner) close(locker *holdfast.Locker, within time.Duration) bool {
 	defer cancel()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	// During a minimum hold the shell may stop the front. The guardian keeps the lock meanwhile.
+	// The shell may stop the front meanwhile.
 	stop := r.sigs.interrupt(nil, interrupt, r.front.suspend)
 	defer stop()
 	err := locker.Close(ctx)
