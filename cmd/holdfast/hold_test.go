@@ -21,7 +21,7 @@ func TestMinHoldOutlivesCommand(t *testing.T) {
 	w.run("run", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3").expectStatus(t, 3)
 	contains(t, w.run("run", "--try", "x", "--", "true").expectStatus(t, 75).stderr, "x")
 	contains(t, w.run("show", "x").expectStatus(t, 0).stdout, "released, kept for a while")
-	w.run("break", "x").expectStatus(t, 0)
+	w.run("break", "--token", w.tokenOf(), "x").expectStatus(t, 0)
 	w.run("run", "--try", "--min-hold", "50ms", "x", "--", "true").expectStatus(t, 0)
 	w.run("run", "x", "--", "true").expectStatus(t, 0)
 }
@@ -36,49 +36,45 @@ func keptByProcess(t *testing.T) *processSandbox {
 	must(t, err)
 	t.Cleanup(func() { _ = server.Close() })
 	s := newProcessSandbox(t)
-	s.env = append(s.env, "HOLDFAST_STORE="+server.URL("postgres", "recipe=advisory"))
+	s.env = append(s.env, "HOLDFAST_STORE="+server.URL("postgres", "&recipe=advisory"))
 	return s
 }
 
 // TestMinHoldIsKeptByProcess: a store does not keep a released lock. So after the end of the command the guardian keeps
-// it, without delaying run, or a reader of a pipe that the command had.
+// it, without delaying run, or the reader of a pipe that run has inherited. A signal ends that.
 func TestMinHoldIsKeptByProcess(t *testing.T) {
 	s := keptByProcess(t)
-	t.Run("until a signal", func(t *testing.T) {
-		p := s.startCmd(shell(`{ "$0" run -v --min-hold 1h x -- sh -c "exit 3" 7>&1; echo "status $?"; } | cat; echo the pipe has ended`), nil)
-		p.stdout.expect("status 3")
-		p.stdout.expect("the pipe has ended")
-		guardian := number(t, strings.Fields(p.stderr.expect("the command has ended; process "))[5])
-		p.expectStatus(0)
-		s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
-		must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
-		awaitState(t, int(guardian), "")
-		s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
-	})
-	t.Run("until its end", func(t *testing.T) {
-		s.run("run", "--min-hold", "50ms", "x", "--", "true").expectStatus(t, 0)
-		s.run("run", "x", "--", "true").expectStatus(t, 0)
-	})
-	t.Run("refused in a unit", func(t *testing.T) {
-		for _, script := range []string{
-			`SYSTEMD_EXEC_PID=$$ exec "$0" run --min-hold 1h x -- echo ran`,
-			`export SYSTEMD_EXEC_PID=$$; "$0" run --min-hold 1h x -- echo ran`,
-			`export SYSTEMD_EXEC_PID=$$; "$0" hold --min-hold 1h --pid $$ x`,
-		} {
-			r := s.finish(shell(script), nil, "")
-			contains(t, r.stderr, "--min-hold", "ends every process of this unit")
-			if strings.Contains(r.stdout, "ran") {
-				t.Errorf("%s: %q", script, r.stdout)
-			}
+	p := s.startCmd(shell(`{ "$0" run -v --min-hold 1h x -- sh -c "exit 3" 7>&1; echo "status $?"; } | cat; echo the pipe has ended`), nil)
+	p.stdout.expect("status 3")
+	p.stdout.expect("the pipe has ended")
+	guardian := number(t, strings.Fields(p.stderr.expect("the command has ended; process "))[5])
+	p.expectStatus(0)
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	must(t, syscall.Kill(int(guardian), syscall.SIGTERM))
+	awaitState(t, int(guardian), "")
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+	s.run("run", "--min-hold", "50ms", "x", "--", "true").expectStatus(t, 0)
+	s.run("run", "x", "--", "true").expectStatus(t, 0)
+}
+
+// TestMinHoldIsRefusedWhereItsProcessEnds: no process can keep the lock where it ends with run, as in a unit of systemd
+// and in a container.
+func TestMinHoldIsRefusedWhereItsProcessEnds(t *testing.T) {
+	s := keptByProcess(t)
+	for script, text := range map[string]string{
+		`SYSTEMD_EXEC_PID=$$ exec "$0" run --min-hold 1h x -- echo ran`:               "this unit",
+		`export SYSTEMD_EXEC_PID=$$; "$0" run --min-hold 1h x -- echo ran; exit $?`:   "this unit",
+		`export SYSTEMD_EXEC_PID=$$; "$0" hold --min-hold 1h --pid $$ x >&2; exit $?`: "this unit",
+		strings.Join(asFirst(t), " ") + ` "$0" run --min-hold 1h x -- echo ran`:       "this container",
+	} {
+		r := s.finish(shell(script), nil, "").expectStatus(t, 78)
+		contains(t, r.stderr, "--min-hold", text)
+		if r.stdout != "" {
+			t.Errorf("%s: %q", script, r.stdout)
 		}
-		s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
-		s.finish(shell(`SYSTEMD_EXEC_PID=$$ exec "$0" run --store `+s.storeURL()+` --min-hold 50ms x -- true`), nil, "").expectStatus(t, 0)
-	})
-	t.Run("refused as process 1", func(t *testing.T) {
-		words := asFirst(t, binary, "run", "--min-hold", "1h", "x", "--", "true")
-		r := s.finish(exec.Command(words[0], words[1:]...), nil, "").expectStatus(t, 78)
-		contains(t, r.stderr, "--min-hold", "this container")
-	})
+	}
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+	s.finish(shell(`SYSTEMD_EXEC_PID=$$ exec "$0" run --store `+s.storeURL()+` --min-hold 1h x -- true`), nil, "").expectStatus(t, 0)
 }
 
 // TestMaxHoldEndsCommand: after --max-hold, run ends the command with SIGTERM, and with SIGKILL if the
