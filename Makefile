@@ -18,6 +18,8 @@ list         = $$($(GO) list $(call packages,$(1)) | grep -vE '$(2)' | tr '\n' '
 # whole machine.
 compile      = $(GO) list -export -test -deps -f '' $(1) $(call packages,$(filter-out check,$(MODULES))) >/dev/null
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Without the path of the clone in them, results of the compiler, vet and staticcheck serve every clone of this machine.
+export GOFLAGS := $(GOFLAGS) -trimpath
 # Where scripts/servers puts the servers that it builds.
 export HOLDFAST_SERVERS := $(CURDIR)/bin/servers
 # Coverage of the packages that everything stands on, in percent.
