@@ -366,10 +366,10 @@ func openWithoutServer(e *env) {
 	name := e.name()
 	e.h.Stop(e.T)
 	opened := make(chan driver.Store, 1)
-	go e.Run("opens", func(t *testing.T) {
+	go func() {
 		defer close(opened)
-		opened <- e.h.Open(t, "")
-	})
+		e.Run("opens", func(t *testing.T) { opened <- e.h.Open(t, "") })
+	}()
 	var s driver.Store
 	select {
 	case s = <-opened:

@@ -111,12 +111,13 @@ func renewAfterDeadline(e *env) {
 			a, b, name := e.open(), e.open(), e.name()
 			g := e.must(a, e.request(name, limit, e.h.TTL))
 			if i, ok := b.(driver.Inspector); ok {
-				e.shown(b, name, g.Token)
 				var st driver.State
 				var err error
+				from, shown := time.Now(), e.g.VisibleAfter == 0
 				e.eventually("the grant has expired", func() bool {
 					st, err = i.Inspect(e.Context(), name)
-					return err == nil && len(st.Holders) == 0
+					shown = shown || len(st.Holders) > 0 || time.Since(from) > g.TTL // the first inspection may come too late to see it
+					return err == nil && shown && len(st.Holders) == 0
 				}, func() string { return fmt.Sprintf("%+v, %v", st, err) })
 			} else {
 				time.Sleep(2 * g.TTL) // the store's deadline passes, and no event announces it
