@@ -59,7 +59,7 @@ func (l *etcdSandbox) begin(words ...string) (holder, next *process) {
 // awaitExpiry waits until a lease of the holder that was not renewed has expired.
 func (l *etcdSandbox) awaitExpiry() {
 	l.t.Helper()
-	l.run("run", "--min-hold", "6s", "y", "--", "true").expectStatus(l.t, 0)
+	l.run("run", "y", "--", "sleep", "6").expectStatus(l.t, 0)
 }
 
 // TestLeaseStoreNeverHasTwoCommands: on a store with leases, the waiter gets the lock only when

@@ -177,7 +177,7 @@ func TestGuardianRenewsWhileFrontIsStopped(t *testing.T) {
 	p.signal(syscall.SIGSTOP)
 	awaitState(t, p.cmd.Process.Pid, "T")
 	// The test waits at least until the lease would have expired without a renewal.
-	w.run("run", "--store", w.storeURL(), "--min-hold", "5s", "y", "--", "true").expectStatus(t, 0)
+	w.run("run", "--store", w.storeURL(), "y", "--", "sleep", "5").expectStatus(t, 0)
 	p.send("say on")
 	p.stdout.expect("said on")
 	p.send("exit 6")
@@ -219,7 +219,7 @@ func TestStoppedFrontAndGuardianKillCommand(t *testing.T) {
 	pid := p.ready()
 	p.signal(syscall.SIGSTOP)
 	p.stopGuardian()
-	w.run("run", "--store", w.storeURL(), "--min-hold", "4s", "y", "--", "true").expectStatus(t, 0)
+	w.run("run", "--store", w.storeURL(), "y", "--", "sleep", "4").expectStatus(t, 0)
 	p.continueGuardian()
 	awaitState(t, pid, "")
 	p.signal(syscall.SIGCONT)

@@ -224,7 +224,7 @@ func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
 	// The test waits at least until the lease would have expired without a renewal.
-	w.run("run", "--min-hold", "8s", "y", "--", "true").expectStatus(t, 0)
+	w.run("run", "y", "--", "sleep", "8").expectStatus(t, 0)
 	p.send("fg")
 	p.stdout.expect("signal continued")
 	p.send("exit 3")
