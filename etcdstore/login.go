@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // login logs a user in for a client of Open, when the first token is needed. The client library
@@ -31,8 +33,7 @@ type login struct {
 	token    *token      // the last one
 	trying   *sharedCall // the present login
 	checking bool        // the age of the token is being checked
-	refused  error       // of the last login, nil if the server has not refused it
-	retryAt  time.Time   // after a refusal, no login is tried before this time
+	refused  backoff.Refused
 }
 
 func newLogin(name, password string) *login {
@@ -74,9 +75,6 @@ const (
 	// answerTimeout is how long a call may be unanswered before the client checks the age of its
 	// token. It also limits each call of that check.
 	answerTimeout = time.Second
-	// loginPause is the least time between a refused login and the next one. Otherwise each retry of a request would
-	// send the wrong password again.
-	loginPause = 10 * time.Second
 )
 
 var errNewerToken = status.Error(codes.Unavailable, "etcdstore: the login is newer than the server, which was restored from an older copy")
@@ -95,8 +93,8 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 			return l.token, nil
 		}
 		err := l.ctx.Err()
-		if err == nil && time.Now().Before(l.retryAt) {
-			err = l.refused
+		if err == nil && l.trying == nil {
+			err = l.refused.Err()
 		}
 		if err != nil {
 			l.mu.Unlock()
@@ -132,9 +130,10 @@ func (l *login) try(try *sharedCall, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trying = nil
-	l.refused, l.retryAt = nil, time.Time{}
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
-		l.refused, l.retryAt = err, time.Now().Add(loginPause)
+		l.refused.Note(err)
+	} else {
+		l.refused.Note(nil)
 	}
 	if try.err = err; err == nil {
 		old := l.token

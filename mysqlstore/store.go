@@ -14,6 +14,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 	"github.com/holdfast-go/holdfast/internal/sqltype"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -110,7 +111,10 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 		}
 		return sqlkit.SQLLink(dc, true, w), nil
 	}
-	dialer := sqlkit.NewDialer(dial)
+	var refused backoff.Refused
+	dialer := sqlkit.NewDialer(func(ctx context.Context) (sqlkit.Link, error) {
+		return sqlkit.Login(&refused, func() (sqlkit.Link, error) { return dial(ctx) })
+	})
 	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dialer.Dial, dialer)
 }
 

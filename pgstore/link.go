@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
@@ -206,9 +207,10 @@ func (l *pgLink) end() {
 
 // lastHost is the host to which a store has connected last, HOST:PORT.
 type lastHost struct {
-	renew func() (*pgconn.Config, error) // see config
-	mu    sync.Mutex
-	last  string
+	renew   func() (*pgconn.Config, error) // see config
+	refused backoff.Refused
+	mu      sync.Mutex
+	last    string
 }
 
 // prefer makes the host of the last connection the first one of the configuration. Otherwise a host that does not
@@ -264,6 +266,10 @@ func (h *lastHost) readFiles(cfg *pgconn.Config) {
 
 // dialLink opens a connection that reports its end at once.
 func dialLink(ctx context.Context, cfg *pgconn.Config, h *lastHost) (*pgLink, error) {
+	return sqlkit.Login(&h.refused, func() (*pgLink, error) { return dialNow(ctx, cfg, h) })
+}
+
+func dialNow(ctx context.Context, cfg *pgconn.Config, h *lastHost) (*pgLink, error) {
 	cfg = cfg.Copy()
 	h.readFiles(cfg)
 	hostOf := h.prefer(cfg)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -30,4 +31,41 @@ func TestSleepEndsWithContext(t *testing.T) {
 	if err := Sleep(ctx, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("Sleep returned %v after the end of its context, want Canceled", err)
 	}
+}
+
+func TestRefusedLoginIsRepeatedAfterAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r Refused
+		refusal := errors.New("wrong password")
+		logins := 0
+		login := func(password string) error {
+			if err := r.Err(); err != nil {
+				return err
+			}
+			logins++
+			if password != "right" {
+				r.Note(refusal)
+				return refusal
+			}
+			r.Note(nil)
+			return nil
+		}
+		for range 600 {
+			if err := login("wrong"); err != refusal {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if logins > 6 {
+			t.Errorf("%d logins in a minute", logins)
+		}
+		time.Sleep(RefusedPause)
+		if r.Err() != nil || r.Err() != refusal {
+			t.Error("not one caller tries")
+		}
+		time.Sleep(RefusedPause)
+		if err := login("right"); err != nil || r.Err() != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -32,8 +32,9 @@ type Proxy struct {
 	delay        time.Duration // the delay of answers
 	delaySent    time.Duration // the delay of requests
 	// lose counts down to the request whose answer is lost. 0 means that no answer is lost.
-	lose int
-	left int // the number of connections that Hold has ended for their clients
+	lose     int
+	left     int // the number of connections that Hold has ended for their clients
+	accepted int
 }
 
 // link is a connection from a client, with the proxy's connection to the server.
@@ -76,6 +77,13 @@ func NewProxy(upstream string) (*Proxy, error) {
 // Address returns the address for clients. It does not change.
 func (p *Proxy) Address() string { return p.address }
 
+// Accepted returns how many connections clients have opened.
+func (p *Proxy) Accepted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.accepted
+}
+
 // serve accepts connections whenever there is a listener. It returns after Close.
 func (p *Proxy) serve() {
 	for {
@@ -105,6 +113,7 @@ func (p *Proxy) serve() {
 // connect connects an accepted connection to the server.
 func (p *Proxy) connect(c net.Conn, l net.Listener) {
 	p.mu.Lock()
+	p.accepted++
 	upstream := p.upstreams[0]
 	p.upstreams = append(slices.Clone(p.upstreams[1:]), upstream)
 	p.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // openTimeout limits how long Open waits for a server. Without an answer, the first call
@@ -72,4 +73,18 @@ func Unreached(f Faults, err error) error {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 	}
 	return coded
+}
+
+// Login opens a connection by dial, unless the server has refused a login lately.
+func Login[L any](refused *backoff.Refused, dial func() (L, error)) (link L, err error) {
+	if err := refused.Err(); err != nil {
+		return link, err
+	}
+	link, err = dial()
+	if driver.CodeOf(err) == driver.CodeRefused {
+		refused.Note(err)
+	} else {
+		refused.Note(nil)
+	}
+	return link, err
 }
