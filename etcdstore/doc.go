@@ -140,6 +140,23 @@
 // is revoked, since entries that were released may stand again. Where the revision was raised
 // meanwhile, the client deletes such entries when its watches are set again.
 //
+// # Which members a client uses
+//
+// The client of a URL uses the addresses of the URL, and those of the members that vote. It reads the member list through
+// the quorum every 10 seconds, and after a failed request. So it continues when all members of its URL were replaced one
+// after another. With TLS it uses only addresses with TLS. The addresses of the URL always stay in use, and without an
+// answer nothing changes.
+//
+// Two conditions keep a client from a wrong server. The list must contain an address of the URL, perhaps under another
+// name of its host. Otherwise the URL names a proxy, or the members have other addresses on the client's network, and the
+// client uses the URL alone. And before the first use of an address the client requests a watch there, without its
+// credentials. The answer contains the number of the server's cluster, which must be that of the list. A member may
+// advertise an address that is another server on the client's network. A lock at that server would not exclude those at
+// the cluster. If the number of the cluster changes, as after a restore, the client returns to the URL, and both
+// conditions apply again.
+//
+// A client of the program has the addresses that the program has given it.
+//
 // # What it does not give
 //
 // A lease can end early. An administrator can revoke it, or delete a key. And every version of etcd
