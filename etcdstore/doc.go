@@ -121,7 +121,8 @@
 // queue again before its turn. A waiter among several limits watches the deletions of the name's
 // entries, which it counts itself, and then reads the queue again. If the transaction that released
 // the grant before it has shown that a waiter is the first, this waiter needs no event. Every
-// waiter reads every 10 seconds, and every second while its watch is not set. Releases and
+// waiter reads every 10 seconds, and every second while its watch is not set. The server does not end a stream whose user
+// got another password. So all waiters of a session read when the read of the sentinel is refused: see below. Releases and
 // breaks compare the entry's create revision.
 //
 // A holder is watched in two ways. Each lease has a sentinel, a key that is deleted with the lease
