@@ -121,7 +121,8 @@
 // queue again before its turn. A waiter among several limits watches the deletions of the name's
 // entries, which it counts itself, and then reads the queue again. If the transaction that released
 // the grant before it has shown that a waiter is the first, this waiter needs no event. Every
-// waiter reads every 10 seconds, and every second while its watch is not set. Releases and
+// waiter reads every 10 seconds, and every second while its watch is not set. The server does not end a stream whose user
+// got another password. So all waiters of a session read when the read of the sentinel is refused: see below. Releases and
 // breaks compare the entry's create revision.
 //
 // A holder is watched in two ways. Each lease has a sentinel, a key that is deleted with the lease
@@ -139,6 +140,23 @@
 // revision is below an earlier one, or the cluster is another. Then the session ends, and its lease
 // is revoked, since entries that were released may stand again. Where the revision was raised
 // meanwhile, the client deletes such entries when its watches are set again.
+//
+// # Which members a client uses
+//
+// The client of a URL uses the addresses of the URL, and those of the members that vote. It reads the member list through
+// the quorum every 10 seconds, and after a failed request. So it continues when all members of its URL were replaced one
+// after another. With TLS it uses only addresses with TLS. The addresses of the URL always stay in use, and without an
+// answer nothing changes.
+//
+// Two conditions keep a client from a wrong server. The list must contain an address of the URL, perhaps under another
+// name of its host. Otherwise the URL names a proxy, or the members have other addresses on the client's network, and the
+// client uses the URL alone. And before the first use of an address the client requests a watch there, without its
+// credentials. The answer contains the number of the server's cluster, which must be that of the list. A member may
+// advertise an address that is another server on the client's network. A lock at that server would not exclude those at
+// the cluster. If the number of the cluster changes, as after a restore, the client returns to the URL, and both
+// conditions apply again.
+//
+// A client of the program has the addresses that the program has given it.
 //
 // # What it does not give
 //

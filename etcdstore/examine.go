@@ -71,7 +71,7 @@ func (s *store) Examine(ctx context.Context) ([]driver.Finding, error) {
 	var all []examine.Facts
 	var failed error
 	answered := 0
-	for _, endpoint := range s.client.Endpoints() {
+	for _, endpoint := range s.given {
 		f := examine.Facts{examine.Where: endpoint}
 		all = append(all, f)
 		status, err := limited(ctx, func(ctx context.Context) (*clientv3.StatusResponse, error) { return s.status(ctx, endpoint) })

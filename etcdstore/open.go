@@ -51,7 +51,7 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 // keys of `etcdctl lock locks/billing`. The scheme etcds uses TLS: ca is the file of the certificate
 // authority (default: the system's), cert and key are the client's own files. With require_tls=true a URL of
 // scheme etcd is refused. tokens=revision is [PlainTokens]. Servers may be down; a server that is up refuses a wrong
-// password at once.
+// password at once. The client follows the member list if it has an address of the URL.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "etcd", "etcds")
 	if err != nil {
@@ -82,6 +82,7 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 		return nil, err
 	}
 	s.user = user
+	s.followMembers(cfg)
 	return s, nil
 }
 

@@ -491,6 +491,7 @@ func (e *session) createSentinel() {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) && ctx.Err() == nil {
 		e.end(errLeaseEnded)
 	}
+	e.wakeIfRefused(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.creatingSentinel = false
@@ -594,6 +595,7 @@ func (e *session) readSentinel() {
 	defer cancel()
 	resp, err := e.s.client.Get(ctx, e.s.lay.sentinel(e.lease), clientv3.WithKeysOnly())
 	if err != nil {
+		e.wakeIfRefused(err)
 		return // the next read may succeed
 	}
 	h := resp.Header
@@ -644,6 +646,22 @@ func (e *session) reportDeleted(entries []*request, timeout time.Duration) {
 		if a.granted.Load() {
 			a.r.From.Lost(driver.CauseTaken, errDeleted)
 		} else {
+			a.wake(0)
+		}
+	}
+}
+
+// wakeIfRefused makes the waiting entries of the session read their queues if the server has refused a request for the
+// sentinel, above all because of a new password. The server keeps the streams that are open, so a waiter would notice the
+// refusal only with its next read.
+func (e *session) wakeIfRefused(err error) {
+	if codeOf(err) != driver.CodeRefused || errors.Is(err, rpctypes.ErrNoSpace) {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for a := range e.live {
+		if a.waits.Load() {
 			a.wake(0)
 		}
 	}

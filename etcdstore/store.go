@@ -32,8 +32,8 @@ type store struct {
 	leases  etcdserverpb.LeaseClient
 	user    *login // nil if the caller has made the client, and closes it
 	lay     layout
-	where   string // for people: the endpoints
-	room    int    // see tokenRoom; 1 with PlainTokens
+	given   []string // the endpoints of the URL, or of the caller's client
+	room    int      // see tokenRoom; 1 with PlainTokens
 	exposed string
 	// reconnect is called when a request has failed.
 	reconnect func()
@@ -129,7 +129,7 @@ func configure(options []Option) (config, error) {
 
 // New makes a store over a client, which the caller closes. It does no I/O. While no member can be reached, each request
 // of the store lets the client try again to connect, at most once a second. By itself the client would pause for up to
-// two minutes.
+// two minutes. Set the client's AutoSyncInterval if members may be replaced.
 //
 // A client with a Username logs in by itself, once for each stream. If the server is restored from
 // an older copy, the client keeps its login, which is newer than the server. Then the server does
@@ -150,7 +150,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	s := &store{
 		client: client, leases: clientv3.RetryLeaseClient(client),
 		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
-		lay:     newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
+		lay:     newLayout(set.prefix, set.namespace), given: client.Endpoints(),
 		exposed: set.exposed, room: set.room,
 		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{},
 		calls: calls.New(), requests: map[string]*request{}, waiting: map[string][]*request{},
@@ -160,7 +160,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 }
 
 // String returns the endpoints.
-func (s *store) String() string { return s.where }
+func (s *store) String() string { return "etcd " + strings.Join(s.given, ",") }
 
 // Exposed implements driver.Exposer for a store that was opened by URL.
 func (s *store) Exposed() string { return s.exposed }

@@ -183,6 +183,7 @@ func (s *store) serveWatches() {
 		if err == errIdle {
 			continue
 		}
+		s.reconnect()
 		// Wait longer next time: many logins would not help an overloaded server.
 		if silent = min(2*silent, openTimeout); !errors.Is(err, errSilent) {
 			silent = silentTimeout

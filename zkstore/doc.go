@@ -96,6 +96,22 @@
 // above every token that it has seen. Each create checks the version of the node that contains the
 // base.
 //
+// # Which servers a client uses
+//
+// A client uses the servers of the URL, and those that the ensemble lists in /zookeeper/config. It reads and watches the
+// list on each connection of a session, so it follows a reconfig. The servers of the URL always stay in use. The client
+// follows a list only if it contains a server that the client uses already, perhaps under another name of its host.
+// Otherwise the URL names a proxy, or the servers have other addresses on the client's network. Servers have an address
+// for clients in the list only if their configuration has it in the line server.N, and never one for TLS. So a client with
+// TLS uses the servers of the URL alone.
+//
+// The list comes from the ensemble, over a session with it, and one of its addresses is known to lead there. Unlike etcd,
+// ZooKeeper has no number of an ensemble to compare. If an address of the list led to another ensemble on the client's
+// network, that ensemble would not have the client's sessions. It would report them as expired, which ends their locks.
+// An address that leads elsewhere is a mistake as in a URL.
+//
+// # Guarded writes
+//
 // Guarded writes use a session of their own. So a guarded write that the server refuses, or that a
 // slow link delays, does not end the connection of the locks.
 package zkstore

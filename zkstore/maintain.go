@@ -26,7 +26,7 @@ const (
 // maintain watches the nodes of this client's grants, for a deletion or a request to end. It
 // deletes the nodes of grants that were not renewed in time. It also checks that the queue entries
 // exist that later entries of this client wait behind. After each reconnection it deletes the
-// session's nodes that belong to no request.
+// session's nodes that belong to no request, and reads the list of servers.
 func (ss *session) maintain() {
 	t := time.NewTimer(watchDelay)
 	defer t.Stop()
@@ -40,7 +40,7 @@ func (ss *session) maintain() {
 		switch {
 		case maintaining:
 			t.Reset(min(watchDelay, max(ss.ttl/20, 5*time.Millisecond)))
-		case checkingLocal || ss.zk.Conn() > checked:
+		case checkingLocal || ss.zk.Conn() > checked || ss.relist.Load():
 			t.Reset(localCheckInterval)
 		}
 		select {
@@ -56,6 +56,9 @@ func (ss *session) maintain() {
 		ss.watchOwn(ctx)
 		if conn := ss.zk.Conn(); conn > checked && ss.removeUnknown(ctx) == nil {
 			checked = conn
+		}
+		if ss.zk.Conn() != 0 && ss.relist.Swap(false) {
+			ss.s.calls.Tasks.Go(ss.followServers)
 		}
 		if checkingLocal && time.Since(lastLocalCheck) >= localCheckInterval {
 			lastLocalCheck = time.Now()

@@ -25,6 +25,8 @@ type session struct {
 	guarded guard
 	// invalidated is set when the servers can no longer execute a pending request of the session.
 	invalidated atomic.Bool
+	// relist is set when the ensemble's list of servers has to be read.
+	relist atomic.Bool
 
 	mu            sync.Mutex
 	ended         bool
@@ -256,6 +258,10 @@ func (ss *session) createDirs(ctx context.Context, dir string) error {
 
 // onEvent wakes the entries that watch a path, and handles an event of a grant's own node.
 func (ss *session) onEvent(e zk.Event) {
+	if e.Path == configNode {
+		ss.relist.Store(true)
+		ss.wakeMaintain()
+	}
 	ss.mu.Lock()
 	for p := range ss.subs[e.Path] {
 		p.onEvent(e)
@@ -305,6 +311,7 @@ func (ss *session) forgetLocked(g *grant) {
 
 // onConn handles a new connection: all watches have ended, and all entries read again.
 func (ss *session) onConn(int) {
+	ss.relist.Store(ss.s.cfg.tls == nil) // the list has no ports for TLS
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	for _, entries := range ss.entries {

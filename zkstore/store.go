@@ -24,10 +24,12 @@ type Store struct{ *store }
 
 type store struct {
 	cfg     config
-	servers []string
-	where   string
-	home    string // the parent of the names' nodes
-	recipe  recipe
+	servers []string // of the URL
+	// following are the servers of the URL, and those that the ensemble has listed.
+	following atomic.Pointer[[]string]
+	where     string
+	home      string // the parent of the names' nodes
+	recipe    recipe
 
 	calls *calls.Calls
 
@@ -125,6 +127,7 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 		home: c.chroot, calls: calls.New(),
 		sessions: map[time.Duration]*task[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
+	s.following.Store(&servers)
 	if c.namespace != "" {
 		// The x keeps escape from treating the namespace as the start of a node's name.
 		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")
@@ -165,7 +168,7 @@ func (s *store) round(ttl time.Duration) time.Duration {
 }
 
 func (s *store) clientConfig(timeout time.Duration) zk.Config {
-	return zk.Config{Servers: s.servers, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
+	return zk.Config{Servers: func() []string { return *s.following.Load() }, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
 }
 
 // longestTTL returns the longest TTL that the server allows. It requests it once.

@@ -234,6 +234,16 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	return err
 }
 
+// StartMember starts a member of an ensemble whose lines list all its servers, this one as server.ID with a port for
+// clients. It returns when the member accepts connections, which does not wait for the others.
+func StartMember(ctx context.Context, dir string, c ZooKeeperConfig, id, port int, lines []string) (*ZooKeeper, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	z := &ZooKeeper{ID: id, port: port}
+	return z, z.start(ctx, dir, c, lines)
+}
+
 // Ensemble is three servers. A follower reaches the leader through its own proxy.
 type Ensemble struct {
 	Members []*ZooKeeper

@@ -27,7 +27,7 @@ func Verifies(t *tls.Config) bool {
 
 // Check returns a warning if a password goes to another machine without TLS to a verified server. If TLS is
 // required, every connection without it is an error, unless it is that of a Unix socket. A server at a loopback
-// address may lead a client to other machines, as a sentinel does.
+// address may lead a client to other machines, as a sentinel and a list of members do.
 func (p Protection) Check(required bool) (warning string, err error) {
 	for _, host := range p.Hosts {
 		socket := strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@")

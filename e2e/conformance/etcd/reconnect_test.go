@@ -2,13 +2,12 @@ package etcd
 
 import (
 	"context"
-	"net"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
@@ -35,22 +34,8 @@ func TestOutageDelaysNoReconnection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			check(t, err)
-			var attempts atomic.Int32
-			accepting := make(chan struct{})
-			go func() {
-				defer close(accepting)
-				for {
-					c, err := l.Accept()
-					if err != nil {
-						return
-					}
-					attempts.Add(1)
-					_ = c.Close()
-				}
-			}()
-			s := open(t, l.Addr().String())
+			address, end := servertest.Attempts(t, "127.0.0.1:0")
+			s := open(t, address)
 			ctx, cancel := context.WithTimeout(t.Context(), outage)
 			defer cancel()
 			for ctx.Err() == nil { // as the core does for a waiter
@@ -63,9 +48,7 @@ func TestOutageDelaysNoReconnection(t *testing.T) {
 				}
 			}
 			check(t, s.Close(t.Context()))
-			check(t, l.Close())
-			<-accepting
-			if n := attempts.Load(); n < least {
+			if n := end(); n < least {
 				t.Errorf("%d attempts to connect in %s, want at least %d", n, outage, least)
 			}
 		})

@@ -9,7 +9,11 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/internal/servers"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // TestRefusedLoginIsReportedAndRarelyRepeated: the password of the store's user changes while the store holds a lock.
@@ -48,4 +52,39 @@ func TestRefusedLoginIsReportedAndRarelyRepeated(t *testing.T) {
 		k, err := l.TryLock(t.Context(), "next")
 		return err == nil && k.Unlock() == nil
 	})
+}
+
+// TestWaiterReportsRefusedLogin: the password of the user changes while a client waits, and holds nothing. The server
+// keeps the client's streams. The waiter never reads by itself here, so the store's own request has to show the refusal.
+func TestWaiterReportsRefusedLogin(t *testing.T) {
+	t.Parallel()
+	c := start(t, servers.EtcdConfig{})
+	admin := c.secure(t)
+	open := func(user string) *etcdstore.Store {
+		s, err := etcdstore.Open(t.Context(), "etcd://"+user+"@"+c.proxies[0].Address()+"/locks/")
+		return closing(t, s, err)
+	}
+	holder := open("root:top-secret")
+	must(t, holder, request("n", driver.Exclusive, requests.Long))
+	l, err := holdfast.New(wakeup.WithoutFallback(open("app:quite-secret")))
+	check(t, err)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := l.Lock(t.Context(), "n")
+		waited <- err
+	}()
+	eventually(t, "a client waits", func() bool {
+		st, err := holder.Inspect(t.Context(), "n")
+		check(t, err)
+		return len(st.Waiters) == 1
+	})
+	_, err = admin.UserChangePassword(t.Context(), "app", "another-secret")
+	check(t, err)
+	if err := receive(t, "the end of the wait", waited); !errors.Is(err, holdfast.ErrRefused) || !errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
+		t.Errorf("the wait ended with %v, want a refused login", err)
+	}
+	// The queue entry cannot be deleted: Close would wait for the next login.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = l.Close(ctx)
 }

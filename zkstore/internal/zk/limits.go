@@ -18,11 +18,12 @@ import (
 // session with a huge timeout, continues it with a tiny one, and closes it. It repeats that
 // until a server answers, every server refuses the connection or has a wrong certificate, or ctx ends.
 func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err error) {
-	at := rand.IntN(len(cfg.Servers))
+	servers := cfg.Servers()
+	at := rand.IntN(len(servers))
 	var why reason
 	refused := 0 // connections in a row, by either side
 	for tries := 1; ; tries++ {
-		server := cfg.Servers[(at+tries)%len(cfg.Servers)]
+		server := servers[(at+tries)%len(servers)]
 		var failed error
 		if least, most, failed = limits(ctx, cfg, server); failed == nil {
 			return least, most, nil
@@ -32,10 +33,10 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 		if refused++; !unverified && !errors.Is(failed, syscall.ECONNREFUSED) {
 			refused = 0
 		}
-		if ctx.Err() != nil || refused == len(cfg.Servers) {
+		if ctx.Err() != nil || refused == len(servers) {
 			return 0, 0, err
 		}
-		if tries%len(cfg.Servers) == 0 {
+		if tries%len(servers) == 0 {
 			_ = backoff.Sleep(ctx, retryInterval)
 		}
 	}
@@ -126,9 +127,10 @@ func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, 
 // the length. Accepts sends the handshake of a session that never existed, padded to size
 // bytes. A server that accepts this size answers that the session has expired.
 func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
-	at := rand.IntN(len(cfg.Servers))
+	servers := cfg.Servers()
+	at := rand.IntN(len(servers))
 	for tries := 0; ; tries++ {
-		server := cfg.Servers[(at+tries)%len(cfg.Servers)]
+		server := servers[(at+tries)%len(servers)]
 		err := requestUnknownSession(ctx, cfg, server, size)
 		switch {
 		case err == nil:
@@ -137,7 +139,7 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 			return false, ctx.Err()
 		case errors.Is(err, errUnanswered) && requestUnknownSession(ctx, cfg, server, 0) == nil:
 			return false, nil
-		case (tries+1)%len(cfg.Servers) == 0:
+		case (tries+1)%len(servers) == 0:
 			_ = backoff.Sleep(ctx, retryInterval)
 		}
 	}

@@ -97,7 +97,7 @@ func (f *fakeServer) session(t *testing.T) (s *Session, before driver.Instant) {
 	t.Helper()
 	before = driver.Now()
 	s, err := Open(t.Context(), Config{
-		Servers: []string{f.Addr().String()}, Timeout: time.Minute, Heartbeat: 10 * time.Millisecond, Tick: 10 * time.Millisecond,
+		Servers: func() []string { return []string{f.Addr().String()} }, Timeout: time.Minute, Heartbeat: 10 * time.Millisecond, Tick: 10 * time.Millisecond,
 		Dial:    (&net.Dialer{}).DialContext,
 		OnEvent: func(Event) {},
 	})

@@ -17,8 +17,8 @@ import (
 
 // Config configures a session.
 type Config struct {
-	// Servers are host:port each.
-	Servers []string
+	// Servers returns the servers, host:port each. They may change.
+	Servers func() []string
 	// Timeout is the requested session timeout.
 	Timeout time.Duration
 	// Heartbeat is the shortest time between the answer to one heartbeat and the send of the
@@ -220,7 +220,7 @@ func (s *Session) Abandon() {
 
 // dialTimeout returns the limit of a connection attempt to one server.
 func (s *Session) dialTimeout() time.Duration {
-	d := s.cfg.Timeout / time.Duration(2*len(s.cfg.Servers))
+	d := s.cfg.Timeout / time.Duration(2*len(s.cfg.Servers()))
 	return min(max(d, 200*time.Millisecond), 5*time.Second)
 }
 
@@ -273,12 +273,13 @@ func (s *Session) removeConn(c *conn) {
 func (s *Session) run(ctx context.Context) {
 	defer close(s.done)
 	defer s.stop()
-	at := rand.IntN(len(s.cfg.Servers))
+	at := rand.IntN(len(s.cfg.Servers()))
 	var why reason
 	timeouts := 0 // of the attempts in a row
 	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	for failures := 0; ctx.Err() == nil; at++ {
-		server := s.cfg.Servers[at%len(s.cfg.Servers)]
+		servers := s.cfg.Servers()
+		server := servers[at%len(servers)]
 		limit := s.dialTimeout()
 		if s.ID() != 0 {
 			limit = attemptTimeout(limit, timeouts)
@@ -297,7 +298,7 @@ func (s *Session) run(ctx context.Context) {
 		s.mu.Lock()
 		s.last = why.choose(s.last, server, err)
 		s.mu.Unlock()
-		if failures++; failures%len(s.cfg.Servers) != 0 {
+		if failures++; failures%len(servers) != 0 {
 			continue
 		}
 		// All servers have failed.

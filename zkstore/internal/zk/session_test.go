@@ -17,7 +17,7 @@ func TestReasonIsKept(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	tries := 0
-	c := Config{Servers: []string{"a:1"}, Timeout: 6 * time.Second, Dial: func(context.Context, string, string) (net.Conn, error) {
+	c := Config{Servers: func() []string { return []string{"a:1"} }, Timeout: 6 * time.Second, Dial: func(context.Context, string, string) (net.Conn, error) {
 		switch tries++; tries {
 		case 1, 3:
 			return nil, refused
