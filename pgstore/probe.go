@@ -251,6 +251,7 @@ func Declared(r Recipe) driver.Guarantees {
 	g.Shared, g.Mixed = true, true
 	g.Notes = []string{
 		sqlkit.ConnectionsNote,
+		sqlkit.WaitNote,
 		sqlkit.PassNote,
 		"the server's idle timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: a pooler in transaction mode",

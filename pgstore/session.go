@@ -170,6 +170,12 @@ func sessionRow(id sqlkit.Identity) string {
 	return fmt.Sprintf("pid = %d AND extract(epoch FROM backend_start) = %s", id.Conn, id.Since)
 }
 
+// Runs reports whether a session runs a statement: otherwise it waits for one of its client.
+func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
+	a, err := side.Run(ctx, "SELECT 1 FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id)+" AND wait_event IS DISTINCT FROM 'ClientRead'")
+	return a.Last() != nil, err
+}
+
 // Cancel ends the statement of a session.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
 	_, err := side.Run(ctx, "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))

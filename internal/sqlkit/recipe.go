@@ -38,6 +38,8 @@ type Recipe interface {
 	// session before.
 	Ended(err error) bool
 
+	// Runs reports whether a session runs a statement. It uses another link.
+	Runs(ctx context.Context, side Link, id Identity) (bool, error)
 	// Cancel ends the statement of a session. It uses another link.
 	Cancel(ctx context.Context, side Link, id Identity) error
 	// End ends a session, unless it is gone, and reports whether it is gone.
