@@ -158,7 +158,7 @@ func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *le
 // set sets what a recipe has granted.
 func (l *lease) set(got Got) {
 	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
-	l.request.Label.Tokens = got.Tokens
+	l.request.Label.Tokens, l.request.Label.Waited = got.Tokens, 0
 }
 
 // confirm returns an error unless a ping proves that the session has the lock that it waited for.
@@ -222,7 +222,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	e.drop(l.s)
 	coded, retry := e.recipe.Sort(err)
 	switch {
-	case unsent(err):
+	case unsent(err) && l.request.Label.Waited == 0:
 		e.forget(l)
 		return &againError{err} // the idle session had ended
 	case errors.Is(coded, ErrReadOnly):
@@ -290,7 +290,14 @@ func (w *wait) lock() (got Got, err error) {
 	w.watching = watching
 	w.l.request.Waiting = func() { w.set(&w.waited, &w.polls) }
 	stop := context.AfterFunc(w.ctx, func() { w.begin(func() { w.cancel(cut) }) })
-	got, err = w.e.recipe.Lock(statement, w.l.s, &w.l.request)
+	for {
+		got, err = w.e.recipe.Lock(statement, w.l.s, &w.l.request)
+		if err != ErrWaitAgain || w.ctx.Err() != nil {
+			break
+		}
+		w.set(&w.waited)
+		w.l.request.Label.Waited = time.Since(w.l.since)
+	}
 	w.set(&w.over)
 	over()
 	stop()

@@ -237,14 +237,18 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 }
 
 // writersAreServedInOrder requires that exclusive waiters get the lock in the order of their
-// requests.
+// requests. On PostgreSQL that is so as long as none of them repeats its statement.
 func writersAreServedInOrder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		g, _ := Must(t, s, "order", driver.Exclusive, time.Minute)
+		began := time.Now()
 		var queue []*requests.Waiter
 		for range 8 {
 			queue = append(queue, Wait(t, t.Context(), s, "order", driver.Exclusive))
+		}
+		if time.Since(began) > 2*time.Second {
+			t.Skip("on this machine the waiters may repeat their statements meanwhile")
 		}
 		for _, w := range queue {
 			Release(t, s, g)
