@@ -17,7 +17,7 @@ import (
 //   - run runs the recipe's script of a lock, and sets the timer by which the server ends a silent session.
 //   - prove runs the recipe's proof that the session still has its lock, and restarts the timer. Once the grant
 //     has stood for a while, prove records its holder in holdfast_session.
-//   - Runs tells whether the session runs a statement.
+//   - Runs reports whether the session runs a statement.
 //   - Cancel, End and Evict end a statement, a session, or a grant. They run on another connection.
 //   - Cause and Ended find out why a session has ended.
 //

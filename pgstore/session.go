@@ -205,7 +205,7 @@ func sessionRow(id sqlkit.Identity) string {
 
 // Runs reports whether a session runs a statement: otherwise it waits for one of its client.
 func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	a, err := side.Run(ctx, "SELECT 1 FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id)+" AND wait_event IS DISTINCT FROM 'ClientRead'")
+	a, err := side.Run(ctx, "SELECT 1 FROM pg_catalog.pg_stat_get_activity("+fmt.Sprint(id.Conn)+") WHERE "+sessionRow(id)+" AND wait_event IS DISTINCT FROM 'ClientRead'")
 	return a.Last() != nil, err
 }
 

@@ -334,41 +334,50 @@ func (w *wait) is(flag *bool) bool {
 }
 
 // watch searches the server's queue until it finds the request. If the user has no right to see the queue, the server
-// is alive and has not answered the request yet, so the request waits. From then on watch reports the holders every
-// watchEvery. If the session runs no statement, twice, the answer of the statement that waited is lost: a proxy may
-// have dropped the connection, and continue to answer the probes of TCP. Then watch closes the session.
+// is alive and has not answered the request yet, so the request waits. From then on watch reports the present holders,
+// and closes the session if it runs no statement, twice. The answer of the statement that waited is lost then: a proxy
+// may have dropped the connection, and continue to answer the probes of TCP.
 func (w *wait) watch() {
 	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
-	for found, silent := false, false; ; {
-		sights, refused, err := w.survey()
+	for {
+		sights, refused, _ := w.survey()
 		if w.is(&w.over) {
 			return
 		}
-		polls := w.is(&w.polls)
-		first := !found && (polls || refused || slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted }))
-		if found = found || first; first || found && err == nil {
+		if refused || w.is(&w.polls) || slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted }) {
 			w.set(&w.waited)
-			w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
+			w.report(sights)
+			break
 		}
-		pause := watchEvery
-		switch {
-		case !found:
-			pause = poll.Next()
-		case first || polls:
-		default:
-			runs, err := w.runs()
-			if err == nil && !runs && silent {
-				w.l.s.Close()
-				return
-			}
-			if silent = err == nil && !runs; silent || err != nil {
-				pause = watchAgain
-			}
-		}
-		if backoff.Sleep(w.watching, pause) != nil {
+		if poll.Sleep(w.watching) != nil {
 			return
 		}
 	}
+	pause, silent := watchEvery, false
+	for turn := 1; backoff.Sleep(w.watching, pause) == nil; turn++ {
+		if turn%reportEach == 0 {
+			if sights, _, err := w.survey(); err == nil && !w.is(&w.over) {
+				w.report(sights)
+			}
+		}
+		if w.is(&w.polls) {
+			continue
+		}
+		runs, err := w.runs()
+		if err == nil && !runs && silent {
+			w.l.s.Close()
+			return
+		}
+		pause, silent = watchEvery, err == nil && !runs
+		if silent || err != nil {
+			pause = watchAgain
+		}
+	}
+}
+
+// report reports that the request is queued, and the holders.
+func (w *wait) report(sights []Sight) {
+	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 }
 
 // runs reports whether the session runs a statement.

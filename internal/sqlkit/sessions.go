@@ -144,9 +144,11 @@ const (
 	busyTimeout = 3 * time.Second
 	// cancelTimeout limits how long the orderly end of a wait may take.
 	cancelTimeout = time.Second
-	// watchEvery is the interval at which a wait is watched, and watchAgain that after a failure.
+	// watchEvery is the interval at which a wait is watched, and watchAgain that after a failure. Each time the engine
+	// reads whether the statement still runs, and every reportEach times the holders, which costs the server more.
 	watchEvery = 2 * time.Second
 	watchAgain = 500 * time.Millisecond
+	reportEach = 2
 	// pingEvery limits how late a loss is noticed that the connection does not report.
 	// Sessions without such a report, and one of each server that may be demoted, are
 	// pinged at half of it.

@@ -44,30 +44,41 @@ func TestHolderBuildsIndexBesideWaiter(t *testing.T) {
 }
 
 // TestLongReadersDoNotStarveAWriter: readers overlap all the time, and each has the lock for longer than a statement of
-// the writer waits.
+// the writer waits. The user has, or has not, the right to PL/pgSQL.
 func TestLongReadersDoNotStarveAWriter(t *testing.T) {
-	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
-		t.Parallel()
-		s := postgres.Store(t, database, params)
-		ctx, stop := context.WithCancel(t.Context())
-		var readers sync.WaitGroup
-		for i := range 3 {
-			readers.Go(func() {
-				for pause := time.Duration(i) * 500 * time.Millisecond; ctx.Err() == nil; pause = 1500 * time.Millisecond {
-					r, _ := sqltest.Request("long", driver.Unlimited, time.Minute)
-					g := requests.Submit(t, s, r).Granted()
-					time.Sleep(pause)
-					requests.Release(t, s, g)
-				}
+	limited := postgres.Create(t)
+	for _, q := range []string{"CREATE USER " + limited, "GRANT ALL ON ALL TABLES IN SCHEMA public TO " + limited, "REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC"} {
+		postgres.Exec(t, limited, q)
+	}
+	for _, recipe := range postgres.Sessions {
+		for user, database := range map[string]string{"postgres": postgres.Create(t), limited: limited} {
+			t.Run(recipe+" "+user, func(t *testing.T) {
+				t.Parallel()
+				longReaders(t, postgres.Store(t, database, "recipe="+recipe+"&user="+user))
 			})
 		}
-		time.Sleep(time.Second)
-		r, _ := sqltest.Request("long", driver.Exclusive, time.Second)
-		w := requests.Submit(t, s, r)
-		requests.Release(t, s, w.Granted())
-		stop()
-		readers.Wait()
-	})
+	}
+}
+
+func longReaders(t *testing.T, s driver.Store) {
+	ctx, stop := context.WithCancel(t.Context())
+	var readers sync.WaitGroup
+	for i := range 3 {
+		readers.Go(func() {
+			for pause := time.Duration(i) * 500 * time.Millisecond; ctx.Err() == nil; pause = 1500 * time.Millisecond {
+				r, _ := sqltest.Request("long", driver.Unlimited, time.Minute)
+				g := requests.Submit(t, s, r).Granted()
+				time.Sleep(pause)
+				requests.Release(t, s, g)
+			}
+		})
+	}
+	time.Sleep(time.Second)
+	r, _ := sqltest.Request("long", driver.Exclusive, time.Second)
+	w := requests.Submit(t, s, r)
+	requests.Release(t, s, w.Granted())
+	stop()
+	readers.Wait()
 }
 
 // TestRepeatedWaitIsOneWait: a waiter repeats its statement. An inspection shows since when it has waited in all, and the
