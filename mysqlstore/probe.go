@@ -400,6 +400,7 @@ func Declared(r Recipe) driver.Guarantees {
 	g := sqlkit.SessionGuarantees(kind, unit, unit, "KILL")
 	g.Notes = []string{
 		sqlkit.ConnectionsNote,
+		sqlkit.WaitNote,
 		sqlkit.PassNote,
 		"the server's wait_timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",

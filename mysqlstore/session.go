@@ -17,6 +17,7 @@ import (
 //   - run runs the recipe's script of a lock, and sets the timer by which the server ends a silent session.
 //   - prove runs the recipe's proof that the session still has its lock, and restarts the timer. Once the grant
 //     has stood for a while, prove records its holder in holdfast_session.
+//   - Runs reports whether the session runs a statement.
 //   - Cancel, End and Evict end a statement, a session, or a grant. They run on another connection.
 //   - Cause and Ended find out why a session has ended.
 //
@@ -135,6 +136,16 @@ func unmark(s *sqlkit.Session, a *sqlkit.LockRequest) string {
 		return "1"
 	}
 	return fmt.Sprintf("COALESCE(RELEASE_LOCK('%s'), 0) + COALESCE(RELEASE_LOCK(%s), 0)", grantLock(a.ID), unrecordedLock(s))
+}
+
+// Runs reports whether a session runs a statement. The answer of a read-only server does not count: the session may be
+// at its successor.
+func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
+	a, err := side.Run(ctx, "SELECT @@global.read_only, COUNT(*) FROM information_schema.processlist WHERE id = IS_USED_LOCK("+identityLock(id)+") AND command <> 'Sleep'")
+	if err == nil && isReadOnly(a.Last().Text(0)) {
+		err = sqlkit.ErrReadOnly
+	}
+	return a.Last().Int(1) > 0, err
 }
 
 // Cancel ends the statement of a session. The server finds the session by its identity and

@@ -81,11 +81,8 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 		return sqlkit.Got{}, err
 	}
 	limitTokens(a)
-	if s.TTL != a.TTL {
-		if _, err := s.Run(ctx, fmt.Sprintf("SET idle_session_timeout = %d", a.TTL.Milliseconds())); err != nil {
-			return sqlkit.Got{}, err
-		}
-		s.TTL = a.TTL
+	if err := r.setTimers(ctx, s, a, a.TTL); err != nil {
+		return sqlkit.Got{}, err
 	}
 	var row sqlkit.Row
 	if a.Wait {
@@ -111,16 +108,33 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	return got, nil
 }
 
-// await waits for the lock.
+// await waits for the lock. A statement that waits again has the gate alone. So it is not overtaken by others that wait
+// again, nor by the first statements of others, which share the gate. It takes the lock for its transaction, then leaves
+// the gate, and takes the lock for the session.
 func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_catalog.pg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
-		r.comment(a), waitMark(a.Key).args(), sharedSuffix(a), m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))
-	return answers.Last(), err
+	gate, shared := waitMark(a.Key), sharedSuffix(a)
+	enter := "SELECT " + r.comment(a) + "pg_catalog.pg_advisory_xact_lock_shared(" + gate.args() + ")"
+	var script []string
+	if a.Label.Waited > 0 {
+		script = r.waitQuietly(a, gate, fmt.Sprintf("SELECT pg_catalog.pg_advisory_xact_lock%s(%s)", shared, m.args()))
+		enter = "SELECT pg_catalog.pg_advisory_unlock_all() WHERE " + ifFlag("gate", "true")
+	}
+	answers, err := s.Run(ctx, append(script, fmt.Sprintf("WITH w AS MATERIALIZED (%s), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
+		enter, shared, m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))...)
+	switch {
+	case waitedTooLong(err) && shared != "": // perhaps for its turn to read the clock
+		err = r.Clear(ctx, s)
+	case waitedTooLong(err):
+		err = nil
+	}
+	if row := answers.Last(); err != nil || len(row) > 1 {
+		return row, err
+	}
+	return nil, sqlkit.ErrWaitAgain
 }
 
-// waitMark returns the advisory lock that a session shares while it waits for the lock of a name.
-// The server frees it at the end of the waiter's statement. So if no session has it, no session
-// waits, and a holder can hand its lock off.
+// waitMark returns the gate of a name, an advisory lock that a session has while it waits for the lock of the name.
+// If no session has the gate, no session waits, and a holder can hand its lock off.
 func waitMark(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.
@@ -277,14 +291,18 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 		if err != nil {
 			return nil, nil, err
 		}
-		where = m.where()
+		where = "(" + m.where() + ") OR (" + waitMark(key).where() + ")"
 	}
 	list, err := r.sights(ctx, side, where)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, f := range list {
-		if f.mark == waitMark(f.Key) {
+		switch gate := f.mark == waitMark(f.Key) || !all && f.mark == waitMark(key); {
+		case gate && f.Granted:
+			continue // it waits for the lock
+		case gate && f.ours:
+			sights = append(sights, f.Sight)
 			continue
 		}
 		if m, err := r.mark(f.Key); err != nil || m != f.mark {

@@ -25,18 +25,20 @@
 //
 // The store sets idle_session_timeout, or inside the transaction
 // idle_in_transaction_session_timeout, to the TTL before or with the lock. The server then
-// ends a session that has been silent for the TTL. The store switches off all other timeouts
-// of the session, and its isolation is READ COMMITTED. The server checks once a second
-// whether a waiting client is still there.
+// ends a session that has been silent for the TTL. A statement that waits ends at lock_timeout,
+// after at most 5 s, so that its snapshot does not become old, and the waiter repeats it. The
+// store switches off all other timeouts of the session, and its isolation is READ COMMITTED.
+// The server checks once a second whether a waiting client is still there.
 //
 // A token is clock_timestamp in microseconds. The server evaluates it after it has granted
 // the lock: in a later statement, or after a MATERIALIZED query that takes the lock. Shared
 // grants and permits read the clock one after the other. For several tokens the statement
 // reads the clock repeatedly, until as many microseconds have passed.
 //
-// A waiter of [Advisory] shares an advisory lock of the name as long as its statement runs. A waiter of
-// [Pessimistic] has the gate before the row. A session that hands its lock off (see [sqlkit.Sessions])
-// tries to take that lock in the statement that reads the clock. If another session has it, Advisory
+// A waiter of [Advisory] shares an advisory lock of the name, its gate, as long as its first statement runs. From the
+// second one on it has the gate alone. A waiter of [Pessimistic] has the gate before the row alone. Such a waiter keeps
+// the gate until it has the lock, also between two statements. A session that hands its lock off (see
+// [sqlkit.Sessions]) tries to take that lock in the statement that reads the clock. If another session has it, Advisory
 // releases its lock in the same statement, and Pessimistic ends its transaction by the next one.
 //
 // pg_locks shows the sessions that have locks, and pg_stat_activity shows their owners: the

@@ -16,8 +16,8 @@ import (
 // PostgreSQL lets overlapping readers starve a writer, and lets new requests pass the
 // waiters of a row. So there is a gate before the row, an advisory lock. A waiter takes the
 // gate alone, first come first served, and waits for the row while it has the gate.
-// Requests that do not wait share the gate, if there is no waiter. The gate decides the
-// order and nothing else.
+// It keeps the gate when it repeats its statement. Requests that do not wait share the gate,
+// if there is no waiter. The gate decides the order and nothing else.
 //
 // A transaction with a grant also shares an advisory lock that no session takes alone. This
 // lock makes the grant visible in pg_locks, which does not show row locks.
@@ -62,19 +62,30 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 // Lock locks the row.
 func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	limitTokens(a)
+	if a.Wait {
+		// Unlike those of grantQuery, these settings outlast the transaction, which ends when a wait takes too long. A
+		// session is silent while it polls.
+		if err := r.setTimers(ctx, s, a, max(a.TTL, time.Second)); err != nil {
+			return sqlkit.Got{}, err
+		}
+	}
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
 // TryRow runs one transaction, which stays open if it has the lock.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
 	answers, err := s.Run(ctx, r.script(a, wait)...)
-	if err != nil {
-		return sqlkit.Got{}, err
-	}
 	if wait { // the wait is over
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
+		if waitedTooLong(err) {
+			answers, err = nil, nil
+		}
+		answers = answers[max(len(answers)-3, 0):] // those of the script without waitQuietly
+	}
+	if err != nil {
+		return sqlkit.Got{}, err
 	}
 	passedGate := answers.First(0).Text(0) == "yes"
 	var before sqlkit.Row
@@ -104,8 +115,11 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
 		return sqlkit.Got{}, err
 	}
-	if passedGate && !fits {
+	switch {
+	case passedGate && !fits:
 		return sqlkit.Got{}, sqlkit.ErrKind
+	case wait && !passedGate:
+		return sqlkit.Got{}, sqlkit.ErrWaitAgain
 	}
 	return sqlkit.Got{}, sqlkit.ErrBusy
 }
@@ -129,33 +143,50 @@ func (r pessimistic) InsertRow(ctx context.Context, s *sqlkit.Session, a *sqlkit
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	// The script leaves the gate only if it has passed it. Otherwise the server would log a
 	// warning.
-	gate := r.gate(a.Key).args()
-	enter := setFlag("gate", "CASE WHEN pg_catalog.pg_try_advisory_lock_shared("+gate+") THEN 'yes' END")
-	leave := ifFlag("gate", "pg_catalog.pg_advisory_unlock_shared("+gate+")")
-	if wait {
-		enter = setFlag("gate", "pg_catalog.pg_advisory_lock("+gate+")::pg_catalog.text || 'yes'")
-		leave = ifFlag("gate", "pg_catalog.pg_advisory_unlock("+gate+")")
+	gate := r.gate(a.Key)
+	enter := setFlag("gate", "CASE WHEN pg_catalog.pg_try_advisory_lock_shared("+gate.args()+") THEN 'yes' END")
+	leave := ifFlag("gate", "pg_catalog.pg_advisory_unlock_shared("+gate.args()+")")
+	script := []string{r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"}
+	switch {
+	case wait && a.Label.Waited > 0:
+		script = append(script, r.waitQuietly(a, gate, "SELECT 1 FROM "+r.Row(a.Key)+" "+rowMode(a))...)
+		enter = "pg_catalog.current_setting('holdfast.gate', true)"
+	case wait:
+		enter = setFlag("gate", "pg_catalog.pg_advisory_lock("+gate.args()+")::pg_catalog.text || 'yes'")
 	}
-	script := []string{r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SELECT " + enter}
+	script = append(script, "SELECT "+enter)
 	if r.FitsKind(a, wait) {
 		script = append(script, "SELECT permits FROM "+r.Row(a.Key))
 	}
-	script = append(script, r.grantQuery(a, wait), "SELECT "+leave)
+	script = append(script, r.grantQuery(a, wait))
+	if wait {
+		// The session may have the gate more than once, and may have its turn to read the clock.
+		return append(script, "SELECT "+ifFlag("gate", "pg_catalog.pg_advisory_unlock_all()"))
+	}
+	script = append(script, "SELECT "+leave)
 	if a.Limit != driver.Exclusive {
 		script = append(script, "SELECT "+ifFlag("turn", "pg_catalog.pg_advisory_unlock("+turnMark(a.Key).args()+")"))
 	}
 	return script
 }
 
+// rowMode returns how a request locks the row.
+func rowMode(a *sqlkit.LockRequest) string {
+	if a.Limit != driver.Exclusive {
+		return "FOR SHARE"
+	}
+	return "FOR UPDATE"
+}
+
 // grantQuery returns the query that locks the row. It returns permits, the token, the backend, the slot
 // and how many tokens the grant has. The query l locks the row, p a permit, t reads the clock with them,
 // and g reads it again for several tokens.
 func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
-	mode := "FOR UPDATE"
-	if a.Limit != driver.Exclusive {
-		mode = "FOR SHARE"
-	}
-	if !wait {
+	mode := rowMode(a)
+	switch {
+	case wait && a.Label.Waited > 0:
+		mode = "AND " + ifFlag("gate", "true") // waitQuietly has locked the row then
+	case !wait:
 		mode += " SKIP LOCKED"
 		if r.FitsKind(a, wait) {
 			mode = fmt.Sprintf("AND permits = %d ", sqlkit.Kind(a.Limit)) + mode // the server locks no row of another kind

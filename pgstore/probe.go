@@ -21,6 +21,7 @@ type facts struct {
 	shows         int    // the number of bytes of a statement that it shows
 	table         string // the user's table with its schema
 	byteColumn    bool   // the column of a user's table has type bytea
+	catches       bool   // the user may use PL/pgSQL, which catches errors
 	connections   int64  // how many the server allows this user
 	notes         []string
 }
@@ -57,13 +58,13 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 	}
 	defer l.Close()
 	a, err := l.Run(ctx, "SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('track_activity_query_size'), pg_catalog.current_setting('track_activities'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'), "+
-		allowed)
+		allowed+", (SELECT pg_catalog.has_language_privilege(oid, 'USAGE') FROM pg_catalog.pg_language WHERE lanname = 'plpgsql')")
 	if err != nil {
 		return f, unreached(err)
 	}
 	r := a.Last()
 	inRecovery, readOnly := r.True(1), r.Text(2) == "on"
-	f = facts{version: r.Int(0), shows: parseSize(r.Text(3)), connections: r.Int(7)}
+	f = facts{version: r.Int(0), shows: parseSize(r.Text(3)), connections: r.Int(7), catches: r.True(8)}
 	switch {
 	case inRecovery:
 		return f, s.refuse(replica)
@@ -251,12 +252,14 @@ func Declared(r Recipe) driver.Guarantees {
 	g.Shared, g.Mixed = true, true
 	g.Notes = []string{
 		sqlkit.ConnectionsNote,
+		sqlkit.WaitNote,
 		sqlkit.PassNote,
 		"the server's idle timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. An old primary that still serves clients grants, too, and no client notices: stop it first",
 		"on a user's pool a ping every half second detects the end of a connection",
-		"the server serves writers in order, and others cannot block a writer forever",
+		"the server serves writers in order, and readers cannot block a writer forever. A waiter repeats a statement that has waited for 5s, or for a shorter TTL of at least 1s: others that wait may then get the lock before it",
+		"a waiter has a snapshot for at most 10s: CREATE INDEX CONCURRENTLY waits for its end, and vacuum removes no row that was deleted or changed later",
 	}
 	switch r {
 	case Advisory:
@@ -266,7 +269,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Reach = reachSchema
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another; waiters for semaphores poll, at most 100ms apart",
-			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later. A waiter has the same effect",
+			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later",
 		)
 	}
 	return g

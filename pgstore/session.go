@@ -51,6 +51,39 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return sqlkit.Identity{Conn: row.Int(1), Since: row.Text(2)}, nil
 }
 
+// setTimers sets the timers of a session, unless they have the values for the TTL of a request: the server ends the
+// session when it has been silent for that time, also within a transaction.
+//
+// A statement that waits has a snapshot, for which CREATE INDEX CONCURRENTLY waits, and because of which VACUUM removes
+// no rows. So no wait for a lock takes longer than 5 s, and a waiter repeats its statement.
+func (r sessions) setTimers(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, silence time.Duration) error {
+	if s.TTL == a.TTL {
+		return nil
+	}
+	_, err := s.Run(ctx, fmt.Sprintf("SET idle_session_timeout = %d; SET idle_in_transaction_session_timeout = %[1]d; SET lock_timeout = %d",
+		silence.Milliseconds(), min(max(a.TTL, time.Second), 5*time.Second).Milliseconds()))
+	if err == nil {
+		s.TTL = a.TTL
+	}
+	return err
+}
+
+// waitQuietly returns statements that wait for the gate and then for the lock that the query take takes. They set the
+// flag gate if they have got both. Otherwise they keep the gate, if they have got it, for the next time. They catch the
+// error of a wait that takes too long, because the server would log it each time, unless the user has no right to
+// PL/pgSQL. Their first statement has the label of the request.
+func (r sessions) waitQuietly(a *sqlkit.LockRequest, gate mark, take string) []string {
+	enter, flag := "SELECT pg_catalog.pg_advisory_lock("+gate.args()+")", "SELECT "+setFlag("gate", "'yes'")
+	if !r.s.facts().catches {
+		return []string{"SELECT " + r.comment(a) + "1", enter, take, flag}
+	}
+	return []string{"SELECT " + r.comment(a) + "pg_catalog.set_config('holdfast.wait', " + ascii(enter+";"+take+";"+flag) + ", true)",
+		"DO $$BEGIN EXECUTE pg_catalog.current_setting('holdfast.wait'); EXCEPTION WHEN lock_not_available THEN NULL; END$$"}
+}
+
+// waitedTooLong reports whether err is that of a wait that took too long.
+func waitedTooLong(err error) bool { return sqlState(err) == lockNotAvailable }
+
 // findRows finds the tables of the locks, unless they are known.
 func (r sessions) findRows(ctx context.Context) error {
 	_, err := r.s.server.Read(ctx)
@@ -170,6 +203,12 @@ func sessionRow(id sqlkit.Identity) string {
 	return fmt.Sprintf("pid = %d AND extract(epoch FROM backend_start) = %s", id.Conn, id.Since)
 }
 
+// Runs reports whether a session runs a statement: otherwise it waits for one of its client.
+func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
+	a, err := side.Run(ctx, "SELECT 1 FROM pg_catalog.pg_stat_get_activity("+fmt.Sprint(id.Conn)+") WHERE "+sessionRow(id)+" AND wait_event IS DISTINCT FROM 'ClientRead'")
+	return a.Last() != nil, err
+}
+
 // Cancel ends the statement of a session.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
 	_, err := side.Run(ctx, "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
@@ -239,8 +278,8 @@ func foundIn(row sqlkit.Row) found {
 
 	f := found{mark: key, blocked: waitEvent == "Lock"}
 	f.Identity = sqlkit.Identity{Conn: pid, Since: backendStart}
-	f.Granted, f.Slot, f.Sight.Since = granted, driver.NoSlot, time.UnixMicro(since)
 	f.Label, f.ours = sqlkit.FindLabel(query)
+	f.Granted, f.Slot, f.Sight.Since = granted, driver.NoSlot, time.UnixMicro(since).Add(-f.Waited)
 	f.Tokens = 0 // application_name has the number
 	name, recorded := parseName(application)
 	switch {

@@ -47,6 +47,7 @@ type link struct {
 	state    *sync.Cond
 	requests []piece
 	answers  []piece
+	mute     bool        // all data is dropped, and the ends of the connection too
 	dropped  bool        // the proxy dropped data, so client and server no longer agree
 	lost     bool        // the next answer is lost, and the connection ends
 	held     bool        // requests are held back
@@ -150,7 +151,7 @@ func (k *link) readRequests() {
 			}
 		}
 		switch {
-		case err == nil:
+		case err == nil || k.mute:
 		case k.held:
 			k.gone = true
 		case !k.gone:
@@ -167,7 +168,7 @@ func (k *link) readRequests() {
 // passes reports whether a request passes, and records whether its answer is lost. The caller holds p.mu.
 func (k *link) passes() bool {
 	p := k.p
-	if p.silent {
+	if p.silent || k.mute {
 		k.dropped = true
 		return false
 	}
@@ -194,13 +195,13 @@ func (k *link) readAnswers() {
 			if k.late != nil {
 				k.late.Reset(holdTime)
 			}
-		case k.p.dropsAnswers:
+		case k.p.dropsAnswers || k.mute:
 			k.dropped = true
 		default:
 			k.answers = append(k.answers, piece{append([]byte(nil), buf[:n]...), now})
 		}
 		lost := (k.lost || k.gone) && err != nil
-		if err != nil && !lost {
+		if err != nil && !lost && !k.mute {
 			k.answers = append(k.answers, piece{nil, now})
 		}
 		k.state.Broadcast()
@@ -350,6 +351,17 @@ func (p *Proxy) Silence() error {
 	return p.change(func() error { p.dropsAnswers, p.silent = true, true; return nil })
 }
 
+// Mute drops all data of the present connections in both directions and keeps them open, until Heal. The one side does
+// not notice that the other one has ended its connection. New connections are not disturbed.
+func (p *Proxy) Mute() {
+	_ = p.change(func() error {
+		for k := range p.links {
+			k.mute = true
+		}
+		return nil
+	})
+}
+
 // Delay delays every answer by d after the server has sent it, until Heal. A new Delay
 // replaces the old one, and 0 ends it.
 func (p *Proxy) Delay(d time.Duration) error {
@@ -432,7 +444,7 @@ func (p *Proxy) Heal() error {
 	return p.change(func() error {
 		p.silent, p.dropsAnswers, p.delay, p.delaySent, p.lose = false, false, 0, 0, 0
 		for k := range p.links {
-			if k.dropped || k.lost || k.held {
+			if k.dropped || k.lost || k.held || k.mute {
 				k.endLocked()
 			}
 		}

@@ -129,6 +129,20 @@ func TestProxyInjectsFaults(t *testing.T) {
 	}
 	requireWorks()
 
+	// A proxy that mutes its connections keeps them open, and does not disturb new ones.
+	c = dial()
+	if got, err := requestLine(t, c, "one", timeout); got != "ONE\n" || <-read != "one" {
+		t.Fatalf("%q, %v", got, err) // the server has accepted it
+	}
+	p.Mute()
+	requireWorks()
+	if got, err := requestLine(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+
 	// A proxy that refuses connections keeps the present ones.
 	c = dial()
 	if got, err := requestLine(t, c, "two", timeout); got != "TWO\n" || <-read != "two" {

@@ -24,6 +24,7 @@ type closing struct {
 
 func (*closing) Begin(context.Context, Link) (Identity, error)              { return Identity{Conn: 1}, nil }
 func (*closing) Check(r *driver.Request) (time.Duration, error)             { return r.TTL, nil }
+func (*closing) Runs(context.Context, Link, Identity) (bool, error)         { return true, nil }
 func (*closing) Sort(err error) (error, bool)                               { return err, false }
 func (*closing) Ping(context.Context, *Session, *LockRequest) (bool, error) { return true, nil }
 func (c *closing) Lock(context.Context, *Session, *LockRequest) (Got, error) {

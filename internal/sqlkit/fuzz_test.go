@@ -28,7 +28,7 @@ func FuzzLabel(f *testing.F) {
 		if !ok {
 			return
 		}
-		if l.Limit < 1 || l.Limit > driver.MaxLimit && l.Limit != driver.Unlimited || l.TTL < 0 || l.Tokens < 0 || l.Tokens > maxTokens {
+		if l.Limit < 1 || l.Limit > driver.MaxLimit && l.Limit != driver.Unlimited || l.TTL < 0 || l.Waited < 0 || l.Tokens < 0 || l.Tokens > maxTokens {
 			t.Errorf("%q: %+v", statement, l)
 		}
 		if len(l.Key)+len(l.Owner.ID)+len(l.Owner.Host)+len(l.Owner.Instance)+len(l.Owner.Reason) > len(statement) {

@@ -43,6 +43,9 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 // ConnectionsNote is a note in the guarantees of recipes on sessions.
 const ConnectionsNote = "a held lock costs one connection, and so does a waiter. A process uses at most max_conns of them; further requests wait in the process"
 
+// WaitNote is a note in the guarantees of recipes on sessions.
+const WaitNote = "if a proxy drops the connection of a waiter and keeps it open, the waiter continues on another one, within 5s after the server has granted the lock to the dead one"
+
 // PassNote is a note in the guarantees of recipes that are a [Passer].
 const PassNote = "the next waiter of the same process requests the lock with the release, at most 5 ms after the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant"
 

@@ -19,17 +19,19 @@ type Label struct {
 	TTL   time.Duration
 	// Tokens is the number of tokens of a grant; 0 means 1.
 	Tokens int
+	// Waited is how long a request has waited before its present statement.
+	Waited time.Duration
 }
 
 // labelMark begins a label. The fields that follow are separated by dots:
 //
-//	key, owner's ID, limit, TTL, PID, host, instance, reason, tokens
+//	key, owner's ID, limit, TTL, PID, host, instance, reason, tokens, waited
 //
-// A grant of one token has no field tokens. A dot follows the last field, and then the rest of the
-// statement.
+// Only a request that has waited before has the last field. It and a grant of several tokens have the field tokens.
+// A dot follows the last field, and then the rest of the statement.
 const labelMark = "hf1."
 
-// labelFields is the number of fields without tokens.
+// labelFields is the number of fields without tokens and waited.
 const labelFields = 8
 
 // maxTime limits a TTL in microseconds, so that no sum of times overflows.
@@ -44,8 +46,11 @@ func (l Label) Encode(maxBytes int) string {
 		labelText.EncodeToString(l.Key), l.Owner.ID, strconv.Itoa(l.Limit), strconv.FormatInt(l.TTL.Microseconds(), 36), strconv.Itoa(l.Owner.PID),
 	}
 	s, end := labelMark+strings.Join(fields, "."), "."
-	if l.Tokens > 1 {
+	if l.Tokens > 1 || l.Waited > 0 {
 		end += strconv.Itoa(l.Tokens) + "."
+	}
+	if l.Waited > 0 {
+		end += strconv.FormatInt(l.Waited.Microseconds(), 36) + "."
 	}
 	for _, text := range []string{l.Owner.Host, l.Owner.Instance, l.Owner.Reason} {
 		free := max(maxBytes-len(s)-len("....")-len(end), 0) * 3 / 4
@@ -63,7 +68,7 @@ func FindLabel(statement string) (l Label, ok bool) {
 	if !found {
 		return l, false
 	}
-	fields := strings.SplitN(rest, ".", labelFields+2)
+	fields := strings.SplitN(rest, ".", labelFields+3)
 	if len(fields) <= labelFields {
 		return l, false
 	}
@@ -72,7 +77,7 @@ func FindLabel(statement string) (l Label, ok bool) {
 		return l, false
 	}
 	l.Owner.ID = fields[1]
-	var ttl int64
+	var ttl, waited int64
 	if l.Limit, err = strconv.Atoi(fields[2]); err == nil {
 		ttl, err = strconv.ParseInt(fields[3], 36, 64)
 	}
@@ -87,6 +92,10 @@ func FindLabel(statement string) (l Label, ok bool) {
 	if len(fields) > labelFields+1 {
 		if l.Tokens, err = strconv.Atoi(fields[labelFields]); err != nil || l.Tokens < 0 || l.Tokens > maxTokens {
 			l.Tokens = 0
+		} else if len(fields) > labelFields+2 {
+			if waited, err = strconv.ParseInt(fields[labelFields+1], 36, 64); err == nil && waited >= 0 && waited <= maxTime {
+				l.Waited = time.Duration(waited) * time.Microsecond
+			}
 		}
 	}
 	for i, to := range []*string{&l.Owner.Host, &l.Owner.Instance, &l.Owner.Reason} {

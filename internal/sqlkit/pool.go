@@ -147,9 +147,7 @@ func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 			return a, nil
 		}
 		l.Close()
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			p.flush(sent)
-		}
+		p.flushSilent(ctx, sent)
 		if !unsent(err) {
 			return nil, err
 		}
@@ -175,6 +173,13 @@ func (p *Pool) Flush() {
 	p.flush(time.Now())
 	if p.limits.EndIdle != nil {
 		p.limits.EndIdle()
+	}
+}
+
+// flushSilent closes the links that were idle when a statement was sent which had no answer in time.
+func (p *Pool) flushSilent(ctx context.Context, sent time.Time) {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		p.flush(sent)
 	}
 }
 

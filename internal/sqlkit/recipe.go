@@ -18,8 +18,8 @@ type Recipe interface {
 	// recipe cannot serve. The engine calls it before any I/O.
 	Check(r *driver.Request) (time.Duration, error)
 	// Lock requests a grant, and waits for it if a.Wait. ErrBusy means that the lock is
-	// held and that the session is as before. After any other error the engine closes the
-	// session.
+	// held and that the session is as before. After ErrWaitAgain the engine calls Lock again. After any other error the
+	// engine closes the session.
 	Lock(ctx context.Context, s *Session, a *LockRequest) (Got, error)
 	// Unlock ends the session's grant. It returns false if the session has none.
 	Unlock(ctx context.Context, s *Session, a *LockRequest) (bool, error)
@@ -38,6 +38,8 @@ type Recipe interface {
 	// session before.
 	Ended(err error) bool
 
+	// Runs reports whether a session runs a statement. It uses another link.
+	Runs(ctx context.Context, side Link, id Identity) (bool, error)
 	// Cancel ends the statement of a session. It uses another link.
 	Cancel(ctx context.Context, side Link, id Identity) error
 	// End ends a session, unless it is gone, and reports whether it is gone.
@@ -58,6 +60,9 @@ type Prober interface {
 
 // ErrBusy is a Recipe's error for a lock that is held.
 var ErrBusy = &driver.BusyError{}
+
+// ErrWaitAgain is a Recipe's error for a statement that has waited for as long as a statement may wait.
+var ErrWaitAgain = driver.Errorf(driver.CodeUnavailable, "the lock is held")
 
 // ErrReadOnly is the error of a server that accepts no writes, such as a demoted primary. A
 // connection to it is useless: a new one may lead to its successor.

@@ -158,7 +158,7 @@ func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *le
 // set sets what a recipe has granted.
 func (l *lease) set(got Got) {
 	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
-	l.request.Label.Tokens = got.Tokens
+	l.request.Label.Tokens, l.request.Label.Waited = got.Tokens, 0
 }
 
 // confirm returns an error unless a ping proves that the session has the lock that it waited for.
@@ -222,7 +222,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	e.drop(l.s)
 	coded, retry := e.recipe.Sort(err)
 	switch {
-	case unsent(err):
+	case unsent(err) && l.request.Label.Waited == 0:
 		e.forget(l)
 		return &againError{err} // the idle session had ended
 	case errors.Is(coded, ErrReadOnly):
@@ -269,32 +269,37 @@ func (e *Sessions) forget(l *lease) {
 type wait struct {
 	e *Sessions
 	l *lease
-	// ctx is the context of the request.
-	ctx context.Context
+	// ctx is the context of the request, and watching that of watch. It ends when Lock has returned.
+	ctx, watching context.Context
 
 	mu        sync.Mutex
 	over      bool // Lock has returned
 	waited    bool // the server has confirmed that the request is in its queue
+	polls     bool // no statement waits
 	cancelled bool
 	beside    sync.WaitGroup
 }
 
 // lock calls the recipe's Lock, which may block in the server. After recordAfter another
-// goroutine searches the server's queue for the request. When the context of the request ends, a
+// goroutine watches the wait. When the context of the request ends, a
 // goroutine cancels the statement.
-func (w *wait) lock() (Got, error) {
+func (w *wait) lock() (got Got, err error) {
 	statement, cut := context.WithCancel(context.WithoutCancel(w.ctx))
 	defer cut()
-	w.l.request.Waiting = func() {
-		if w.setWaited() {
-			w.notify()
-		}
-	}
+	watching, over := context.WithCancel(w.ctx)
+	w.watching = watching
+	w.l.request.Waiting = func() { w.set(&w.waited, &w.polls) }
 	stop := context.AfterFunc(w.ctx, func() { w.begin(func() { w.cancel(cut) }) })
-	got, err := w.e.recipe.Lock(statement, w.l.s, &w.l.request)
-	w.mu.Lock()
-	w.over = true
-	w.mu.Unlock()
+	for {
+		got, err = w.e.recipe.Lock(statement, w.l.s, &w.l.request)
+		if err != ErrWaitAgain || w.ctx.Err() != nil {
+			break
+		}
+		w.set(&w.waited)
+		w.l.request.Label.Waited = time.Since(w.l.since)
+	}
+	w.set(&w.over)
+	over()
 	stop()
 	w.beside.Wait()
 	return got, err
@@ -313,56 +318,85 @@ func (w *wait) begin(f func()) {
 	f()
 }
 
-func (w *wait) isOver() bool {
+// set sets flags.
+func (w *wait) set(flags ...*bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.over
+	for _, f := range flags {
+		*f = true
+	}
 }
 
-// setWaited sets waited. It reports whether waited was not set before.
-func (w *wait) setWaited() (first bool) {
+func (w *wait) is(flag *bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	first = !w.waited
-	w.waited = true
-	return first
+	return *flag
 }
 
-// findInQueue searches the server's queue until it finds the request. If the user has no right to see
-// the queue, the server is alive and has not answered the request yet, so the request waits.
-func (w *wait) findInQueue() {
+// watch searches the server's queue until it finds the request. If the user has no right to see the queue, the server
+// is alive and has not answered the request yet, so the request waits. From then on watch reports the present holders,
+// and closes the session if it runs no statement, twice. The answer of the statement that waited is lost then: a proxy
+// may have dropped the connection, and continue to answer the probes of TCP.
+func (w *wait) watch() {
 	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
-	for !w.isOver() {
-		ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
-		sights, refused, err := w.survey(ctx)
-		cancel()
-		if err != nil {
-			sights = nil
-		}
-		queued := slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted })
-		if (queued || refused) && !w.isOver() {
-			w.setWaited()
-			w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
+	for {
+		sights, refused, _ := w.survey()
+		if w.is(&w.over) {
 			return
 		}
-		if poll.Sleep(w.ctx) != nil {
+		if refused || w.is(&w.polls) || slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted }) {
+			w.set(&w.waited)
+			w.report(sights)
+			break
+		}
+		if poll.Sleep(w.watching) != nil {
 			return
+		}
+	}
+	pause, silent := watchEvery, false
+	for turn := 1; backoff.Sleep(w.watching, pause) == nil; turn++ {
+		if turn%reportEach == 0 {
+			if sights, _, err := w.survey(); err == nil && !w.is(&w.over) {
+				w.report(sights)
+			}
+		}
+		if w.is(&w.polls) {
+			continue
+		}
+		runs, err := w.runs()
+		if err == nil && !runs && silent {
+			w.l.s.Close()
+			return
+		}
+		pause, silent = watchEvery, err == nil && !runs
+		if silent || err != nil {
+			pause = watchAgain
 		}
 	}
 }
 
-// notify reports to the requester that it is queued, and the holders.
-func (w *wait) notify() {
+// report reports that the request is queued, and the holders.
+func (w *wait) report(sights []Sight) {
+	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
+}
+
+// runs reports whether the session runs a statement.
+func (w *wait) runs() (runs bool, err error) {
 	ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
 	defer cancel()
-	sights, _, _ := w.survey(ctx)
-	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
+	err = w.e.withSideLink(ctx, func(side Link) error {
+		runs, err = w.e.recipe.Runs(ctx, side, w.l.s.ID)
+		return err
+	})
+	return runs, err
 }
 
 // survey searches the server's queue. refused reports that the server has refused the search. The error of
 // a read-only server does not count, and that of a new connection does not either. They may come from
 // another server, while the session's server is silent.
-func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err error) {
+func (w *wait) survey() (sights []Sight, refused bool, err error) {
+	ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
+	defer cancel()
 	err = w.e.withSideLink(ctx, func(side Link) error {
 		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
 		coded, _ := w.e.recipe.Sort(err)
@@ -381,7 +415,7 @@ func (w *wait) cancel(cut func()) {
 	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
 	defer cancel()
 	// A cancellation may arrive before the statement, so it is repeated.
-	for pause := time.Millisecond; !w.isOver(); pause *= 2 {
+	for pause := time.Millisecond; !w.is(&w.over); pause *= 2 {
 		err := w.e.withSideLink(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
 		if err != nil || backoff.Sleep(ctx, pause) != nil {
 			cut()
@@ -404,11 +438,13 @@ func (e *Sessions) withSideLink(ctx context.Context, f func(Link) error) error {
 		if err != nil {
 			return err
 		}
+		sent := time.Now()
 		if err = f(l); err == nil {
 			e.side.Put(l)
 			return nil
 		}
 		l.Close()
+		e.side.flushSilent(ctx, sent)
 		if coded, _ := e.recipe.Sort(err); errors.Is(coded, ErrReadOnly) {
 			e.side.Flush()
 		} else if !unsent(err) {

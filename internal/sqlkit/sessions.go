@@ -71,6 +71,10 @@ import (
 // the lock. Release returns CodeNotHeld once the timer could have ended the session, and
 // CodeUnknown before. In both cases the session has ended, so that no waiter is blocked.
 //
+// A connection may carry nothing any more and remain open. So the engine watches each session that waits, on another
+// connection. It closes the session when the server has ended its statement and the answer has not come. If the session
+// has got the lock, the server's timer ends it, or Undo does.
+//
 // The engine notices the end of a session by the end of its connection. On a connection of
 // a user's pool, it notices the end by a ping every half second. A connection survives when
 // its server becomes read-only because another one was promoted. So one session of each
@@ -140,6 +144,11 @@ const (
 	busyTimeout = 3 * time.Second
 	// cancelTimeout limits how long the orderly end of a wait may take.
 	cancelTimeout = time.Second
+	// watchEvery is the interval at which a wait is watched, and watchAgain that after a failure. Each time the engine
+	// reads whether the statement still runs, and every reportEach times the holders, which costs the server more.
+	watchEvery = 2 * time.Second
+	watchAgain = 500 * time.Millisecond
+	reportEach = 2
 	// pingEvery limits how late a loss is noticed that the connection does not report.
 	// Sessions without such a report, and one of each server that may be demoted, are
 	// pinged at half of it.
@@ -461,7 +470,7 @@ func (e *Sessions) tendLeaseLocked(l *lease, now time.Time) bool {
 	case l.wait != nil && !l.searched:
 		l.searched = true
 		w := l.wait // a grant sets it to nil
-		e.Tasks.Go(func() { w.begin(w.findInQueue) })
+		e.Tasks.Go(func() { w.begin(w.watch) })
 	}
 	return false
 }

@@ -324,3 +324,45 @@ func TestQueuedNeedsServerOfSession(t *testing.T) {
 		})
 	}
 }
+
+// answered is a recipe whose session runs no statement any more, although no answer has come. If again is set, this is
+// so before the second statement.
+type answered struct {
+	stuck
+	again bool
+}
+
+func (*answered) Runs(context.Context, Link, Identity) (bool, error) { return false, nil }
+func (r *answered) Lock(_ context.Context, s *Session, a *LockRequest) (Got, error) {
+	if r.again && a.Label.Waited == 0 {
+		time.Sleep(time.Second)
+		return Got{}, ErrWaitAgain
+	}
+	for !s.Link.(*countedLink).closed.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	if r.again {
+		return Got{}, ErrUnsent
+	}
+	return Got{}, errors.New("the connection has ended")
+}
+
+// TestWaiterLeavesDeadLink: the answer to a statement that waited is lost, and the connection stays open. The engine
+// closes it, and the request ends with an unknown outcome if the session may have got the lock.
+func TestWaiterLeavesDeadLink(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &answered{again: again}
+			r.err = driver.Errorf(driver.CodeRefused, "denied") // the user has no right to see the queue
+			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{}, "")
+			defer e.Close(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+			defer cancel()
+			began := time.Now()
+			_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: noRequester{}})
+			if driver.CodeOf(err) != driver.CodeUnknown || time.Since(began) > 5*time.Second {
+				t.Errorf("after %s: %v: %v", time.Since(began), driver.CodeOf(err), err)
+			}
+		})
+	}
+}

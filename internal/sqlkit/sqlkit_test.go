@@ -24,6 +24,7 @@ func TestLabelSurvivesStatement(t *testing.T) {
 			Owner: driver.Owner{ID: rapid.StringMatching(`[a-z0-9-]{1,40}`).Draw(t, "id"), PID: rapid.IntRange(1, 1<<22).Draw(t, "pid"), Host: rapid.String().Draw(t, "host"), Reason: rapid.String().Draw(t, "reason")},
 			Limit: rapid.IntRange(1, driver.MaxLimit).Draw(t, "limit"), TTL: time.Duration(rapid.Int64Range(1, 1e6).Draw(t, "ms")) * time.Millisecond,
 			Tokens: rapid.SampledFrom([]int{0, 2, 65, maxTokens}).Draw(t, "tokens"),
+			Waited: time.Duration(rapid.Int64Range(0, 1e6).Draw(t, "waited")) * time.Millisecond,
 		}
 		const most = 1400
 		s := l.Encode(most)
@@ -36,7 +37,7 @@ func TestLabelSurvivesStatement(t *testing.T) {
 			}
 		}
 		got, ok := FindLabel("SELECT /*" + s + "*/ 1.0.0")
-		if !ok || !bytes.Equal(got.Key, l.Key) || got.Owner.ID != l.Owner.ID || got.Owner.PID != l.Owner.PID || got.Limit != l.Limit || got.TTL != l.TTL || got.Tokens != l.Tokens {
+		if !ok || !bytes.Equal(got.Key, l.Key) || got.Owner.ID != l.Owner.ID || got.Owner.PID != l.Owner.PID || got.Limit != l.Limit || got.TTL != l.TTL || got.Tokens != l.Tokens || got.Waited != l.Waited {
 			t.Fatalf("%+v is read back as %+v, %t", l, got, ok)
 		}
 	})

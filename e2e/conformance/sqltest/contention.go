@@ -139,6 +139,48 @@ func cancelledWaitStrandsNothing(t *testing.T, d *Database) {
 	})
 }
 
+// waiterLeavesDeadConnection lets the connection of a waiter carry nothing any more, while it stays open. It requires
+// that the waiter gets the lock over another connection after the holder has released it.
+func waiterLeavesDeadConnection(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		t.Parallel()
+		waiting, proxy := d.proxied(t, database, params)
+		holder := d.Store(t, database, params)
+		g, _ := Must(t, holder, "dead connection", driver.Exclusive, time.Minute)
+		r, _ := Request("dead connection", driver.Exclusive, 2*time.Second)
+		w := requests.QueueWith(t, t.Context(), waiting, r)
+		proxy.Mute()
+		released := time.Now()
+		Release(t, holder, g)
+		for w.Ended() != nil {
+			requests.Code(t, waiting, w.Err, driver.CodeUnknown)
+			requests.Undone(t, waiting, w.Request)
+			r, _ := Request("dead connection", driver.Exclusive, time.Minute)
+			w = requests.Submit(t, waiting, r)
+		}
+		t.Logf("granted %s after the release", time.Since(released))
+		Release(t, waiting, w.Grant)
+	})
+}
+
+// waiterNamesPresentHolder requires that a waiter reports the next holder as soon as the lock has changed hands.
+func waiterNamesPresentHolder(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		t.Parallel()
+		s := d.Store(t, database, params)
+		g, _ := Must(t, s, "present holder", driver.Exclusive, time.Minute)
+		next := Wait(t, t.Context(), s, "present holder", driver.Exclusive)
+		w := Wait(t, t.Context(), s, "present holder", driver.Exclusive)
+		Release(t, s, g)
+		g = next.Granted()
+		for holders := []driver.Holder(nil); len(holders) != 1 || holders[0].Token != g.Token; {
+			holders = requests.Receive(t, "a report of the present holder", requests.Of(w.Request).Waits)
+		}
+		Release(t, s, g)
+		Release(t, s, w.Granted())
+	})
+}
+
 // ReadersDoNotStarveAWriter requires that a writer gets the lock although readers overlap all the
 // time, with each of these recipes.
 func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
@@ -195,14 +237,18 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 }
 
 // writersAreServedInOrder requires that exclusive waiters get the lock in the order of their
-// requests.
+// requests. On PostgreSQL that is so as long as none of them repeats its statement.
 func writersAreServedInOrder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		g, _ := Must(t, s, "order", driver.Exclusive, time.Minute)
+		began := time.Now()
 		var queue []*requests.Waiter
 		for range 8 {
 			queue = append(queue, Wait(t, t.Context(), s, "order", driver.Exclusive))
+		}
+		if time.Since(began) > 2*time.Second {
+			t.Skip("on this machine the waiters may repeat their statements meanwhile")
 		}
 		for _, w := range queue {
 			Release(t, s, g)

@@ -21,6 +21,8 @@ func Shared(t *testing.T, d *Database) {
 		{"ConcurrentInsertsGrantInTurn", concurrentInsertsGrantInTurn},
 		{"InterruptedWaitGetsNoGrant", interruptedWaitGetsNoGrant},
 		{"WritersAreServedInOrder", writersAreServedInOrder},
+		{"WaiterLeavesDeadConnection", waiterLeavesDeadConnection},
+		{"WaiterNamesPresentHolder", waiterNamesPresentHolder},
 		{"DurableTokensRise", durableTokensRise},
 		{"TokensOfBothKindsRise", tokensOfBothKindsRise},
 		{"FailedTokenWriteLeavesNothingLocked", failedTokenWriteLeavesNothingLocked},
