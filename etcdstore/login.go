@@ -22,7 +22,8 @@ import (
 // login logs a user in for a client of Open, when the first token is needed. The client library
 // would log in for each stream, and its constructor would fail while no server is up.
 type login struct {
-	name, password string
+	name     string
+	password func() string
 
 	ctx     context.Context // ends with the store
 	cancel  context.CancelFunc
@@ -36,7 +37,7 @@ type login struct {
 	refused  backoff.Refused
 }
 
-func newLogin(name, password string) *login {
+func newLogin(name string, password func() string) *login {
 	l := &login{name: name, password: password}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	return l
@@ -123,7 +124,7 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 func (l *login) try(try *sharedCall, cc *grpc.ClientConn) {
 	ctx, cancel := context.WithTimeout(l.ctx, loginTimeout)
 	defer cancel()
-	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
+	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password()})
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
 		resp, err = &etcdserverpb.AuthenticateResponse{}, nil
 	}

@@ -65,7 +65,11 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 }
 
 func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error) {
-	user := newLogin(cfg.Username, cfg.Password)
+	set, err := configure(o)
+	if err != nil {
+		return nil, err
+	}
+	user := newLogin(cfg.Username, set.password)
 	cfg.Username, cfg.Password = "", ""
 	client, err := user.open(ctx, cfg)
 	if err != nil {
@@ -119,16 +123,17 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 		}
 		cfg.Endpoints = append(cfg.Endpoints, scheme+host)
 	}
-	if u.User != nil {
-		cfg.Username = u.User.Username()
-		cfg.Password, _ = u.User.Password()
-		if cfg.Username == "" || cfg.Password == "" {
-			return bad("a user needs a name and a password")
-		}
-	}
 	q, err := storeurl.Query(u, "etcd://host1:2379,host2:2379/prefix")
 	if err != nil {
 		return bad("%w", err)
+	}
+	password, err := q.Password(u)
+	if err != nil {
+		return bad("%w", err)
+	}
+	cfg.Username, cfg.Password = u.User.Username(), password()
+	if u.User != nil && cfg.Username == "" || (cfg.Username == "") != (cfg.Password == "") {
+		return bad("a user needs a name and a password")
 	}
 	const how = "use the scheme etcds"
 	if cfg.TLS, err = q.TLS(secure, how); err != nil {
@@ -150,7 +155,7 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 		verifyName(cfg.TLS)
 	}
 	return cfg, func(c *config) {
-		c.prefix, c.exposed = strings.TrimPrefix(u.Path, "/"), exposed
+		c.prefix, c.exposed, c.password = strings.TrimPrefix(u.Path, "/"), exposed, password
 		if plain {
 			PlainTokens()(c)
 		}

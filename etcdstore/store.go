@@ -92,8 +92,9 @@ type Option func(*config)
 
 type config struct {
 	prefix, namespace string
-	exposed           string // see Exposed
-	room              int    // the number of tokens that each entry has room for
+	exposed           string        // see Exposed
+	password          func() string // of the URL
+	room              int           // the number of tokens that each entry has room for
 }
 
 // Prefix precedes every key: with Prefix("locks/") the lock "billing" is the same as that of

@@ -176,6 +176,10 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	if err != nil {
 		return bad("%w", err)
 	}
+	password, err := query.Password(u)
+	if err != nil {
+		return bad("%w", err)
+	}
 	theirs, err := query.Rest()
 	if err != nil {
 		return bad("%w", err)
@@ -187,7 +191,11 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 		return bad("parameters: %w", err)
 	}
 	cfg.User = u.User.Username()
-	cfg.Passwd, _ = u.User.Password()
+	cfg.Passwd = password()
+	_ = cfg.Apply(mysql.BeforeConnect(func(_ context.Context, c *mysql.Config) error {
+		c.Passwd = password()
+		return nil
+	}))
 	cfg.DBName = schema
 	if t != nil {
 		cfg.TLS = t

@@ -66,10 +66,17 @@ func open(u *url.URL, namespace string) (*Store, error) {
 		}
 		o.Servers = append(o.Servers, "nats://"+host)
 	}
-	var password bool
 	if o.User = u.User.Username(); o.User != "" {
-		if o.Password, password = u.User.Password(); !password {
-			o.User, o.Token = "", o.User
+		password, err := q.Password(u)
+		if err != nil {
+			return bad("%w", err)
+		}
+		if _, inURL := u.User.Password(); inURL {
+			o.Password = password()
+		} else if name := o.User; password() != "" {
+			o.User, o.UserInfo = "", func() (string, string) { return name, password() }
+		} else {
+			o.User, o.Token = "", name
 		}
 	}
 	creds := q.Take("creds")
@@ -85,7 +92,7 @@ func open(u *url.URL, namespace string) (*Store, error) {
 		return bad("%w", err)
 	}
 	exposed, err := q.Protect(storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: o.Secure,
-		Password: o.Password+o.Token+creds != "", How: "give tls=true"})
+		Password: o.Password+o.Token+creds != "" || o.UserInfo != nil, How: "give tls=true"})
 	if err != nil {
 		return bad("%w", err)
 	}

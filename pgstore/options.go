@@ -166,6 +166,10 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	if _, err := configure(o); err != nil {
 		return nil, nil, err
 	}
+	password, err := query.Password(u)
+	if err != nil {
+		return bad("%w", err)
+	}
 	others, err := query.Rest()
 	if err != nil {
 		return bad("%w", err)
@@ -185,7 +189,13 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 		rest.Host = ""
 	}
 	rest.RawQuery = strings.ReplaceAll(others.Encode(), "+", "%20") // pgx does not decode a plus
-	fromURL.renew = func() (*pgconn.Config, error) { return pgconn.ParseConfig(rest.String()) }
+	fromURL.renew = func() (*pgconn.Config, error) {
+		cfg, err := pgconn.ParseConfig(rest.String())
+		if err == nil && password() != "" {
+			cfg.Password = password()
+		}
+		return cfg, err
+	}
 	cfg, err := fromURL.renew()
 	if err != nil {
 		// The text quotes the URL without the password.

@@ -151,6 +151,38 @@ func (p *Params) Duration(key string, without time.Duration) (time.Duration, err
 	return d, nil
 }
 
+// Password takes password_file out. It returns a function for the password of u: the one in u, or what the file has at
+// each login, because a password is renewed while locks are held. While the file cannot be read, the last one counts.
+func (p *Params) Password(u *url.URL) (func() string, error) {
+	password, given := u.User.Password()
+	path := p.Take("password_file")
+	if path == "" {
+		return func() string { return password }, nil
+	}
+	if given {
+		return nil, errors.New("password_file: give it without a password, as in user@host")
+	}
+	var last atomic.Pointer[string]
+	read := func() error {
+		b, err := os.ReadFile(path)
+		text := strings.TrimRight(string(b), "\r\n")
+		if err == nil && text == "" {
+			err = errors.New("the file is empty")
+		}
+		if err == nil {
+			last.Store(&text)
+		}
+		return err
+	}
+	if err := read(); err != nil {
+		return nil, fmt.Errorf("password_file: %w", err)
+	}
+	return func() string {
+		_ = read() // a failure leaves the last one
+		return *last.Load()
+	}, nil
+}
+
 // TLS takes ca, cert, key and server_name out. The files of cert and key are read again at each handshake, that of ca is
 // not. Where TLS is off it returns nil, and an
 // error if one of them is given: how describes how to switch on TLS.

@@ -1,8 +1,11 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
@@ -67,6 +70,60 @@ func TestRenewedCertificateIsShown(t *testing.T) {
 			shows(s.name + "-used")
 			install(next.Key, used.Key)
 			shows(s.name + "-next")
+		})
+	}
+}
+
+// TestPasswordOfFileIsReadAgain: a file has the password. It is replaced while a store is open, and the next connection
+// logs in with the new one.
+func TestPasswordOfFileIsReadAgain(t *testing.T) {
+	for _, s := range stores {
+		if s.name == "zookeeper" || s.name == "s3" {
+			continue // the password is a part of what signs or owns the data
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "password")
+			write := func(text string) { must(t, os.WriteFile(file, []byte(text), 0o600)) }
+			write(password + "\n")
+			var all []*servers.Proxy
+			var front []string
+			for _, a := range s.start(t) {
+				p, err := servers.NewProxy(a)
+				must(t, err)
+				t.Cleanup(p.Close)
+				all, front = append(all, p), append(front, p.Address())
+			}
+			form, parameter := strings.Replace(s.clear, ":SECRET@", "@", 1), "?password_file="+file
+			if strings.Contains(form, "?") {
+				form = strings.Replace(form, "?", parameter+"&", 1)
+			} else {
+				form += parameter
+			}
+			l, err := holdfast.Open(t.Context(), s.at(form, "", "", front))
+			must(t, err)
+			defer l.Close(background)
+			try := func() error {
+				k, err := l.TryLock(t.Context(), "a")
+				if err != nil {
+					return err
+				}
+				return k.Unlock()
+			}
+			must(t, try())
+			write("another")
+			for _, p := range all {
+				p.Cut()
+				must(t, p.Heal())
+			}
+			must(t, servers.Until(t.Context(), func() error {
+				if err := try(); !errors.Is(err, holdfast.ErrRefused) {
+					return fmt.Errorf("with a wrong password: %v, want refused", err)
+				}
+				return nil
+			}))
+			write(password)
+			must(t, servers.Until(t.Context(), try))
 		})
 	}
 }

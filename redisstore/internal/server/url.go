@@ -147,13 +147,20 @@ func parseURL(u *url.URL) (*Target, error) {
 	}
 	o.Addrs = []string{first}
 	o.Username = u.User.Username()
-	o.Password, _ = u.User.Password()
 	if o.MasterName, o.DB, err = parsePath(u.Path, mode); err != nil {
 		return fail("%w", err)
 	}
 	query, err := storeurl.Query(u, "redis://HOST:PORT/DB", "addr")
 	if err != nil {
 		return fail("%w", err)
+	}
+	password, err := query.Password(u)
+	if err != nil {
+		return fail("%w", err)
+	}
+	o.Password = password()
+	if _, inURL := u.User.Password(); o.Password != "" && !inURL {
+		o.CredentialsProvider = func() (string, string) { return u.User.Username(), password() }
 	}
 	for _, more := range query.TakeAll("addr") {
 		a, err := parseAddress(more, port)
@@ -186,8 +193,7 @@ func parseURL(u *url.URL) (*Target, error) {
 	if o.TLSConfig, err = query.TLS(secure, how); err != nil {
 		return fail("%w", err)
 	}
-	password := o.Password+o.SentinelPassword != ""
-	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: password, How: how}
+	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: o.Password+o.SentinelPassword != "", How: how}
 	if c.Exposed, err = query.Protect(p); err != nil {
 		return fail("%w", err)
 	}
