@@ -54,10 +54,7 @@ const (
 // The orders of waiters.
 const (
 	OrderFIFO Order = "fifo"
-	// OrderLongest: the store keeps a free name for the client that has waited longest, as far as it knows. It
-	// learns that from the waiters when they find the name held, so clients of about the same age may change places.
-	OrderLongest Order = "longest"
-	OrderNone    Order = "none"
+	OrderNone Order = "none"
 )
 
 // The ways of waking.
@@ -87,7 +84,7 @@ var descriptions = map[any]string{
 	ScopeProcess: "this process", ScopeContainer: "this container", ScopeMachine: "this machine", ScopeNetwork: "every client of the server",
 	CrashFreesAtOnce: "at once", CrashFreesAfterTTL: "when the TTL has passed", CrashFreesSpace: "together with the process",
 	PauseKeeps: "keeps the lock", PauseLoses: "loses the lock after its TTL",
-	OrderFIFO: "first come, first served", OrderLongest: "the client that has waited longest, roughly", OrderNone: "none",
+	OrderFIFO: "first come, first served", OrderNone: "none",
 	WakePush: "push", WakePoll: "poll",
 	BreakNone: "no", BreakNotify: "the store notifies the holder, which keeps the lock until it has ended", BreakNow: "at once, and the store notifies the holder",
 	VisibleNothing: "nothing", VisibleHolders: "holders", VisibleAll: "holders and waiters",
