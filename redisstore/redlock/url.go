@@ -139,7 +139,7 @@ func parseQuery(u *url.URL) (options []Option, nodes []string, passed url.Values
 		options = append(options, Fresh())
 	}
 	passed = url.Values{}
-	for _, name := range []string{"insist", "ca", "cert", "key", "server_name", "require_tls"} {
+	for _, name := range []string{"insist", "password_file", "ca", "cert", "key", "server_name", "require_tls"} {
 		if v := query.Take(name); v != "" {
 			passed.Set(name, v)
 		}

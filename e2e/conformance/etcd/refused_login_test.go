@@ -3,6 +3,9 @@ package etcd
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,12 +21,14 @@ import (
 
 // TestRefusedLoginIsReportedAndRarelyRepeated: the password of the store's user changes while the store holds a lock.
 // The loss has the refusal of the login as its cause, and so has the error of the next request. The store logs in at
-// most once in ten seconds, and goes on by itself when the server accepts its password again.
+// most once in ten seconds, and goes on by itself when the file of its password has the new one.
 func TestRefusedLoginIsReportedAndRarelyRepeated(t *testing.T) {
 	t.Parallel()
 	c := start(t, servers.EtcdConfig{})
 	admin := c.secure(t)
-	l, err := holdfast.Open(t.Context(), c.secured())
+	file := filepath.Join(t.TempDir(), "password")
+	check(t, os.WriteFile(file, []byte("quite-secret"), 0o600))
+	l, err := holdfast.Open(t.Context(), strings.Replace(c.secured(), ":quite-secret", "", 1)+"?password_file="+file)
 	check(t, err)
 	defer l.Close(context.Background())
 	held, err := l.Lock(t.Context(), "held", holdfast.TTL(6*time.Second))
@@ -45,8 +50,7 @@ func TestRefusedLoginIsReportedAndRarelyRepeated(t *testing.T) {
 		t.Errorf("%d logins since the password has changed, want at most %d", n, most)
 	}
 
-	_, err = admin.UserChangePassword(t.Context(), "app", "quite-secret")
-	check(t, err)
+	check(t, os.WriteFile(file, []byte("another-secret\n"), 0o600))
 	_ = held.Unlock()
 	eventually(t, "a lock is granted with the accepted password", func() bool {
 		k, err := l.TryLock(t.Context(), "next")
