@@ -37,8 +37,10 @@ func (c *cluster) secure(t *testing.T) *clientv3.Client {
 	} {
 		check(t, step())
 	}
-	return c.direct(t, func(cfg *clientv3.Config) { cfg.Username, cfg.Password = "root", "top-secret" })
+	return c.direct(t, asRoot)
 }
+
+func asRoot(cfg *clientv3.Config) { cfg.Username, cfg.Password = "root", "top-secret" }
 
 // permit sets the user's rights below locks/.
 func permit(t testing.TB, client *clientv3.Client, p clientv3.PermissionType) error {
