@@ -198,7 +198,7 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 
 // AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. A
 // waiter's context has no deadline, and a connection may have fallen silent.
-const AnswerWithin = 10 * time.Second
+const AnswerWithin = 5 * time.Second
 
 // answerTimeout returns the context of a statement that does not wait for a lock: ctx, with the timeout
 // AnswerWithin if the request waits.
