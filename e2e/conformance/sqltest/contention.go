@@ -146,8 +146,8 @@ func waiterLeavesDeadConnection(t *testing.T, d *Database) {
 		t.Parallel()
 		waiting, proxy := d.proxied(t, database, params)
 		holder := d.Store(t, database, params)
-		g, _ := Must(t, holder, "dead connection", driver.Exclusive, time.Minute)
-		r, _ := Request("dead connection", driver.Exclusive, 2*time.Second)
+		g, _ := Must(t, holder, "dead connection, "+params, driver.Exclusive, time.Minute)
+		r, _ := Request("dead connection, "+params, driver.Exclusive, 2*time.Second)
 		w := requests.QueueWith(t, t.Context(), waiting, r)
 		proxy.Mute()
 		released := time.Now()
@@ -155,7 +155,7 @@ func waiterLeavesDeadConnection(t *testing.T, d *Database) {
 		for w.Ended() != nil {
 			requests.Code(t, waiting, w.Err, driver.CodeUnknown)
 			requests.Undone(t, waiting, w.Request)
-			r, _ := Request("dead connection", driver.Exclusive, time.Minute)
+			r, _ := Request("dead connection, "+params, driver.Exclusive, time.Minute)
 			w = requests.Submit(t, waiting, r)
 		}
 		t.Logf("granted %s after the release", time.Since(released))
@@ -168,9 +168,9 @@ func waiterNamesPresentHolder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		t.Parallel()
 		s := d.Store(t, database, params)
-		g, _ := Must(t, s, "present holder", driver.Exclusive, time.Minute)
-		next := Wait(t, t.Context(), s, "present holder", driver.Exclusive)
-		w := Wait(t, t.Context(), s, "present holder", driver.Exclusive)
+		g, _ := Must(t, s, "present holder, "+params, driver.Exclusive, time.Minute)
+		next := Wait(t, t.Context(), s, "present holder, "+params, driver.Exclusive)
+		w := Wait(t, t.Context(), s, "present holder, "+params, driver.Exclusive)
 		Release(t, s, g)
 		g = next.Granted()
 		for holders := []driver.Holder(nil); len(holders) != 1 || holders[0].Token != g.Token; {

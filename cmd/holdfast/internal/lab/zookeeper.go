@@ -60,17 +60,19 @@ var ephemeral = lock{
 const waiters = 10
 
 // watchers returns the number of watched nodes, and the largest number of clients that
-// watch one of them. It reads both from the server, without watches of children.
+// watch one of them. It reads both from the server, without watches of children, and without those of the list of servers.
 func (s *stage) watchers() (nodes, most int) {
 	text, err := s.zookeeper().Command(s.ctx, "wchp")
 	s.must(err)
-	n := 0
+	n, counts := 0, false
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "/") {
-			nodes++
+			if counts = !strings.HasPrefix(line, "/zookeeper/"); counts {
+				nodes++
+			}
 			n = -1
 		}
-		if n++; strings.TrimSpace(line) != "" {
+		if n++; counts && strings.TrimSpace(line) != "" {
 			most = max(most, n)
 		}
 	}
