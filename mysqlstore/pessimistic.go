@@ -3,6 +3,7 @@ package mysqlstore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -178,7 +179,7 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
 	// The proof follows the reading of the clock.
-	script := []string{fmt.Sprintf("SELECT @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", gate(old.Key), clock), proveSavepoint}
+	script := []string{fmt.Sprintf("SELECT @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", gate(r.rowOf(old.Key)), clock), proveSavepoint}
 	ifOthersWait := sqlkit.PassRefused
 	if r.at(s).maria {
 		// MySQL has no such statement, and needs another round trip to release.
@@ -203,13 +204,21 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	return next.Passed(old, row.Int(0))
 }
 
+// rowOf returns a key for the gate of a row. A named lock reaches the whole server, and a row one schema. So a waiter for
+// the row of the same name in another schema has another gate, and so has one of recipe Named.
+func (r pessimistic) rowOf(key []byte) []byte {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return slices.Concat([]byte("row\x00"+r.s.schema+"\x00"+r.s.cfg.Table+"\x00"), key)
+}
+
 // script returns the statements of TryRow. If the request waits, the first answer is that of
 // the gate. Then comes permits, if FitsKind. The next answer is that of selectRow. Then come the
 // slot of a semaphore, and the time again, or both times, if separate statements read the clock.
 func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) []string {
 	var script []string
 	if wait {
-		script = append(script, "SELECT "+comment(a)+enter(a.Key))
+		script = append(script, "SELECT "+comment(a)+enter(r.rowOf(a.Key)))
 	}
 	if r.FitsKind(a, wait) {
 		script = append(script, "SELECT permits FROM "+r.Row(a.Key))
@@ -228,7 +237,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 		script = append(script, setSavepoint, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", lock, sysdate, lock))
 	}
 	if wait {
-		script = append(script, "DO RELEASE_LOCK("+gate(a.Key)+")")
+		script = append(script, "DO RELEASE_LOCK("+gate(r.rowOf(a.Key))+")")
 	}
 	return script
 }

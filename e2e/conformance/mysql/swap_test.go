@@ -165,6 +165,23 @@ func gateOfWaiter(t *testing.T, db *sql.DB) (gate string) {
 	return gate
 }
 
+// TestGatesReachAsFarAsTheirLocks: a waiter for a row does not keep out the locks of the same name in another schema, nor
+// those of recipe Named.
+func TestGatesReachAsFarAsTheirLocks(t *testing.T) {
+	t.Parallel()
+	const name = "gates of rows"
+	here, there := mariadb.Create(t), mariadb.Create(t)
+	s := mariadb.Store(t, here, "recipe=pessimistic")
+	held, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
+	for _, other := range []sqltest.Store{mariadb.Store(t, there, "recipe=pessimistic"), mariadb.Store(t, here, "recipe=named")} {
+		g, _ := sqltest.Must(t, other, name, driver.Exclusive, time.Minute)
+		sqltest.Release(t, other, g)
+	}
+	sqltest.Release(t, s, held)
+	sqltest.Release(t, s, w.Granted())
+}
+
 // TestTryDoesNotOvertakeTheGate: the first waiter has the gate, and its server thread has not requested the
 // lock yet. A request that does not wait must not take the lock meanwhile.
 func TestTryDoesNotOvertakeTheGate(t *testing.T) {
