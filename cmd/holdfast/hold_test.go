@@ -27,7 +27,7 @@ func TestMinHoldOutlivesCommand(t *testing.T) {
 }
 
 // keptByProcess returns a sandbox whose locks end with their process.
-func keptByProcess(t *testing.T) *processSandbox {
+func keptByProcess(t *testing.T) *sandbox {
 	t.Helper()
 	if _, err := servers.Find("postgres", "/usr/lib/postgresql/*/bin/postgres"); err != nil {
 		missing(t, "postgres")
@@ -35,7 +35,7 @@ func keptByProcess(t *testing.T) *processSandbox {
 	server, err := servers.StartPostgres(t.Context())
 	must(t, err)
 	t.Cleanup(func() { _ = server.Close() })
-	s := newProcessSandbox(t)
+	s := newSandbox(t)
 	s.env = append(s.env, "HOLDFAST_STORE="+server.URL("postgres", "&recipe=advisory"))
 	return s
 }
