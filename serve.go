@@ -98,18 +98,32 @@ func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.Can
 
 // poll repeats a request that does not wait, after a pause.
 func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
-	pause := backoff.Backoff{First: pollFirst, Max: pollMax}
+	pause, began := backoff.Backoff{First: pollFirst, Max: pollMax}, l.now()
 	for {
 		var b requestContext
 		g, err := l.store.Acquire(l.withTimeout(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
 		b.end()
-		if err == nil || l.store.Classify(err) != driver.CodeBusy {
-			return g, err
+		if err == nil {
+			return g, nil
 		}
-		x.Queued(holdersOf(err))
-		if err := pause.Sleep(ctx); err != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+		busy, _ := errors.AsType[*driver.BusyError](err)
+		if l.store.Classify(err) == driver.CodeBusy {
+			x.Queued(holdersOf(err))
+			next := pause.Next()
+			if busy != nil && busy.Retry > 0 {
+				next = min(next, busy.Retry)
+			}
+			if err = backoff.Sleep(ctx, next); err != nil {
+				err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+			}
 		}
+		if err != nil {
+			if ctx.Err() != nil && x.req.Waited > 0 && l.guarantees.Load().Order == driver.OrderLongest {
+				err = &driver.Error{Code: driver.CodeUnknown, Err: err} // the store may have a place of the request
+			}
+			return driver.Grant{}, err
+		}
+		x.req.Waited = max(l.now()-began, 1)
 	}
 }
 

@@ -67,6 +67,7 @@ type request struct {
 	token                uint64
 	err                  string
 	wait                 bool
+	repeats              bool  // the last one of the repetitions of a request
 	freed                int64 // when the store had confirmed the release, and a MinHold has passed
 	left                 int64 // when the first release that leaves the grant standing was sent
 	unsure               int64 // the latest deadline of a renewal or release whose answer was lost
@@ -319,7 +320,10 @@ func (k *collector) addLock(e *Event) {
 func (k *collector) addRequest(e *Event) {
 	switch e.K {
 	case kindRequest:
-		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T, wait: e.Wait}
+		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T, wait: e.Wait, repeats: e.Repeated}
+		if before := k.requests[e.ID]; before != nil {
+			before.repeats = false
+		}
 		k.longestTTL[opKey{e.W, e.Gen}] = max(k.longestTTL[opKey{e.W, e.Gen}], e.TTL)
 		k.longestStand = max(k.longestStand, e.TTL)
 		k.requests[e.ID] = q

@@ -142,6 +142,8 @@ type Event struct {
 	For int64 `json:"for,omitempty"`
 	// Wait reports whether the lock or the request waits in the queue.
 	Wait bool `json:"wait,omitempty"`
+	// Repeated reports whether the core repeats a request that was busy.
+	Repeated bool `json:"repeated,omitempty"`
 	// Path is the fast path that a request or an answer used: see pathSwap. Tokens is the number
 	// of the grant's tokens, if it is not 1.
 	Path   string `json:"path,omitempty"`

@@ -204,6 +204,29 @@ func twoLimits(mixed bool) func(*story) {
 	}
 }
 
+// place returns a story in which a worker repeats a request until it is killed, and a request is refused the given time
+// after the end of the lock. With undone, the worker gives the request up instead.
+func place(order driver.Order, after int64, undone bool) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Order = order
+		h := s.request("w0", "a", 1).granted()
+		for range 3 {
+			e := Event{K: kindRequest, W: "w1", Name: "a", ID: "repeated", Limit: 1, TTL: 3000 * ms, Repeated: true}
+			s.add(e)
+			e.K, e.Err = kindAnswer, driver.CodeBusy.String()
+			s.add(e)
+		}
+		if undone {
+			s.add(Event{K: kindUndone, W: "w1", Name: "a", ID: "repeated"})
+		} else {
+			s.add(Event{K: kindKill, W: "w1"})
+		}
+		h.unlock()
+		s.t += after
+		s.try("w3", "a", 1)
+	}
+}
+
 // firstPermit returns a story in which a request for one of two permits is refused while another one gets the
 // first permit of the name.
 func firstPermit(mixed bool) func(*story) {
@@ -391,6 +414,7 @@ func TestSoundHistoriesPass(t *testing.T) {
 		"refused within the TTL of a killed holder": killed(1, 1500*ms, false),
 		"refused beside a grant of another limit":   twoLimits(false),
 		"refused beside the first grant of a name":  firstPermit(false),
+		"refused for a dead waiter that was first":  place(driver.OrderLongest, 2500*ms, false),
 		"refused by a grant that a restore revived": restored(4000*ms, false),
 		"a waiter behind a killed holder":           killed(1, 2500*ms, true),
 		"a waiter for the place of a killed permit": killed(2, 2500*ms, true),
@@ -812,6 +836,9 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		{"refused a permit beside a long one", RuleLate, "had been free", killed(2, 3000*ms, false)},
 		{"refused a permit beside one of another limit", RuleLate, "had been free", twoLimits(true)},
 		{"refused a permit beside the first one", RuleLate, "had been free", firstPermit(true)},
+		{"refused long after the death of the first waiter", RuleLate, "had been free", place(driver.OrderLongest, 5500*ms, false)},
+		{"refused for a waiter that has left", RuleLate, "had been free", place(driver.OrderLongest, 2500*ms, true)},
+		{"refused for a dead waiter without a place", RuleLate, "had been free", place(driver.OrderNone, 2500*ms, false)},
 		{"refused long after a restore", RuleLate, "had been free", restored(11000*ms, false)},
 		{"refused after a restore and the next grant", RuleLate, "had been free", restored(4000*ms, true)},
 		{"refused long after a MinHold", RuleLate, "had been free", func(s *story) {

@@ -48,6 +48,7 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	if strings.HasPrefix(c.guarantees.Kind, "redis") {
 		alone = max(alone, redisEntryLife)
 	}
+	alone = max(alone, c.place(q))
 	end := min(dead, forever-alone) + alone
 	switch {
 	case q.freed != 0 && q.left != 0 && c.ended(client) < q.freed:
@@ -57,7 +58,7 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	case q.undone != 0:
 		return q.undone
 	case q.token == 0 && q.unknown == 0 && q.answer != 0:
-		return q.answer
+		return q.answer + c.place(q)
 	case c.guarantees.LeftoversExpire && q.unknown != 0:
 		end = min(end, q.unknown+alone)
 	case c.guarantees.LeftoversExpire && q.token != 0:
@@ -76,6 +77,15 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 		}
 	}
 	return end
+}
+
+// place returns for how long after its answer a request that was not granted may keep its place before the others. It
+// may not have given it up.
+func (c *collected) place(q *request) int64 {
+	if c.guarantees.Order != driver.OrderLongest || !q.repeats && (!q.wait || q.err == driver.CodeWithdrawn.String()) {
+		return 0
+	}
+	return int64(driver.PlaceTime(time.Duration(q.ttl)))
 }
 
 // recounts reports whether a store that leads again after the fault may count the time of a kept lock
@@ -214,7 +224,7 @@ func (c *collected) heldNothing(u, q *request) bool {
 		return true
 	case u.token != 0 && q.token != 0:
 		return u.token > q.token
-	case u.token != 0 || u.unknown != 0 || u.answer == 0, !u.wait && u.answer > q.sent:
+	case u.token != 0 || u.unknown != 0 || u.answer == 0, !u.wait && u.answer > q.sent, u.until > max(u.answer, q.sent):
 		return false
 	}
 	return c.undisturbed(u.sent, min(u.answer, q.answer), u.name, u.worker)
@@ -223,7 +233,7 @@ func (c *collected) heldNothing(u, q *request) bool {
 // awaited reports whether another request with a queue entry may have been before q.
 func (h *nameHistory) awaited(q *request, from int64) bool {
 	return slices.ContainsFunc(h.requests, func(u *request) bool {
-		return u != q && u.wait && u.sent < q.answer && u.until > from && (u.answer == 0 || u.answer > from)
+		return u != q && (u.wait || u.repeats) && u.sent < q.answer && u.until > from && (u.answer == 0 || u.answer > from)
 	})
 }
 

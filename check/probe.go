@@ -57,7 +57,7 @@ func (p *probe) request(ctx context.Context, r driver.Request, path string, acqu
 	p.remember(r.ID)
 	base := Event{Name: r.Name, ID: r.ID, Limit: r.Limit}
 	e := base
-	e.K, e.Wait, e.Gen, e.TTL, e.Path = kindRequest, r.Wait, p.gen, int64(r.TTL), path
+	e.K, e.Wait, e.Repeated, e.Gen, e.TTL, e.Path = kindRequest, r.Wait, r.Waited > 0, p.gen, int64(r.TTL), path
 	p.log.Add(e)
 	if err := p.link.Send(ctx); err != nil {
 		return driver.Grant{}, err

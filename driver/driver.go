@@ -138,6 +138,10 @@ type Request struct {
 	// First announces, without Wait, that a request with Wait follows after CodeBusy. Then
 	// the error needs no holders.
 	First bool
+	// Waited is how long the core has repeated the request, without Wait, after CodeBusy; 0 in the first one. A store
+	// of OrderLongest records the request that has waited longest, and keeps the name for it. The core calls Undo when
+	// it gives the request up.
+	Waited time.Duration
 	// From is the requester. It is never nil, and may be called from any goroutine.
 	From Requester
 }

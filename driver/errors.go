@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Code is what an error means for its request.
@@ -76,7 +77,11 @@ func Broken(record, why string) error {
 }
 
 // BusyError is the error for a name that is held, with its holders if they are known.
-type BusyError struct{ Holders []Holder }
+type BusyError struct {
+	Holders []Holder
+	// Retry is when a repetition of the request is useful, if that is sooner than the core would repeat it; 0: unknown.
+	Retry time.Duration
+}
 
 func (e *BusyError) Error() string {
 	if len(e.Holders) == 0 {

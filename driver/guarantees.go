@@ -54,8 +54,17 @@ const (
 // The orders of waiters.
 const (
 	OrderFIFO Order = "fifo"
-	OrderNone Order = "none"
+	// OrderLongest: the store keeps a free name for the client that has waited longest, as far as it knows. It
+	// learns that from the waiters when they find the name held, so clients of about the same age may change places.
+	OrderLongest Order = "longest"
+	OrderNone    Order = "none"
 )
+
+// PlaceTime returns for how long a store of OrderLongest keeps a free name for a waiter that is not heard of any more.
+// ttl is that of its request.
+func PlaceTime(ttl time.Duration) time.Duration { return min(max(ttl, time.Second), maxPlace) }
+
+const maxPlace = 10 * time.Second
 
 // The ways of waking.
 const (
@@ -84,7 +93,7 @@ var descriptions = map[any]string{
 	ScopeProcess: "this process", ScopeContainer: "this container", ScopeMachine: "this machine", ScopeNetwork: "every client of the server",
 	CrashFreesAtOnce: "at once", CrashFreesAfterTTL: "when the TTL has passed", CrashFreesSpace: "together with the process",
 	PauseKeeps: "keeps the lock", PauseLoses: "loses the lock after its TTL",
-	OrderFIFO: "first come, first served", OrderNone: "none",
+	OrderFIFO: "first come, first served", OrderLongest: "the client that has waited longest, roughly", OrderNone: "none",
 	WakePush: "push", WakePoll: "poll",
 	BreakNone: "no", BreakNotify: "the store notifies the holder, which keeps the lock until it has ended", BreakNow: "at once, and the store notifies the holder",
 	VisibleNothing: "nothing", VisibleHolders: "holders", VisibleAll: "holders and waiters",

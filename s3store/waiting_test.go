@@ -37,8 +37,8 @@ func (p *pipes) dial(context.Context, string, string) (net.Conn, error) {
 	return client, nil
 }
 
-// TestWaitingMinuteCostsReads: all waiters of a process for one name together make the reads of docs/s3.md, and no
-// write. The lock of a dead client is free when its TTL, two seconds and the skew have passed.
+// TestWaitingMinuteCostsReads: all waiters of a process for one name together make the reads and writes of
+// docs/s3.md. The lock of a dead client is free when its TTL, two seconds and the skew have passed.
 func TestWaitingMinuteCostsReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{objects: map[string][][]byte{}, written: map[string]time.Time{}}
@@ -86,8 +86,8 @@ func TestWaitingMinuteCostsReads(t *testing.T) {
 		if n := s.count("GET") - reads; n < 120 || n > 220 {
 			t.Errorf("a waiting minute made %d reads, want about 170", n)
 		}
-		if n := s.count("PUT") - writes; n != 0 {
-			t.Errorf("a waiting minute made %d writes", n)
+		if n := s.count("PUT") - writes; n < 8 || n > 16 { // with the place, and its end
+			t.Errorf("a waiting minute made %d writes, want about 13", n)
 		}
 		lock, err := locker.Lock(t.Context(), "a")
 		if err != nil {

@@ -171,6 +171,8 @@ func Run(t *testing.T, h Harness) {
 		{"Lockers/Semaphore", lockersCount},
 		{"Lockers/ValidityNotFromTheAnswer", lockersDelayed},
 		{"Lockers/Cancel", lockersCancel},
+		{"Lockers/Turns", lockersTakeTurns},
+		{"Lockers/WriterAmongReaders", lockersWriter},
 		{"Lockers/LostAnswers", lockersLoseAnswers},
 		{"OperatorsBesideLockers", operatorsBesideLockers},
 		{"UnlockedNameIsFree", unlockedNameIsFree},

@@ -293,11 +293,11 @@ func lockersLoseAnswers(e *env) {
 
 // lockSoon locks. The timeout of a request is a third of the TTL, which may be too short for
 // a new Locker to connect. In that case lockSoon repeats it.
-func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *holdfast.Lock) {
+func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration, o ...holdfast.LockOption) (k *holdfast.Lock) {
 	e.Helper()
 	var err error
 	e.eventually("a lock", func() bool {
-		if k, err = l.Lock(e.Context(), name, holdfast.TTL(ttl)); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
+		if k, err = l.Lock(e.Context(), name, append(o[:len(o):len(o)], holdfast.TTL(ttl))...); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 			e.Fatal(err)
 		}
 		return err == nil
@@ -309,6 +309,63 @@ func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *h
 func expired(err error) bool {
 	lost, ok := errors.AsType[*holdfast.LostError](err)
 	return ok && lost.Cause == holdfast.CauseExpired
+}
+
+// fewPasses is how many grants a client may get while another one waits, where the store has an order.
+const fewPasses = 10
+
+// lockersTakeTurns requires that a client that takes a lock again at once does not keep out one that waits.
+func lockersTakeTurns(e *env) {
+	if e.g.Order == driver.OrderNone {
+		e.Skip("the store has no order")
+	}
+	e.passed(1)
+}
+
+// lockersWriter requires that readers whose locks overlap do not keep out a writer.
+func lockersWriter(e *env) {
+	if e.g.Order == driver.OrderNone || !e.g.Shared || !e.g.Mixed {
+		e.Skip("the store has no order, or no locks of readers beside a writer")
+	}
+	e.passed(3, holdfast.Shared())
+}
+
+// passed lets clients take a lock in turn with themselves, and requires that another client gets it meanwhile.
+func (e *env) passed(clients int, options ...holdfast.LockOption) {
+	name := e.name()
+	var got atomic.Bool
+	var held, running sync.WaitGroup
+	held.Add(clients)
+	for i := range clients {
+		running.Go(func() {
+			l := e.locker(holdfast.RequestTimeout(e.timeout()))
+			defer e.closeLocker(l)
+			first := sync.OnceFunc(held.Done)
+			defer first()
+			for passes := 0; !got.Load(); passes++ {
+				k := e.lockSoon(l, name, long, options...)
+				first()
+				time.Sleep(time.Duration(60+20*i) * time.Millisecond) // the work; those of readers overlap
+				if err := k.Unlock(); err != nil {
+					e.Errorf("Unlock: %v", err)
+				}
+				if passes == fewPasses*clients {
+					e.Errorf("%q: %d grants of one client while another one waits", name, passes)
+					return
+				}
+			}
+		})
+	}
+	held.Wait()
+	l := e.locker(holdfast.RequestTimeout(e.timeout()))
+	k := e.lockSoon(l, name, long)
+	got.Store(true)
+	if err := k.Unlock(); err != nil {
+		e.Errorf("Unlock: %v", err)
+	}
+	e.closeLocker(l)
+	running.Wait()
+	e.free(e.open(), name)
 }
 
 // lockersCancel cancels waits at random moments, and requires that nothing is left behind.

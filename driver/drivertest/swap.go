@@ -35,7 +35,7 @@ func (e *env) swaps() bool {
 // store they race.
 func (e *env) inQueue() {
 	e.Helper()
-	if e.g.Order == driver.OrderNone && e.g.Fallback > 0 {
+	if e.g.Order != driver.OrderFIFO && e.g.Fallback > 0 {
 		e.Skip("the store has no queue")
 	}
 }

@@ -18,6 +18,7 @@ type content struct {
 	Holders []holder `json:"holders"`
 	Taken   []taken  `json:"taken,omitempty"`
 	Token   int64    `json:"token,omitempty"` // the last token of the name
+	First   *first   `json:"first,omitempty"` // nil if no request is known to wait
 	// At is the time, by the storage's clock, at which the client read the record that this one replaces, in
 	// microseconds. It is 0 if the storage does not set Object.Written.
 	At int64 `json:"at,omitempty"`
@@ -41,6 +42,13 @@ type holder struct {
 type taken struct {
 	Token uint64 `json:"token"`
 	Until int64  `json:"until"` // microseconds, by the storage's clock
+}
+
+// first is the request that has waited longest, as far as a client knows. No other request gets a grant before Until.
+type first struct {
+	ID    string `json:"id"`
+	Since int64  `json:"since"` // microseconds, by the storage's clock
+	Until int64  `json:"until"` // the same; the waiter writes a later time while it waits
 }
 
 // owner is driver.Owner as a record has it.
@@ -97,6 +105,8 @@ func (c content) impossible() string {
 		return "its token is out of range"
 	} else if c.At < 0 || c.At > maxTime {
 		return "its time is out of range"
+	} else if f := c.First; f != nil && (f.ID == "" || max(f.Since, f.Until) > maxTime || min(f.Since, f.Until) < 0) {
+		return "its first waiter is out of range"
 	}
 	for _, h := range c.Holders {
 		limited := h.Limit >= driver.Exclusive && h.Limit <= driver.MaxLimit
@@ -125,6 +135,7 @@ func (c content) live(now int64) content {
 	expired := func(h holder) bool { return h.Expires <= now } // mutation: record-live
 	l := content{
 		Token:   c.Token,
+		First:   c.First,
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), expired),
 		Taken:   slices.DeleteFunc(slices.Clone(c.Taken), func(t taken) bool { return t.Until <= now }),
 	}
@@ -133,7 +144,37 @@ func (c content) live(now int64) content {
 			h.Expires = now + h.TTL
 		}
 	}
+	if f := l.First; f != nil && (f.Until <= now || f.Until > now+micros(driver.PlaceTime(driver.Forever)+ApplyTime)) {
+		l.First = nil // its client has died, or the clock was set back
+	}
 	return l
+}
+
+// with returns the content with other holders. A request that has become a holder, or was undone, is no longer first.
+func (c content) with(holders []holder, id string) *content {
+	next := &content{Holders: holders, Taken: c.Taken, First: c.First}
+	if c.isFirst(id) {
+		next.First = nil
+	}
+	return next
+}
+
+func (c content) isFirst(id string) bool { return c.First != nil && c.First.ID == id }
+
+// waits returns the content in which a request that waits is the first one. It returns nil if that is not to be
+// written: an older request is first, or the record says so already.
+func (v *view) waits(r *driver.Request) *content {
+	if r.Waited <= 0 {
+		return nil
+	}
+	lasts := micros(driver.PlaceTime(r.TTL))
+	f := first{ID: r.ID, Since: v.now - micros(r.Waited), Until: v.now + lasts}
+	if old := v.First; old != nil && (old.ID == f.ID && old.Until-v.now > lasts/2 || old.ID != f.ID && old.Since < f.Since+micros(sameAge)) {
+		return nil
+	}
+	next := v.with(v.Holders, "")
+	next.First = &f
+	return next
 }
 
 // lastFrom extends the grants that the last write has made or renewed, so that they last from the time of the write:
@@ -153,8 +194,11 @@ func (h *holder) ahead(now int64) bool {
 	return h.TTL > 0 && h.Expires > now+h.TTL+ApplyTime.Microseconds()
 }
 
-// admits reports whether one more grant of limit is allowed.
-func (c content) admits(limit int) bool {
+// admits reports whether one more grant of limit is allowed to a request.
+func (c content) admits(id string, limit int) bool {
+	if c.First != nil && c.First.ID != id { // mutation: record-first
+		return false
+	}
 	for _, h := range c.Holders {
 		limit = min(limit, h.Limit)
 	}
@@ -200,14 +244,25 @@ func (c content) lastExpiry() (last int64) {
 	return last
 }
 
-// firstExpiry returns when the first grant expires, 0 if there is none.
+// firstExpiry returns when the first grant expires, or the place of a waiter if no grant stands.
 func (c content) firstExpiry() (first int64) {
+	if c.First != nil {
+		first = c.First.Until
+	}
 	for i, h := range c.Holders {
 		if i == 0 || h.Expires < first {
 			first = h.Expires
 		}
 	}
 	return first
+}
+
+// newest returns when the last grant was made, 0 if there is none.
+func (c content) newest() (last int64) {
+	for _, h := range c.Holders {
+		last = max(last, h.Since)
+	}
+	return last
 }
 
 // describe returns the holders, ordered by their tokens, as they are at a time. A grant that lasts longer than its

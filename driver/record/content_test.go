@@ -107,7 +107,7 @@ func FuzzContent(f *testing.F) {
 				t.Fatalf("%q: %+v", data, h)
 			}
 		}
-		if !v.admits(limit) {
+		if !v.admits("", limit) {
 			return
 		}
 		c := claim{e: e, r: driver.Request{ID: "new", Name: "name", Limit: limit, TTL: time.Minute, From: noRequester{}}}

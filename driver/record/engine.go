@@ -66,6 +66,12 @@ const (
 	// batch is the number of names in one exchange, and maxBatch that of a client with thousands of
 	// grants. A client makes at most lanes exchanges at the same time.
 	batch, maxBatch, lanes = 32, 128, 8
+	// Requests whose waits began within sameAge are equally old: the one that the record has stays first.
+	sameAge = 100 * time.Millisecond
+	// leaveTimeout limits how long a wait that has ended takes to give up its place.
+	leaveTimeout = time.Second
+	// quickest is the shortest interval at which the first waiter tries again without a notification.
+	quickest = 5 * time.Millisecond
 	// quickTries is how many tries follow the first one without a pause. The client pauses before each
 	// later try.
 	quickTries = 4
@@ -125,7 +131,7 @@ func (o Options) Declare(g *driver.Guarantees) {
 		g.Wake, g.Fallback = driver.WakePush, o.Poll
 	}
 	g.Crash, g.Pause, g.LeftoversExpire = driver.CrashFreesAfterTTL, driver.PauseLoses, true
-	g.Order, g.TryFirst = driver.OrderNone, true
+	g.Order, g.TryFirst = driver.OrderLongest, true
 	g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
 	g.Reserves, g.Linger = true, true
 	g.Break, g.Notice, g.Visible = driver.BreakNow, 2*o.checkInterval(), driver.VisibleHolders

@@ -2,6 +2,7 @@ package record
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -22,19 +23,21 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		return driver.Grant{}, e.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 	}
 	var changed <-chan struct{}
+	began, waited := time.Now(), r.Waited
 	for poll := (backoff.Backoff{First: min(100*time.Millisecond, e.o.Poll), Max: e.o.Poll}); ; {
 		g, next, err := e.tryBriefly(ctx, r)
 		if err == nil {
 			return e.keep(r, g, time.Now())
 		}
 		if driver.CodeOf(err) != driver.CodeBusy || !r.Wait || e.o.Poll == 0 {
-			return driver.Grant{}, e.withdrawn(ctx, err)
+			return driver.Grant{}, e.leave(ctx, r, err)
 		}
+		r.Waited = waited + max(time.Since(began), 1)
 		if changed == nil {
 			// The next try sees any change that precedes listen.
 			var stop func()
 			if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name)); err != nil {
-				return driver.Grant{}, e.withdrawn(ctx, &driver.Error{Code: driver.CodeUnavailable, Err: err})
+				return driver.Grant{}, e.leave(ctx, r, &driver.Error{Code: driver.CodeUnavailable, Err: err})
 			}
 			defer stop()
 			continue
@@ -50,9 +53,34 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		}
 		t.Stop()
 		if err := ctx.Err(); err != nil {
-			return driver.Grant{}, e.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
+			return driver.Grant{}, e.leave(ctx, r, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 	}
+}
+
+// leave returns the error with which a wait fails. The request gives up its place, so that the others do not wait for
+// it. If that fails, the core has to undo the request.
+func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
+	late := errors.Is(err, errPlace)
+	if err = e.withdrawn(ctx, err); !r.Wait || r.Waited == 0 || driver.CodeOf(err) != driver.CodeWithdrawn {
+		return err // without an answer of the storage, the place ends by itself
+	}
+	if late {
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	p := &op{key: e.key(r.Name), wake: true}
+	p.step = func(v *view) (*content, error) {
+		if !v.isFirst(r.ID) {
+			return nil, nil
+		}
+		return v.with(v.Holders, r.ID), nil
+	}
+	if e.apply(ctx, p); p.err != nil {
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
+	}
+	return err
 }
 
 // tryBriefly calls try, with a timeout if the request waits.
@@ -73,6 +101,10 @@ func (e *engine) withdrawn(ctx context.Context, err error) error {
 	}
 	return e.ended(err)
 }
+
+// errPlace is the error of a write whose outcome is unknown, and that at most gives a request its place. The place ends
+// by itself, so a wait that continues need not know.
+var errPlace = errors.New("the place of the waiter is unknown")
 
 // claim is a request and the writes of its grant.
 type claim struct {
@@ -123,7 +155,7 @@ func (c *claim) write(p *op, v *view) *content {
 		h.Slot = v.freeSlot()
 	}
 	c.writes = append(c.writes, grantWrite{h.Expires, v.sent})
-	return &content{Holders: append(slices.Clone(v.Holders), h), Taken: v.Taken}
+	return v.with(append(slices.Clone(v.Holders), h), r.ID)
 }
 
 // try requests the grant once. With a BusyError it returns the time after which another try
@@ -131,23 +163,35 @@ func (c *claim) write(p *op, v *view) *content {
 func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
 	c := claim{e: e, r: r}
 	p := &op{key: e.key(r.Name)}
-	corrected := false
+	corrected, granting := false, true
 	p.step = func(v *view) (*content, error) {
 		var granted bool
 		if g, granted, err = c.grant(v); granted {
 			return nil, err
 		}
-		if !v.admits(r.Limit) {
+		if !v.admits(r.ID, r.Limit) {
 			if v.ahead && !corrected { // without this write, the TTL would begin again at each read
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
+			if place := v.waits(&r); place != nil {
+				granting = false
+				return place, nil
+			}
 			next = time.Duration(v.firstExpiry()-v.now) * time.Microsecond
-			return nil, &driver.BusyError{Holders: v.describe(v.now + e.lasts(0))}
+			busy := &driver.BusyError{Holders: v.describe(v.now + e.lasts(0))}
+			if v.isFirst(r.ID) {
+				// A coarse clock does not show how young the grant is.
+				busy.Retry = max(time.Duration(v.now-v.newest())*time.Microsecond/2, time.Duration(e.lasts(0))*time.Microsecond, quickest)
+			}
+			return nil, busy
 		}
+		granting = true
 		return c.write(p, v), nil
 	}
-	e.apply(ctx, p)
+	if e.apply(ctx, p); !granting && driver.CodeOf(p.err) == driver.CodeUnknown {
+		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPlace, p.err)
+	}
 	return g, next, p.err
 }
 
@@ -156,8 +200,8 @@ func (e *engine) Undo(ctx context.Context, r driver.Request) error {
 	version, first := "", true
 	p := &op{key: e.key(r.Name), wake: true}
 	p.step = func(v *view) (*content, error) {
-		next := &content{Holders: slices.Clone(v.Holders), Taken: v.Taken}
-		there := next.remove(func(h holder) bool { return h.ID == r.ID })
+		next := v.with(slices.Clone(v.Holders), r.ID)
+		there := next.remove(func(h holder) bool { return h.ID == r.ID }) || v.isFirst(r.ID)
 		// The record has another version than at the previous read. A late write of the request names
 		// a version that the client read before Undo, so it has no effect.
 		if !there && !first && v.version != version { // mutation: record-undo
@@ -208,7 +252,7 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 			return nil, notHeld(g.Name, g.Token)
 		}
 		found = true
-		next := &content{Holders: slices.Clone(v.Holders), Taken: v.Taken}
+		next := v.with(slices.Clone(v.Holders), "")
 		if keep > 0 {
 			n := next.byID(g.ID)
 			lasts := e.lasts(keep)

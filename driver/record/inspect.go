@@ -22,8 +22,9 @@ func (e *engine) Break(ctx context.Context, name string, token uint64) error {
 			return nil, notHeld(name, token)
 		}
 		found = true
-		return &content{Holders: slices.Delete(slices.Clone(v.Holders), i, i+1),
-			Taken: append(slices.Clone(v.Taken), taken{v.Holders[i].Token, v.now + takenTime.Microseconds()})}, nil
+		next := v.with(slices.Delete(slices.Clone(v.Holders), i, i+1), "")
+		next.Taken = append(slices.Clone(v.Taken), taken{v.Holders[i].Token, v.now + takenTime.Microseconds()})
+		return next, nil
 	}
 	return e.applyOne(ctx, p)
 }

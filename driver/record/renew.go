@@ -76,7 +76,7 @@ func (e *engine) renewals(grants []driver.Grant, answers []driver.Renewal) (all 
 // if there are none. A write of the content after one of these grants has expired would revive it.
 func (v *view) renew(from *view, skew int64, grants []driver.Grant, waiting []int, answers []driver.Renewal,
 ) (next *content, others []int) {
-	next = &content{Holders: slices.Clone(v.Holders), Taken: v.Taken}
+	next = v.with(slices.Clone(v.Holders), "")
 	byID := make(map[string]*holder, len(next.Holders))
 	for i := range next.Holders {
 		if h := &next.Holders[i]; !h.Left {

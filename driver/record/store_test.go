@@ -811,3 +811,87 @@ func TestGrantLastsFromItsWrite(t *testing.T) {
 	}
 	standsForTTL("its renewal", r)
 }
+
+// TestLongestWaiterIsNext: the record keeps a free name for the request that has waited longest, until that request is
+// granted, is undone, ends its wait, or is not heard of any more.
+func TestLongestWaiterIsNext(t *testing.T) {
+	m := newMemory()
+	s := m.open(unwatched{&client{memory: m}}, "")
+	acquire := func(id string, waited time.Duration, want driver.Code) (g driver.Grant, retry time.Duration) {
+		t.Helper()
+		r := request(id)
+		r.Waited = waited
+		g, err := s.Acquire(t.Context(), r)
+		if (err == nil) != (want == 0) || err != nil && driver.CodeOf(err) != want {
+			t.Fatalf("%s: %v, want code %v", id, err, want)
+		}
+		if busy, ok := errors.AsType[*driver.BusyError](err); ok {
+			retry = busy.Retry
+		}
+		return g, retry
+	}
+	release := func(g driver.Grant) {
+		t.Helper()
+		if err := s.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const busy = driver.CodeBusy
+	a, _ := acquire("a", 0, 0)
+	if _, retry := acquire("young", time.Second, busy); retry == 0 {
+		t.Error("the first waiter is not asked to try again soon")
+	}
+	acquire("old", time.Minute, busy)
+	if _, retry := acquire("young", time.Second, busy); retry != 0 {
+		t.Error("a waiter that is not the first is asked to try again soon")
+	}
+	release(a)
+	acquire("new", 0, busy)
+	acquire("young", time.Second, busy)
+	old, _ := acquire("old", time.Minute, 0)
+	acquire("young", time.Second, busy)
+	release(old)
+	acquire("new", 0, busy)
+	if err := s.Undo(t.Context(), request("young")); err != nil {
+		t.Fatal(err)
+	}
+	next, _ := acquire("new", 0, 0)
+
+	acquire("dead", time.Minute, busy)
+	release(next)
+	acquire("new", 0, busy)
+	m.ahead += driver.PlaceTime(time.Minute)
+	next, _ = acquire("new", 0, 0)
+
+	acquire("before the clock is set back", time.Minute, busy)
+	release(next)
+	m.ahead -= time.Hour
+	next, _ = acquire("new", 0, 0)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	queued := make(chan struct{}, 9)
+	waiting := request("waiting")
+	waiting.Wait, waiting.From = true, queuedAt{queued: queued}
+	done := make(chan error)
+	watched := m.open(&client{memory: m}, "")
+	go func() {
+		_, err := watched.Acquire(ctx, waiting)
+		done <- err
+	}()
+	<-queued
+	cancel()
+	if err := <-done; driver.CodeOf(err) != driver.CodeWithdrawn {
+		t.Fatal(err)
+	}
+	release(next)
+	next, _ = acquire("last", 0, 0)
+	release(next)
+}
+
+// queuedAt reports each call of Queued.
+type queuedAt struct {
+	noRequester
+	queued chan struct{}
+}
+
+func (q queuedAt) Queued([]driver.Holder) { q.queued <- struct{}{} }
