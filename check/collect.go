@@ -67,12 +67,13 @@ type request struct {
 	token                uint64
 	err                  string
 	wait                 bool
-	repeats              bool  // the last one of the repetitions of a request
-	freed                int64 // when the store had confirmed the release, and a MinHold has passed
-	left                 int64 // when the first release that leaves the grant standing was sent
-	unsure               int64 // the latest deadline of a renewal or release whose answer was lost
-	unanswered           int64 // the longest time without an answer to a release that leaves the grant standing
-	until                int64 // see setEnds
+	repeats              bool     // a repetition of a request that was busy
+	next                 *request // the next repetition
+	freed                int64    // when the store had confirmed the release, and a MinHold has passed
+	left                 int64    // when the first release that leaves the grant standing was sent
+	unsure               int64    // the latest deadline of a renewal or release whose answer was lost
+	unanswered           int64    // the longest time without an answer to a release that leaves the grant standing
+	until                int64    // see setEnds
 }
 
 // work is one update of a register, or an attempt.
@@ -322,7 +323,7 @@ func (k *collector) addRequest(e *Event) {
 	case kindRequest:
 		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T, wait: e.Wait, repeats: e.Repeated}
 		if before := k.requests[e.ID]; before != nil {
-			before.repeats = false
+			before.next = q
 		}
 		k.longestTTL[opKey{e.W, e.Gen}] = max(k.longestTTL[opKey{e.W, e.Gen}], e.TTL)
 		k.longestStand = max(k.longestStand, e.TTL)

@@ -227,6 +227,27 @@ func place(order driver.Order, after int64, undone bool) func(*story) {
 	}
 }
 
+// writer returns a story in which a writer repeats its request beside a reader, and another reader is refused meanwhile.
+func writer(order driver.Order) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Order = order
+		s.request("w0", "a", driver.Unlimited).lasting(16000 * ms)
+		e := Event{W: "w1", Name: "a", ID: "repeated", Limit: 1, TTL: 1000 * ms, Err: driver.CodeBusy.String()}
+		for range 9 {
+			e.K = kindRequest
+			s.add(e)
+			e.K, e.Repeated = kindAnswer, true
+			s.add(e)
+			s.t += 500 * ms
+		}
+		s.try("w3", "a", driver.Unlimited)
+		e.K = kindRequest
+		s.add(e)
+		e.K = kindAnswer
+		s.add(e)
+	}
+}
+
 // firstPermit returns a story in which a request for one of two permits is refused while another one gets the
 // first permit of the name.
 func firstPermit(mixed bool) func(*story) {
@@ -415,6 +436,7 @@ func TestSoundHistoriesPass(t *testing.T) {
 		"refused beside a grant of another limit":   twoLimits(false),
 		"refused beside the first grant of a name":  firstPermit(false),
 		"refused for a dead waiter that was first":  place(driver.OrderLongest, 2500*ms, false),
+		"refused for a writer that goes on":         writer(driver.OrderLongest),
 		"refused by a grant that a restore revived": restored(4000*ms, false),
 		"a waiter behind a killed holder":           killed(1, 2500*ms, true),
 		"a waiter for the place of a killed permit": killed(2, 2500*ms, true),
@@ -838,6 +860,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		{"refused a permit beside the first one", RuleLate, "had been free", firstPermit(true)},
 		{"refused long after the death of the first waiter", RuleLate, "had been free", place(driver.OrderLongest, 5500*ms, false)},
 		{"refused for a waiter that has left", RuleLate, "had been free", place(driver.OrderLongest, 2500*ms, true)},
+		{"refused for a writer without a place", RuleLate, "had been free", writer(driver.OrderNone)},
 		{"refused for a dead waiter without a place", RuleLate, "had been free", place(driver.OrderNone, 2500*ms, false)},
 		{"refused long after a restore", RuleLate, "had been free", restored(11000*ms, false)},
 		{"refused after a restore and the next grant", RuleLate, "had been free", restored(4000*ms, true)},

@@ -58,6 +58,9 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	case q.undone != 0:
 		return q.undone
 	case q.token == 0 && q.unknown == 0 && q.answer != 0:
+		if q.next != nil && q.next.answer != 0 && c.place(q) > 0 {
+			return q.next.answer
+		}
 		return q.answer + c.place(q)
 	case c.guarantees.LeftoversExpire && q.unknown != 0:
 		end = min(end, q.unknown+alone)
@@ -233,7 +236,7 @@ func (c *collected) heldNothing(u, q *request) bool {
 // awaited reports whether another request with a queue entry may have been before q.
 func (h *nameHistory) awaited(q *request, from int64) bool {
 	return slices.ContainsFunc(h.requests, func(u *request) bool {
-		return u != q && (u.wait || u.repeats) && u.sent < q.answer && u.until > from && (u.answer == 0 || u.answer > from)
+		return u != q && u.wait && u.sent < q.answer && u.until > from && (u.answer == 0 || u.answer > from)
 	})
 }
 
