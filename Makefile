@@ -119,7 +119,7 @@ short: servers short-tests
 short-tests:
 	$(SAY) 'test: every package but the check'
 	@$(call compile)
-	@$(RUN) short "$(SLOWEST) $(call list,$(filter-out check,$(MODULES)),$(LONG)|/lab$$)" -short -p 6 $(TIMEOUT) -skip '$(LONG_TESTS)'
+	@$(RUN) short "$(SLOWEST) $(call list,$(filter-out check,$(MODULES)),$(LONG)|/lab$$)" -short -ldflags=-w -p 6 $(TIMEOUT) -skip '$(LONG_TESTS)'
 	$(SAY) 'test: the check'
 	@$(RUN) short-check '$(JUDGED)' -short -p 1 $(TIMEOUT)
 	@$(REPORT) short short-check
