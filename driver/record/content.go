@@ -24,6 +24,9 @@ type content struct {
 	At int64 `json:"at,omitempty"`
 
 	before int64 // a write of the content must have no effect from this time on; 0 means ApplyTime after the read
+	// lasting is set if the write makes, renews or keeps a grant. The time of another write says nothing about the grants:
+	// with a coarse clock it would renew that of a dead client.
+	lasting bool
 }
 
 type holder struct {
@@ -162,14 +165,14 @@ func (c content) with(holders []holder, id string) *content {
 func (c content) isFirst(id string) bool { return c.First != nil && c.First.ID == id }
 
 // waits returns the content in which a request that waits is the first one. It returns nil if that is not to be
-// written: an older request is first, or the record says so already.
-func (v *view) waits(r *driver.Request) *content {
+// written: an older request is first, or the record says so already. Ages that differ by less than same are equal.
+func (v *view) waits(r *driver.Request, same int64) *content {
 	if r.Waited <= 0 {
 		return nil
 	}
 	lasts := micros(driver.PlaceTime(r.TTL))
 	f := first{ID: r.ID, Since: v.now - micros(r.Waited), Until: v.now + lasts}
-	if old := v.First; old != nil && (old.ID == f.ID && old.Until-v.now > lasts/2 || old.ID != f.ID && old.Since < f.Since+micros(sameAge)) {
+	if old := v.First; old != nil && (old.ID == f.ID && old.Until-v.now > lasts/2 || old.ID != f.ID && old.Since < f.Since+max(same, micros(sameAge))) {
 		return nil
 	}
 	next := v.with(v.Holders, "")

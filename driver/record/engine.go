@@ -246,7 +246,7 @@ func (e *engine) decide(p *op, o *Result, sent driver.Instant) {
 		return
 	}
 	next.Token = max(v.last, p.token) // mutation: record-token
-	if !o.Written.IsZero() {
+	if !o.Written.IsZero() && next.lasting {
 		next.At = v.now
 	}
 	p.done = false

@@ -155,7 +155,9 @@ func (c *claim) write(p *op, v *view) *content {
 		h.Slot = v.freeSlot()
 	}
 	c.writes = append(c.writes, grantWrite{h.Expires, v.sent})
-	return v.with(append(slices.Clone(v.Holders), h), r.ID)
+	next := v.with(append(slices.Clone(v.Holders), h), r.ID)
+	next.lasting = true
+	return next
 }
 
 // try requests the grant once. With a BusyError it returns the time after which another try
@@ -174,7 +176,7 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
-			if place := v.waits(&r); place != nil {
+			if place := v.waits(&r, e.lasts(0)); place != nil {
 				granting = false
 				return place, nil
 			}
@@ -257,7 +259,7 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 			n := next.byID(g.ID)
 			lasts := e.lasts(keep)
 			n.Left, n.Expires, n.TTL = true, v.now+lasts, lasts // mutation: record-keep
-			until = n.Expires
+			until, next.lasting = n.Expires, true
 		} else {
 			next.remove(func(h holder) bool { return h.ID == g.ID })
 		}

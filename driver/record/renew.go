@@ -102,5 +102,6 @@ func (v *view) renew(from *view, skew int64, grants []driver.Grant, waiting []in
 	if len(others) == 0 {
 		return nil, nil
 	}
+	next.lasting = true
 	return next, others
 }

@@ -812,6 +812,31 @@ func TestGrantLastsFromItsWrite(t *testing.T) {
 	standsForTTL("its renewal", r)
 }
 
+// TestWaiterDoesNotRenewADeadGrant: a tick of a coarse clock passes between each read and the write of a waiter's place. The
+// grant of a dead client ends all the same.
+func TestWaiterDoesNotRenewADeadGrant(t *testing.T) {
+	m := newMemory()
+	m.written, m.tick = map[string]time.Time{}, time.Second
+	c := &beforePut{client: &client{memory: m}}
+	s := m.open(unwatched{c}, "")
+	dead, waiting := request("dead"), request("waiting")
+	dead.TTL, waiting.TTL = 3*time.Second, time.Second
+	if _, err := s.Acquire(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
+	for waited := time.Second; waited < 20*time.Second; waited += time.Second {
+		tick := func() { m.ahead += time.Second }
+		c.call, waiting.Waited = tick, waited
+		if _, err := s.Acquire(t.Context(), waiting); err == nil {
+			return
+		}
+		if c.call != nil { // nothing was written
+			tick()
+		}
+	}
+	t.Error("the grant stands for more than six times its TTL")
+}
+
 // TestLongestWaiterIsNext: the record keeps a free name for the request that has waited longest, until that request is
 // granted, is undone, ends its wait, or is not heard of any more.
 func TestLongestWaiterIsNext(t *testing.T) {
