@@ -48,7 +48,7 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	if strings.HasPrefix(c.guarantees.Kind, "redis") {
 		alone = max(alone, redisEntryLife)
 	}
-	alone = max(alone, c.place(q))
+	alone = max(alone, c.position(q))
 	end := min(dead, forever-alone) + alone
 	switch {
 	case q.freed != 0 && q.left != 0 && c.ended(client) < q.freed:
@@ -58,10 +58,10 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	case q.undone != 0:
 		return q.undone
 	case q.token == 0 && q.unknown == 0 && q.answer != 0:
-		if q.next != nil && q.next.answer != 0 && c.place(q) > 0 {
+		if q.next != nil && q.next.answer != 0 && c.position(q) > 0 {
 			return q.next.answer
 		}
-		return q.answer + c.place(q)
+		return q.answer + c.position(q)
 	case c.guarantees.LeftoversExpire && q.unknown != 0:
 		end = min(end, q.unknown+alone)
 	case c.guarantees.LeftoversExpire && q.token != 0:
@@ -82,13 +82,13 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	return end
 }
 
-// place returns for how long after its answer a request that was not granted may keep its place before the others. It
+// position returns for how long after its answer a request that was not granted may keep its position before the others. It
 // may not have given it up.
-func (c *collected) place(q *request) int64 {
+func (c *collected) position(q *request) int64 {
 	if c.guarantees.Order != driver.OrderLongest || !q.repeats && (!q.wait || q.err == driver.CodeWithdrawn.String()) {
 		return 0
 	}
-	return int64(driver.PlaceTime(time.Duration(q.ttl)))
+	return int64(driver.PositionTime(time.Duration(q.ttl)))
 }
 
 // recounts reports whether a store that leads again after the fault may count the time of a kept lock
@@ -240,7 +240,7 @@ func (h *nameHistory) awaited(q *request, from int64) bool {
 	})
 }
 
-// before returns the events of the request that had the place of q last.
+// before returns the events of the request that had the position of q last.
 func (h *nameHistory) before(q *request, since int64) []Event {
 	var last *request
 	for _, u := range h.requests {

@@ -55,16 +55,16 @@ const (
 const (
 	OrderFIFO Order = "fifo"
 	// OrderLongest: the store keeps a free name for the client that has waited longest, as far as it knows. It
-	// learns that from the waiters when they find the name held, so clients of about the same age may change places.
+	// learns that from the waiters when they find the name held, so clients of about the same age may change positions.
 	OrderLongest Order = "longest"
 	OrderNone    Order = "none"
 )
 
-// PlaceTime returns for how long a store of OrderLongest keeps a free name for a waiter that is not heard of any more.
+// PositionTime returns for how long a store of OrderLongest keeps a free name for a waiter that is not heard of any more.
 // ttl is that of its request.
-func PlaceTime(ttl time.Duration) time.Duration { return min(max(ttl, time.Second), maxPlace) }
+func PositionTime(ttl time.Duration) time.Duration { return min(max(ttl, time.Second), maxPosition) }
 
-const maxPlace = 10 * time.Second
+const maxPosition = 10 * time.Second
 
 // The ways of waking.
 const (

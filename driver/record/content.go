@@ -147,7 +147,7 @@ func (c content) live(now int64) content {
 			h.Expires = now + h.TTL
 		}
 	}
-	if f := l.First; f != nil && (f.Until <= now || f.Until > now+micros(driver.PlaceTime(driver.Forever)+ApplyTime)) {
+	if f := l.First; f != nil && (f.Until <= now || f.Until > now+micros(driver.PositionTime(driver.Forever)+ApplyTime)) {
 		l.First = nil // its client has died, or the clock was set back
 	}
 	return l
@@ -170,7 +170,7 @@ func (v *view) waits(r *driver.Request, same int64) *content {
 	if r.Waited <= 0 {
 		return nil
 	}
-	lasts := micros(driver.PlaceTime(r.TTL))
+	lasts := micros(driver.PositionTime(r.TTL))
 	f := first{ID: r.ID, Since: v.now - micros(r.Waited), Until: v.now + lasts}
 	if old := v.First; old != nil && (old.ID == f.ID && old.Until-v.now > lasts/2 || old.ID != f.ID && old.Since < f.Since+max(same, micros(sameAge))) {
 		return nil
@@ -247,7 +247,7 @@ func (c content) lastExpiry() (last int64) {
 	return last
 }
 
-// firstExpiry returns when the first grant expires, or the place of a waiter if no grant stands.
+// firstExpiry returns when the first grant expires, or the position of a waiter if no grant stands.
 func (c content) firstExpiry() (first int64) {
 	if c.First != nil {
 		first = c.First.Until

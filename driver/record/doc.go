@@ -65,8 +65,8 @@
 // A record also has the request that has waited longest, as far as the clients know: a waiter that finds the name held
 // writes itself into the record, unless a request is there that has waited longer. As long as a record has that
 // request, no other one gets a grant, so a client that takes the name again at once does not keep the waiter out, nor
-// do readers a writer. The place ends after the TTL of the request, at most ten seconds, unless the waiter renews it:
-// so a waiter that has died delays the others for that time. It restricts who gets a grant, and no claim of safety
+// do readers a writer. The position ends after the TTL of the request, at most ten seconds, unless the waiter renews it:
+// so a waiter that has died delays the others for that time. It restricts which client gets a grant; no claim of safety
 // relies on it. Without notifications the first waiter tries again after half the time for which the name was held, so
 // a handoff costs at most that; the others try at the intervals of the core. An uncontended lock costs nothing more, a
 // wait one more write.

@@ -68,7 +68,7 @@ const (
 	batch, maxBatch, lanes = 32, 128, 8
 	// Requests whose waits began within sameAge are equally old: the one that the record has stays first.
 	sameAge = 100 * time.Millisecond
-	// leaveTimeout limits how long a wait that has ended takes to give up its place.
+	// leaveTimeout limits how long a wait that has ended takes to give up its position.
 	leaveTimeout = time.Second
 	// quickest is the shortest interval at which the first waiter tries again without a notification.
 	quickest = 5 * time.Millisecond

@@ -58,12 +58,12 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	}
 }
 
-// leave returns the error with which a wait fails. The request gives up its place, so that the others do not wait for
+// leave returns the error with which a wait fails. The request gives up its position, so that the others do not wait for
 // it. If that fails, the core has to undo the request.
 func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
-	late := errors.Is(err, errPlace)
+	late := errors.Is(err, errPosition)
 	if err = e.withdrawn(ctx, err); !r.Wait || r.Waited == 0 || driver.CodeOf(err) != driver.CodeWithdrawn {
-		return err // without an answer of the storage, the place ends by itself
+		return err // without an answer of the storage, the position ends by itself
 	}
 	if late {
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}
@@ -102,9 +102,9 @@ func (e *engine) withdrawn(ctx context.Context, err error) error {
 	return e.ended(err)
 }
 
-// errPlace is the error of a write whose outcome is unknown, and that at most gives a request its place. The place ends
+// errPosition is the error of a write whose outcome is unknown, and that at most gives a request its position. The position ends
 // by itself, so a wait that continues need not know.
-var errPlace = errors.New("the place of the waiter is unknown")
+var errPosition = errors.New("the position of the waiter is unknown")
 
 // claim is a request and the writes of its grant.
 type claim struct {
@@ -176,9 +176,9 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
-			if place := v.waits(&r, e.lasts(0)); place != nil {
+			if position := v.waits(&r, e.lasts(0)); position != nil {
 				granting = false
-				return place, nil
+				return position, nil
 			}
 			next = time.Duration(v.firstExpiry()-v.now) * time.Microsecond
 			busy := &driver.BusyError{Holders: v.describe(v.now + e.lasts(0))}
@@ -192,7 +192,7 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 		return c.write(p, v), nil
 	}
 	if e.apply(ctx, p); !granting && driver.CodeOf(p.err) == driver.CodeUnknown {
-		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPlace, p.err)
+		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPosition, p.err)
 	}
 	return g, next, p.err
 }

@@ -812,7 +812,7 @@ func TestGrantLastsFromItsWrite(t *testing.T) {
 	standsForTTL("its renewal", r)
 }
 
-// TestWaiterDoesNotRenewADeadGrant: a tick of a coarse clock passes between each read and the write of a waiter's place. The
+// TestWaiterDoesNotRenewADeadGrant: a tick of a coarse clock passes between each read and the write of a waiter's position. The
 // grant of a dead client ends all the same.
 func TestWaiterDoesNotRenewADeadGrant(t *testing.T) {
 	m := newMemory()
@@ -885,7 +885,7 @@ func TestLongestWaiterIsNext(t *testing.T) {
 	acquire("dead", time.Minute, busy)
 	release(next)
 	acquire("new", 0, busy)
-	m.ahead += driver.PlaceTime(time.Minute)
+	m.ahead += driver.PositionTime(time.Minute)
 	next, _ = acquire("new", 0, 0)
 
 	acquire("before the clock is set back", time.Minute, busy)

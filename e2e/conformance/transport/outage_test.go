@@ -45,8 +45,8 @@ func TestStoresReconnectAfterOutage(t *testing.T) {
 
 			attempts := []func() int{waiting.cut(t), trying.cut(t), holding.cut(t)}
 			fails(t, try)
-			for i, who := range []string{"a waiter", "a client that tries"} {
-				enough(t, who, attempts[i]())
+			for i, client := range []string{"a waiter", "a client that tries"} {
+				enough(t, client, attempts[i]())
 			}
 			t.Logf("the holder has tried to connect %d times", attempts[2]())
 			for _, p := range []proxies{holding, waiting, trying} {
@@ -117,9 +117,9 @@ func fails(t *testing.T, try func() error) {
 }
 
 // enough requires the number of attempts to connect in an outage.
-func enough(t *testing.T, who string, attempts int) {
+func enough(t *testing.T, client string, attempts int) {
 	t.Helper()
-	t.Logf("%s has tried to connect %d times in %s", who, attempts, outage)
+	t.Logf("%s has tried to connect %d times in %s", client, attempts, outage)
 	if attempts < least {
 		t.Errorf("want at least %d times", least)
 	}
