@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// TestLabConvictsMistake: lab lists the stories and the mistakes. It runs one mistake, and the lock
-// without a mistake.
+// TestLabConvictsMistake: lab lists the stories and the mistakes. It runs one mistake. The lock without a mistake,
+// which a busy machine can convict, is left to the package lab, whose tests have the machine for themselves.
 func TestLabConvictsMistake(t *testing.T) {
 	w := newSandbox(t)
 	r := w.run("lab").expectStatus(t, 0)
@@ -29,12 +29,10 @@ func TestLabConvictsMistake(t *testing.T) {
 		}
 	}
 	dir := w.path("lab")
-	r = w.run("lab", "clock-token", lab.Control, "--dir", dir).expectStatus(t, 0)
-	contains(t, r.stdout, "mistake found, seed", "\ntokens: ", "no mistake found, seed", "history and timeline: "+dir)
-	for _, name := range []string{"clock-token", lab.Control} {
-		if _, err := os.Stat(filepath.Join(dir, name, "report.html")); err != nil {
-			t.Error(err)
-		}
+	r = w.run("lab", "clock-token", "--dir", dir).expectStatus(t, 0)
+	contains(t, r.stdout, "mistake found, seed", "\ntokens: ", "history and timeline: "+dir)
+	if _, err := os.Stat(filepath.Join(dir, "clock-token", "report.html")); err != nil {
+		t.Error(err)
 	}
 	r = w.run("lab", "no-such").expectStatus(t, 64)
 	contains(t, r.stderr, `no mistake or story "no-such"`, "clock-token")
