@@ -282,6 +282,8 @@ type Holder struct {
 type Waiter struct {
 	Owner
 	Limit int
+	// Note is a remark for operators, as that of a Holder.
+	Note string
 }
 
 // State is a name's holders, by rising token, and its waiters, in the order in which the store

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"reflect"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/contact"
 )
 
 // Store keeps locks in an etcd cluster. It is safe for concurrent use. It implements [driver.Store], Inspector,
@@ -183,7 +185,7 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		// The store does not use this lease, which expires.
 		resp, err := limited(ctx, s.firstLease)
 		if err != nil {
-			return driver.Guarantees{}, unavailable(ctx, err)
+			return driver.Guarantees{}, s.doubted(unavailable(ctx, err))
 		}
 		if err := s.checkRights(ctx, clientv3.LeaseID(resp.ID)); err != nil {
 			return driver.Guarantees{}, err
@@ -212,6 +214,29 @@ func (s *store) firstLease(ctx context.Context) (*etcdserverpb.LeaseGrantRespons
 			return nil, err
 		}
 	}
+}
+
+// doubted explains the error of the first request: the server may be of another kind.
+func (s *store) doubted(err error) error {
+	text := err.Error()
+	foreign := strings.Contains(text, "error reading server preface") || strings.Contains(text, "handshake failed: EOF") ||
+		strings.Contains(text, "first record does not look like a TLS handshake") || strings.Contains(text, "missing selected ALPN")
+	late := errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, "use of closed network connection")
+	switch {
+	case late:
+	case foreign && !strings.Contains(text, "remote error: tls"):
+		return fmt.Errorf("%s: %w", contact.Doubt, err)
+	default:
+		return err
+	}
+	for _, endpoint := range s.given {
+		address := endpoint[strings.LastIndex(endpoint, "/")+1:]
+		if conn, failed := net.DialTimeout("tcp", address, 250*time.Millisecond); failed == nil {
+			_ = conn.Close()
+			return contact.Silent(address, err)
+		}
+	}
+	return err
 }
 
 // reconnectWithin limits the pause between two attempts to connect.

@@ -89,7 +89,7 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 			h.Note = s.note(e)
 			st.Holders = append(st.Holders, h)
 		} else {
-			st.Waiters = append(st.Waiters, driver.Waiter{Owner: e.owner(), Limit: e.limit})
+			st.Waiters = append(st.Waiters, driver.Waiter{Owner: e.owner(), Limit: e.limit, Note: s.note(e)})
 		}
 	}
 	for _, st := range states {
@@ -98,7 +98,7 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	return states, nil
 }
 
-// note returns the remarks about a holder that an operator sees.
+// note returns the remarks about a holder or waiter that an operator sees.
 func (s *store) note(e *entry) string {
 	if e.until > 0 {
 		return "released, kept for a while"

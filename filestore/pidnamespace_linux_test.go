@@ -11,18 +11,39 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestHolderInAnotherPIDNamespaceIsMarked: the holder has its number in another PID namespace, where it names another
-// process. Inspect and Break say so, and report no state of the process that has the number here.
-func TestHolderInAnotherPIDNamespaceIsMarked(t *testing.T) {
+// TestProcessInAnotherPIDNamespaceIsMarked: a holder and a waiter have their numbers in another PID namespace. Here the
+// numbers name other processes. Inspect and Break say so, and report no state of the processes that have the numbers here.
+func TestProcessInAnotherPIDNamespaceIsMarked(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can make a PID namespace")
 	}
 	dir := tempDir(t)
-	cmd := exec.Command(os.Args[0])
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
-	startCommand(t, cmd, "hold", dir, "a").says("granted")
+	apart := func(name string) *child {
+		cmd := exec.Command(os.Args[0])
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+		return startCommand(t, cmd, "hold", dir, name)
+	}
+	apart("a").says("granted")
 	s := open(t, dir)
 	own := take(t, s, "b", driver.Exclusive)
+	apart("b").says("queued")
+	near := start(t, "hold", dir, "b")
+	near.says("queued")
+	if err := near.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var notes []string
+	eventually(t, "the waiter here is stopped", func() bool {
+		st, err := s.Inspect(testContext(t), "b")
+		if err != nil || len(st.Waiters) != 2 {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		notes = []string{st.Waiters[0].Note, st.Waiters[1].Note}
+		return notes[1] == "stopped"
+	})
+	if notes[0] != "pid of another PID namespace" {
+		t.Errorf("notes of waiters: %q", notes)
+	}
 	inspect := func(name string) driver.Holder {
 		st, err := s.Inspect(testContext(t), name)
 		if err != nil || len(st.Holders) != 1 {

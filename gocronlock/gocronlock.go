@@ -2,7 +2,7 @@
 // With a [Locker], any replica can get each run. With an [Elector], the leader gets all runs.
 //
 //	locks := gocronlock.New(locker, time.Minute)
-//	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(locks))
+//	s, err := gocron.NewScheduler(gocronlock.WithLocker(locks))
 //	...               // s.NewJob for each job, with gocron.WithName
 //	err = locks.Check(s)
 //
@@ -12,15 +12,18 @@
 //     jobs that a loop makes share one lock, and only one of them runs. [Locker.Lock] refuses the second job of a name.
 //   - The runs of a job come at the same times on all replicas, as with gocron.CronJob. The runs of an interval job,
 //     such as gocron.DurationJob, follow the start of the replica. With a hold shorter than the interval it runs more
-//     often than its interval. With a longer hold it runs at most once in each hold, and perhaps one interval later.
+//     often than its interval. [Locker.Lock] refuses such a job. With a longer hold it runs at most once in each hold,
+//     and perhaps one interval later.
 //
-// [Locker.Check] reports jobs that miss this.
+// [Locker.Check] reports jobs that miss this before they run. gocron shows a Locker the name of a job, and not its
+// schedule. So Lock knows the intervals only of the scheduler that has [WithLocker].
 //
 // [holdfast.Locker.Every] is stronger than both: it serves each time of a schedule at
 // most once, and reports the times that no replica has served.
 package gocronlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,8 +42,9 @@ type Locker struct {
 	hold    time.Duration
 	options []holdfast.LockOption
 
-	mu   sync.Mutex
-	jobs map[string]context.Context // the context of the job of each name, which gocron cancels with the job
+	mu        sync.Mutex
+	scheduler gocron.Scheduler           // of WithLocker
+	jobs      map[string]context.Context // the context of the job of each name, which gocron cancels with the job
 }
 
 var _ gocron.Locker = (*Locker)(nil)
@@ -50,6 +54,24 @@ var _ gocron.Locker = (*Locker)(nil)
 // runs of a job. It is from 0 to 24 h. The options are those of the locks. MinHold and Reason have no effect.
 func New(locker *holdfast.Locker, hold time.Duration, o ...holdfast.LockOption) *Locker {
 	return &Locker{locker: locker, hold: hold, options: o, jobs: map[string]context.Context{}}
+}
+
+// WithLocker is gocron.WithDistributedLocker(l), and shows l the jobs of the scheduler. So Lock refuses interval jobs with
+// an interval longer than the hold of l.
+func WithLocker(l *Locker) gocron.SchedulerOption {
+	return before(gocron.WithDistributedLocker(l), func(s gocron.Scheduler) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.scheduler = s
+	})
+}
+
+// before returns an option that calls do first. The type of a scheduler has no name outside of gocron.
+func before[S gocron.Scheduler](option func(S) error, do func(gocron.Scheduler)) func(S) error {
+	return func(s S) error {
+		do(s)
+		return option(s)
+	}
 }
 
 // Check returns an error that names the jobs of a scheduler that run too often or not at all: those with the name of
@@ -64,15 +86,28 @@ func (l *Locker) Check(s gocron.Scheduler) error {
 			wrong = append(wrong, sharedName(name))
 		}
 		seen[name] = true
-		if interval := intervalOf(j.Schedule()); interval > l.hold {
-			wrong = append(wrong, fmt.Sprintf("job %q has an interval of %s and a hold of only %s, so replicas that started at different times "+
-				"run it more often: use gocron.CronJob or a longer hold", name, interval, l.hold))
+		if short := l.tooShort(j); short != "" {
+			wrong = append(wrong, short)
 		}
 	}
-	if wrong == nil {
+	return refusal(wrong...)
+}
+
+func refusal(why ...string) error {
+	if len(why) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: gocronlock: %s", holdfast.ErrInvalid, strings.Join(wrong, "; "))
+	return fmt.Errorf("%w: gocronlock: %s", holdfast.ErrInvalid, strings.Join(why, "; "))
+}
+
+// tooShort returns what is wrong with the hold of a job, or "".
+func (l *Locker) tooShort(j gocron.Job) string {
+	interval := intervalOf(j.Schedule())
+	if interval <= l.hold {
+		return ""
+	}
+	return fmt.Sprintf("job %q has an interval of %s and a hold of only %s, so replicas that started at different times "+
+		"run it more often: use gocron.CronJob or a longer hold", j.Name(), interval, l.hold)
 }
 
 func sharedName(name string) string {
@@ -103,24 +138,51 @@ func intervalOf(s gocron.JobSchedule) time.Duration {
 
 // Lock acquires the lock of a job if it is free. Otherwise gocron leaves the run out on
 // this replica, and its error matches holdfast.ErrBusy. Gocron reports it to a monitor and to event listeners. If the
-// lock is that of an earlier run, the error contains its time. For the second of two jobs with one name, the error
-// matches holdfast.ErrInvalid.
+// lock is that of an earlier run, the error contains its time. For the second of two jobs with one name, and for an
+// interval job that Check reports, the error matches holdfast.ErrInvalid.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	l.mu.Lock()
-	job := l.jobs[key]
+	job, scheduler := l.jobs[key], l.scheduler
 	if job == nil || job.Err() != nil {
 		job = ctx
 		l.jobs[key] = ctx
 	}
 	l.mu.Unlock()
 	if job != ctx {
-		return nil, fmt.Errorf("%w: gocronlock: %s", holdfast.ErrInvalid, sharedName(key))
+		return nil, refusal(sharedName(key))
+	}
+	if short := l.short(ctx, scheduler, key); short != "" {
+		return nil, refusal(short)
 	}
 	k, err := onereplica.Try(ctx, l.locker, key, l.hold, l.options)
 	if err != nil {
 		return nil, err
 	}
 	return lock{k}, nil
+}
+
+// short returns what is wrong with the hold of the jobs with a name, or "". The scheduler does not return its jobs while it
+// waits for their end. But then ctx has ended.
+func (l *Locker) short(ctx context.Context, s gocron.Scheduler, name string) string {
+	if s == nil {
+		return ""
+	}
+	found := make(chan string, 1)
+	go func() {
+		short := ""
+		for _, j := range s.Jobs() {
+			if j.Name() == name {
+				short = cmp.Or(short, l.tooShort(j))
+			}
+		}
+		found <- short
+	}()
+	select {
+	case short := <-found:
+		return short
+	case <-ctx.Done():
+		return ""
+	}
 }
 
 type lock struct{ k *holdfast.Lock }

@@ -101,8 +101,13 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 }
 
 // TestIntervalJobsNeedALongHold: replicas that started at different times run an interval job more often than its
-// interval if the hold is shorter. Check names such a job, and none whose runs come at the same times everywhere.
+// interval if the hold is shorter. Check names such a job, and none whose runs come at the same times everywhere. Lock
+// refuses its first run.
 func TestIntervalJobsNeedALongHold(t *testing.T) {
+	synctest.Test(t, testIntervalJobs)
+}
+
+func testIntervalJobs(t *testing.T) {
 	l := open(t, memstore.New())
 	defer l.Close(context.Background())
 	at := gocron.NewAtTimes(gocron.NewAtTime(2, 30, 0))
@@ -118,16 +123,26 @@ func TestIntervalJobsNeedALongHold(t *testing.T) {
 		"daily":            {gocron.DailyJob(1, at), time.Minute, false},
 		"every second day": {gocron.DailyJob(2, at), 24 * time.Hour, true},
 	} {
-		scheduler, err := gocron.NewScheduler()
+		locks := gocronlock.New(l, c.hold)
+		scheduler, err := gocron.NewScheduler(gocronlock.WithLocker(locks), gocron.WithLocation(time.UTC))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err = scheduler.NewJob(c.job, gocron.NewTask(func() {}), gocron.WithName(name)); err != nil {
+		first := make(chan error, 100)
+		refused := gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { first <- err })
+		_, err = scheduler.NewJob(c.job, gocron.NewTask(func() { first <- nil }), gocron.WithName(name), gocron.WithEventListeners(refused))
+		if err != nil {
 			t.Fatal(err)
 		}
-		err = gocronlock.New(l, c.hold).Check(scheduler)
-		if errors.Is(err, holdfast.ErrInvalid) != c.wrong || c.wrong && !strings.Contains(err.Error(), strconv.Quote(name)) {
-			t.Errorf("%s: %v", name, err)
+		named := func(err error) bool {
+			return errors.Is(err, holdfast.ErrInvalid) && strings.Contains(err.Error(), strconv.Quote(name))
+		}
+		if err := locks.Check(scheduler); named(err) != c.wrong || (err == nil) == c.wrong {
+			t.Errorf("%s: Check: %v", name, err)
+		}
+		scheduler.Start()
+		if err := <-first; named(err) != c.wrong || (err == nil) == c.wrong {
+			t.Errorf("%s: the first run: %v", name, err)
 		}
 		if err := scheduler.Shutdown(); err != nil {
 			t.Error(err)

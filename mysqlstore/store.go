@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 	"github.com/holdfast-go/holdfast/internal/sqltype"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -87,6 +88,8 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 		dialer := &net.Dialer{Timeout: my.Timeout, KeepAliveConfig: sqlkit.KeepAlive}
 		dialNet = dialer.DialContext
 	}
+	reached := new(contact.Contact)
+	dialNet = reached.Through(dialNet)
 	my.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dialNet(ctx, network, address)
 		if err != nil {
@@ -115,6 +118,7 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	dialer := sqlkit.NewDialer(func(ctx context.Context) (sqlkit.Link, error) {
 		return sqlkit.Login(&refused, func() (sqlkit.Link, error) { return dial(ctx) })
 	})
+	dialer.Contact = reached
 	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dialer.Dial, dialer)
 }
 

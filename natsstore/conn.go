@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/gather"
 )
 
@@ -138,6 +140,9 @@ func (b *bucket) coded(ctx context.Context, err error, otherwise driver.Code, su
 		}
 		if refused(err) {
 			code = driver.CodeRefused
+		}
+		if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "read" && op.Timeout() {
+			err = contact.Silent(op.Addr.String(), err)
 		}
 		err = fmt.Errorf("there is no connection: %w", cmp.Or(err, nats.ErrDisconnected))
 	case errors.Is(err, jetstream.ErrNoStreamResponse):

@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/record"
+	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 	"github.com/holdfast-go/holdfast/internal/sqltype"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -99,6 +100,8 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		}
 		return l, nil
 	})
+	dialer.Contact = new(contact.Contact)
+	pg.DialFunc = dialer.Contact.Through(pg.DialFunc)
 	s.dial, s.own = dialer.Dial, dialer
 	return s.open(ctx, &listener{pg, last})
 }

@@ -128,7 +128,7 @@ func open(u *url.URL, namespace string, keys func(context.Context) (Keys, error)
 	b := &bucket{root: root, prefix: prefix, skew: skew}
 	b.client = &http.Client{Transport: &signer{region: region, keys: keys, Transport: &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,
-		DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext, TLSHandshakeTimeout: 4 * time.Second,
+		DialContext: b.reached.Through((&net.Dialer{Timeout: 2 * time.Second}).DialContext), TLSHandshakeTimeout: 4 * time.Second,
 	}}}
 	b.ctx, b.end = context.WithCancel(context.Background())
 	b.probes = gather.New(1, b.probe)

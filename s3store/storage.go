@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/record"
 	"github.com/holdfast-go/holdfast/internal/conditional"
+	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/gather"
 )
 
@@ -35,6 +36,8 @@ type bucket struct {
 	root   string // the URL of the bucket, with a slash
 	prefix string // of its objects, "" or with a slash
 	skew   time.Duration
+
+	reached contact.Contact
 
 	ctx    context.Context // ends with Close
 	end    context.CancelFunc
@@ -61,7 +64,7 @@ func (b *bucket) proved(ctx context.Context) error {
 	case driver.CodeOf(err) == driver.CodeRefused:
 		return err
 	default:
-		return driver.Errorf(driver.CodeUnavailable, "the probe of %s: %w", b.root, err)
+		return driver.Errorf(driver.CodeUnavailable, "the probe of %s: %w", b.root, b.reached.Explain(err))
 	}
 }
 

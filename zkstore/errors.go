@@ -26,7 +26,7 @@ func (s *store) fail(err error) error {
 	if s.calls.Stopped() {
 		return errClosed()
 	}
-	return &driver.Error{Code: codeOf(err), Err: err}
+	return &driver.Error{Code: codeOf(err), Err: s.reached.Explain(err)}
 }
 
 // isBroken reports whether err is the error of a broken node. Other refusals come from the server.

@@ -3,9 +3,6 @@ package zkstore
 import (
 	"context"
 	"crypto/tls"
-	"errors"
-	"fmt"
-	"io"
 	"net"
 	"net/url"
 	"slices"
@@ -181,9 +178,6 @@ func (c *config) dialer() func(ctx context.Context, network, address string) (ne
 		secure := tls.Client(nc, t)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			nc.Close()
-			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("the server ended the connection: is this its port for TLS? %w", err)
-			}
 			return nil, err
 		}
 		return secure, nil

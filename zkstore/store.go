@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
@@ -31,7 +32,8 @@ type store struct {
 	home      string // the parent of the names' nodes
 	recipe    recipe
 
-	calls *calls.Calls
+	calls   *calls.Calls
+	reached contact.Contact
 
 	mu       sync.Mutex
 	longest  *task[time.Duration] // the longest TTL that the server allows
@@ -128,6 +130,7 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 		sessions: map[time.Duration]*task[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
 	s.following.Store(&servers)
+	s.cfg.dial = s.reached.Through(c.dial)
 	if c.namespace != "" {
 		// The x keeps escape from treating the namespace as the start of a node's name.
 		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")
@@ -187,7 +190,7 @@ func (s *store) longestTTL(ctx context.Context) (time.Duration, error) {
 	if err := t.wait(ctx); err != nil {
 		return 0, s.fail(err)
 	}
-	if t.err == nil {
+	if s.reached.Explain(t.err) == nil {
 		return t.result, nil
 	}
 	s.mu.Lock()

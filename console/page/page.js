@@ -171,7 +171,7 @@ function drawLock(u) {
     return tr;
   }));
   if (focused) body.querySelector(`[data-token="${focused}"]`)?.focus();
-  $("queue").replaceChildren(...lock.waiters.map(w => element("li", [process(w), w.reason, w.mode, w.since ? duration(w.age_seconds) : ""].filter(Boolean).join(" · "))));
+  $("queue").replaceChildren(...lock.waiters.map(w => element("li", [process(w), w.reason, w.mode, w.since ? duration(w.age_seconds) : "", w.note].filter(Boolean).join(" · "))));
   if (!lock.waiters.length) $("queue").append(element("li", t("none"), { class: "dim" }));
   const events = u.events || [];
   $("events").replaceChildren(...events.toReversed().map(e => {

@@ -62,7 +62,8 @@ type Holder struct {
 
 // Waiter is a queue entry.
 type Waiter struct {
-	Position int `json:"position"` // from 1
+	Position int    `json:"position"` // from 1
+	Note     string `json:"note"`
 	Owner
 }
 
@@ -104,7 +105,7 @@ func OfHolder(h driver.Holder, now time.Time) Holder {
 
 // OfWaiter returns the JSON form of a waiter. position counts from 1.
 func OfWaiter(w driver.Waiter, position int, now time.Time) Waiter {
-	return Waiter{Position: position, Owner: owner(w.Owner, w.Limit, now)}
+	return Waiter{Position: position, Note: w.Note, Owner: owner(w.Owner, w.Limit, now)}
 }
 
 func owner(o driver.Owner, limit int, now time.Time) Owner {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/contact"
 )
 
 const (
@@ -25,6 +26,8 @@ const (
 type Dialer struct {
 	dial  func(context.Context) (Link, error)
 	calls *calls.Calls
+	// Contact, if set, records the connections that dial opens.
+	Contact *contact.Contact
 
 	mu      sync.Mutex
 	waiting []chan dialled // the calls, the longest wait first
@@ -69,13 +72,17 @@ func (d *Dialer) Dial(ctx context.Context) (Link, error) {
 		r := <-got
 		return r.link, r.err
 	}
-	return nil, notOpened(ctx.Err())
+	return nil, d.explain(ctx.Err())
 }
 
-// notOpened returns the error of a dial that took too long. Without the hint it would not help a user with a wrong port:
-// a server of MySQL speaks first, and many other servers wait for the client.
-func notOpened(err error) error {
-	return driver.Errorf(driver.CodeUnavailable, "no connection was opened in time: the server does not respond, or it is another kind of server: %w", err)
+// explain explains the error of a dial. A user with a wrong port needs that: a server of MySQL speaks first, and many
+// other servers wait for the client.
+func (d *Dialer) explain(err error) error {
+	explained := d.Contact.Explain(err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return driver.Errorf(driver.CodeUnavailable, "no connection was opened in time: %w", explained)
+	}
+	return explained
 }
 
 // serve dials until no call waits for this dial.
@@ -84,10 +91,7 @@ func (d *Dialer) serve() {
 		ctx, cancel := context.WithTimeout(d.calls.Ctx, dialWithin)
 		l, err := d.dial(ctx)
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) {
-			err = notOpened(err)
-		}
-		more = d.deliver(dialled{l, err})
+		more = d.deliver(dialled{l, d.explain(err)})
 	}
 }
 

@@ -3,6 +3,7 @@ package sqlkit
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/contact"
 )
 
 // slowServer starts one connection after another, each for a time, and starts those whose clients have left, too.
@@ -86,11 +88,14 @@ func TestServerThatWaitsForItsClientIsSuspected(t *testing.T) {
 			return nil, &driver.Error{Code: driver.CodeUnavailable, Err: ctx.Err()}
 		})
 		defer d.Close()
+		d.Contact = new(contact.Contact)
+		accept := func(context.Context, string, string) (net.Conn, error) { return nil, nil }
+		_, _ = d.Contact.Through(accept)(t.Context(), "tcp", "host:1")
 		for _, timeout := range []time.Duration{dialWithin / 2, 2 * dialWithin} {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			_, err := d.Dial(ctx)
 			cancel()
-			if driver.CodeOf(err) != driver.CodeUnavailable || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another kind of server") {
+			if driver.CodeOf(err) != driver.CodeUnavailable || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "host:1 accepted the connection") {
 				t.Errorf("after %s: %v", timeout, err)
 			}
 		}

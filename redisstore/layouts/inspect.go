@@ -57,14 +57,21 @@ func (s *store) names(ctx context.Context, prefix string) ([]string, error) {
 	if err != nil {
 		return nil, s.srv.Explain(err)
 	}
-	// Skip keys of the same type that are no locks.
+	// Skip keys of the same type that are no locks, and those of other programs, which the user may not read.
 	var held []string
+	var refused error
 	for some := range slices.Chunk(slices.Collect(maps.Keys(seen)), server.InspectBatch) {
 		for _, a := range s.inspectAll(ctx, some) {
 			if a.Err == nil && slices.ContainsFunc(a.State.Holders, s.isLock) {
 				held = append(held, a.State.Name)
 			}
+			if driver.CodeOf(a.Err) == driver.CodeRefused {
+				refused = a.Err
+			}
 		}
+	}
+	if held == nil && refused != nil {
+		return nil, refused
 	}
 	slices.Sort(held)
 	return held, nil

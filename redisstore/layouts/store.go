@@ -186,6 +186,7 @@ func newStore(c server.Client, l Layout, cfg server.Config) *Store {
 	s.turns = turns{yield: r.yield, polls: r.poll > 0, all: map[string]*turn{}}
 	s.srv, s.common = server.New(c, cfg, server.Recipe{
 		Declare: s.declare, Renew: s.renew, Undo: s.undoAll, Check: s.check, Inspect: s.inspectAll, Names: s.names,
+		Keys: func() []string { return append(s.call(&step{key: s.key("*")}).Keys, "holdfast:*") },
 		Break: func(ctx context.Context, name, token string) (server.Reply, error) {
 			return s.eval(ctx, s.verbs.take, &step{key: s.key(name), verbArg: token})
 		},

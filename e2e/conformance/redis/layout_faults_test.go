@@ -125,11 +125,30 @@ func TestLayoutNamesKeysThatTheUserMayNotUse(t *testing.T) {
 	eachLayout(t, func(t *testing.T, l layouts.Layout) {
 		restrict(t, []*servers.Redis{r}, layoutRights...)
 		s := openLayout(t, "redis://app:app-secret@"+r.Address(), l, withFairWait(l)...)
-		_, err := s.Acquire(t.Context(), request("orders", many(l), long))
-		code(t, s, err, driver.CodeRefused)
-		if !strings.Contains(err.Error(), "the keys of the lock: ") || !strings.Contains(err.Error(), "orders") || strings.Contains(err.Error(), "keys holdfast:*") {
-			t.Errorf("%v", err)
+		refused := func(what string, err error, names ...string) {
+			t.Helper()
+			code(t, s, err, driver.CodeRefused)
+			for _, name := range append(names, "the keys of the lock: ") {
+				if !strings.Contains(err.Error(), name) {
+					t.Errorf("%s: %v, want %q", what, err, name)
+				}
+			}
 		}
+		list := func() (err error) {
+			for _, err = range s.List(t.Context(), "") {
+			}
+			return err
+		}
+		_, err := s.Acquire(t.Context(), request("orders", many(l), long))
+		refused("Acquire", err, "orders")
+		must(t, openLayout(t, "redis://"+r.Address(), l, withFairWait(l)...), request("orders", many(l), long))
+		_, err = s.Inspect(t.Context(), "orders")
+		refused("Inspect", err, "orders")
+		do(t, r, "ACL", "SETUSER", "app", "+scan")
+		refused("List", list(), "orders")
+		do(t, r, "ACL", "SETUSER", "app", "-scan")
+		refused("List without the right to scan", list(), "*", "holdfast:*")
+		do(t, r, "FLUSHALL")
 	})
 }
 

@@ -102,6 +102,9 @@ func (s *Server) Explain(err error, keys ...string) error {
 	for _, a := range answered {
 		if strings.Contains(text, a.word) {
 			help := a.help
+			if help == rights && len(keys) == 0 && s.recipe.Keys != nil {
+				keys = s.recipe.Keys()
+			}
 			if help == rights && len(keys) > 0 && !strings.HasPrefix(keys[0], "holdfast:") {
 				help = "the user needs the commands that docs/security.md lists, and the keys of the lock: " + strings.Join(keys, ", ")
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/contact"
 )
 
 // goredisClient is a Client over go-redis.
@@ -23,7 +24,8 @@ type goredisClient struct {
 	cluster *redis.ClusterClient // the client, if it is for a Cluster
 	mode    Mode
 	where   string
-	owned   bool // Close closes the client
+	owned   bool             // Close closes the client
+	reached *contact.Contact // nil if a program has made the client
 	// sentinels are the addresses of the sentinels, their user and the name of the primary, if Open has made the client.
 	sentinels redis.UniversalOptions
 
@@ -539,7 +541,7 @@ func (n goredisNode) Command(ctx context.Context, args ...string) ([]string, err
 // EachPrimary calls f for each server that accepts writes.
 func (c *goredisClient) EachPrimary(ctx context.Context, f func(Node) error) error {
 	if c.cluster == nil {
-		return f(goredisNode{c, c.client})
+		return c.reached.Explain(f(goredisNode{c, c.client}))
 	}
 	var mu sync.Mutex
 	var primaries []processor
@@ -551,8 +553,8 @@ func (c *goredisClient) EachPrimary(ctx context.Context, f func(Node) error) err
 			return nil
 		})
 	})
-	if err != nil {
-		return convert(err)
+	if err = c.reached.Explain(convert(err)); err != nil {
+		return err
 	}
 	mu.Lock()
 	defer mu.Unlock()

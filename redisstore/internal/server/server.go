@@ -59,6 +59,8 @@ type Recipe struct {
 	Inspect func(ctx context.Context, names []string) []Inspected
 	// Names returns the names that begin with prefix and may be held, in byte order.
 	Names func(ctx context.Context, prefix string) ([]string, error)
+	// Keys returns patterns of all keys of the locks. It is nil if these begin with holdfast:.
+	Keys func() []string
 	// Rival returns the key in which other client libraries keep a lock of the name. It is nil in their layouts.
 	Rival func(name string) string
 	// Closed waits for what the store does beside its calls, after the client was closed. It may be nil.

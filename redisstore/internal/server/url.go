@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
@@ -65,7 +66,8 @@ const (
 // Connect returns a Client with a client of its own, which connects at the first request.
 func (t *Target) Connect() (Client, error) {
 	o := t.client
-	o.Dialer = dialer(o.TLSConfig)
+	reached := new(contact.Contact)
+	o.Dialer = reached.Through(dialer(o.TLSConfig))
 	o.DialTimeout, o.DialerRetries = dialTimeout, 1
 	o.ReadTimeout, o.WriteTimeout = silentTimeout, silentTimeout
 	o.MaxRetries = -1 // see once
@@ -94,7 +96,7 @@ func (t *Target) Connect() (Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.mode, c.where, c.owned = t.mode, t.where, true
+	c.mode, c.where, c.owned, c.reached = t.mode, t.where, true, reached
 	if t.mode == Sentinel {
 		c.sentinels = o
 	}

@@ -228,7 +228,7 @@ func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
 
 // errUnanswered is the error of a handshake without an answer. The server may have no
 // majority, or be behind the session's last transaction, or its port may require TLS.
-var errUnanswered = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or requires TLS")
+var errUnanswered = errors.New("the server ended the connection without an answer: it has no majority, lags behind, requires TLS, or is another kind of server")
 
 // handshakeError returns errUnanswered if the server has ended the connection.
 func handshakeError(err error) error {

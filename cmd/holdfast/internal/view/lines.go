@@ -34,7 +34,7 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 	}
 	for i, o := range st.Waiters {
 		err := line(w, st.Name, "waiting", shape.Mode(o.Limit), "", "", since(o.Owner), "",
-			address(o.Owner), o.Instance, shape.Reason(o.Owner), "", strconv.Itoa(i+1))
+			address(o.Owner), o.Instance, shape.Reason(o.Owner), o.Note, strconv.Itoa(i+1))
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func Event(w io.Writer, e shape.Event) error {
 	case e.Holder != nil:
 		o, number, note = e.Holder.Owner, e.Holder.Token, e.Holder.Note
 	case e.Waiter != nil:
-		o, number = e.Waiter.Owner, strconv.Itoa(e.Waiter.Position)
+		o, number, note = e.Waiter.Owner, strconv.Itoa(e.Waiter.Position), e.Waiter.Note
 	}
 	host := address(driver.Owner{Host: o.Host, PID: o.PID})
 	return line(w, e.Time, e.Name, e.Event, o.Mode, number, host, o.Instance, o.Reason, note)

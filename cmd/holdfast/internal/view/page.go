@@ -48,7 +48,11 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 		fmt.Fprintf(&b, "\n%d waiting\n", n)
 		digits := len(fmt.Sprint(n))
 		for i, o := range st.Waiters {
-			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Process(o.Owner), shape.Mode(o.Limit), when(o.Owner, now))
+			note := ""
+			if o.Note != "" {
+				note = ", " + Text(o.Note)
+			}
+			fmt.Fprintf(&b, "  %*d  %s, %s, since %s%s\n", digits, i+1, Process(o.Owner), shape.Mode(o.Limit), when(o.Owner, now), note)
 		}
 	}
 	text := b.String()

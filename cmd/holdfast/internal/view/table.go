@@ -73,7 +73,7 @@ func rowsOf(st driver.State, now time.Time, waiters bool) [][]string {
 	}
 	for i, w := range st.Waiters {
 		rows = append(rows, []string{"  waiter " + strconv.Itoa(i+1), cmp.Or(shape.Mode(w.Limit), none), none, none, age(w.Owner, now),
-			Text(address(w.Owner)), Text(w.Instance), Text(shape.Reason(w.Owner)), none, none, none})
+			Text(address(w.Owner)), Text(w.Instance), Text(shape.Reason(w.Owner)), none, Text(w.Note), none})
 	}
 	return rows
 }

@@ -63,7 +63,7 @@ func states() []driver.State {
 	full.Reason = "\x1b[31mred http://u:hidden@h/"
 	return []driver.State{
 		{Name: "a\x1b]0;title\x07", Holders: []driver.Holder{full}, Waiters: []driver.Waiter{
-			{Owner: driver.Owner{ID: "w", Host: "other", PID: 8}, Limit: driver.Unlimited}}},
+			{Owner: driver.Owner{ID: "w", Host: "other", PID: 8}, Limit: driver.Unlimited, Note: "stopped"}}},
 		{Name: "b", Waiters: []driver.Waiter{{Owner: driver.Owner{ID: "v"}, Limit: 1}}},
 		{Name: "c", Holders: []driver.Holder{holder(2)}},
 		{Name: "d", Err: driver.Broken("key:d", "\x1b[31m")},
@@ -79,8 +79,8 @@ func TestShapeOfJSONIsFixed(t *testing.T) {
 	want := `{"at":"2026-03-01T12:00:00.000Z","locks":[` +
 		`{"name":"a\u001b]0;title\u0007","held":true,"holders":[{"token":"9223372036854775807","slot":0,"ttl_seconds":2.5,"note":"stopped",` +
 		`"id":"id","host":"host","pid":7,"instance":"web-1","reason":"\u001b[31mred http://u:xxxxx@h/","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"limit 4","limit":4}],` +
-		`"waiters":[{"position":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
-		`{"name":"b","held":false,"holders":[],"waiters":[{"position":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
+		`"waiters":[{"position":1,"note":"stopped","id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
+		`{"name":"b","held":false,"holders":[],"waiters":[{"position":1,"note":"","id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
 		`{"name":"c","held":true,"holders":[{"token":"2","slot":null,"ttl_seconds":null,"note":"",` +
 		`"id":"id","host":"host","pid":7,"instance":"","reason":"reason","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"exclusive","limit":1}],"waiters":[]},` +
 		`{"name":"d","held":false,"holders":[],"waiters":[],"error":"the record \"key:d\" is broken, or another program has written it: \"\\x1b[31m\""}]}` + "\n"
@@ -107,7 +107,7 @@ func TestLinesHaveFixedFields(t *testing.T) {
 	}
 	want := strings.Join([]string{
 		`"a\x1b]0;title\a"|held|limit 4|9223372036854775807|0|2026-03-01T11:58:30.000Z|2.500|host:7|web-1|"\x1b[31mred http://u:xxxxx@h/"|stopped|1`,
-		`"a\x1b]0;title\a"|waiting|shared|-|-|-|-|other:8|-|-|-|1`,
+		`"a\x1b]0;title\a"|waiting|shared|-|-|-|-|other:8|-|-|stopped|1`,
 		`b|awaited|-|-|-|-|-|-|-|-|-|1`,
 		`b|waiting|exclusive|-|-|-|-|-|-|-|-|1`,
 		`c|held|exclusive|2|-|2026-03-01T11:58:30.000Z|-|host:7|-|reason|-|0`,
@@ -222,7 +222,7 @@ func TestPageDescribesLock(t *testing.T) {
 			"    since  2026-03-01T11:58:30.000Z (1m30s)\n    ends   with its process, or when it is released\n": states()[2],
 		"\"a\\x1b]0;title\\a\" is held\n\n  pid 7 on host, web-1 (\"\\x1b[31mred http://u:xxxxx@h/\")\n    token  9223372036854775807\n    mode   limit 4\n    slot   0\n" +
 			"    since  2026-03-01T11:58:30.000Z (1m30s)\n    ends   in 2.5s if it is not renewed\n    note   stopped\n" +
-			"\n1 waiting\n  1  pid 8 on other, shared, since unknown\n": states()[0],
+			"\n1 waiting\n  1  pid 8 on other, shared, since unknown, stopped\n": states()[0],
 	} {
 		var b strings.Builder
 		if err := view.Page(&b, st, now); err != nil {
@@ -251,7 +251,7 @@ func TestEventHasFixedFields(t *testing.T) {
 	var b strings.Builder
 	h := holder(1 << 62)
 	h.Note, h.Instance, h.Reason = "end requested, stopped", "i", "a\tb"
-	w := driver.Waiter{Owner: driver.Owner{ID: "w", Host: "h", PID: 2, Reason: "w"}, Limit: 1}
+	w := driver.Waiter{Owner: driver.Owner{ID: "w", Host: "h", PID: 2, Reason: "w"}, Limit: 1, Note: "stopped"}
 	states := []driver.State{{Name: "n\x1b", Holders: []driver.Holder{h}, Waiters: []driver.Waiter{w}}, {Name: "free"}}
 	events := f.Next(states, time.Unix(0, 0))
 	for _, e := range events {
@@ -262,7 +262,7 @@ func TestEventHasFixedFields(t *testing.T) {
 	const at = "1970-01-01T00:00:00.000Z|"
 	want := at + "free|free|-|-|-|-|-|-\n" +
 		at + `"n\x1b"|held|exclusive|4611686018427387904|host:7|i|"a\tb"|end requested, stopped` + "\n" +
-		at + `"n\x1b"|waiting|exclusive|1|h:2|-|w|-` + "\n"
+		at + `"n\x1b"|waiting|exclusive|1|h:2|-|w|stopped` + "\n"
 	if got := strings.ReplaceAll(b.String(), "\t", "|"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
