@@ -6,11 +6,11 @@
 //	go run ./bench -stores redis -contenders "holdfast,rueidislock" -turn 400ms
 //	go run ./bench -svg ../docs/images
 //
-// The contenders of a store run in turn, each for a second, in several rounds. So other work on
-// the machine slows all of them. The first turn of each is a warm-up. The program prints
-// the median of each contender, its spread and its ratio to the best peer. It checks after
-// every turn that no two clients held a name at the same time, and that tokens rose strictly.
-// After a turn that breaks a rule the program continues, and exits with status 1.
+// The pairs of one goroutine alternate in one loop. In the other works the contenders of a store run in turn, each for a
+// second, in several rounds. So other work on the machine slows all of them. The first turn of each is a warm-up. The
+// program prints the median of each contender, its spread and its ratio to the best peer. It checks after every turn
+// that no two clients held a name at the same time, and that tokens rose strictly. After a turn that breaks a rule the
+// program continues, and exits with status 1.
 //
 // Where a name goes round between processes, the limit is a row of its own: the least requests of a handoff with
 // rising tokens, without protection against a process that dies.
@@ -41,6 +41,7 @@ var (
 	contendersFlag = flag.String("contenders", "", "the contenders, separated by commas (default all)")
 	rounds         = flag.Int("rounds", 5, "turns of each contender after the warm-up")
 	turn           = flag.Duration("turn", time.Second, "how long a turn takes")
+	pairs          = flag.Int("pairs", 2000, "lone pairs of each contender")
 	svg            = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
 )
 
@@ -51,7 +52,6 @@ type work struct {
 }
 
 var works = []work{
-	{"serial", 1, 1, 1},
 	{"64 free names", 1, 64, 64},
 	{"512 free names", 1, 512, 512},
 	{"hot 1x16", 1, 16, 1},
@@ -63,8 +63,6 @@ func (w work) String() string {
 	switch {
 	case w.names > 1:
 		return fmt.Sprintf("%d goroutines, one name each", w.goroutines)
-	case w.processes*w.goroutines == 1:
-		return "one goroutine, one name"
 	case w.processes == 1:
 		return fmt.Sprintf("one name, %d goroutines in one process", w.goroutines)
 	case w.goroutines == 1:
@@ -143,8 +141,16 @@ func measureStore(s store) (bool, error) {
 	var done []work
 	before := load()
 	fmt.Printf("\n## %s (load %s)\n", s.name, before)
+	chosen := func(name string) bool {
+		return *worksFlag == "" || slices.Contains(strings.Split(*worksFlag, ","), name)
+	}
+	if chosen(loneWork) {
+		if err := measureLone(s, address); err != nil {
+			return false, fmt.Errorf("%s: %w", loneWork, err)
+		}
+	}
 	for _, w := range works {
-		if *worksFlag != "" && !slices.Contains(strings.Split(*worksFlag, ","), w.name) {
+		if !chosen(w.name) {
 			continue
 		}
 		results, good, err := measureWork(s, address, w)
@@ -174,7 +180,7 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 		}
 	}()
 	for _, c := range s.contenders {
-		if *contendersFlag != "" && !strings.Contains(","+*contendersFlag+",", ","+c.name+",") {
+		if !c.chosen() {
 			continue
 		}
 		if c.bare && w.contested() {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -60,6 +61,11 @@ type contender struct {
 	// limit: the least requests with which processes of one goroutine can hand a name round, with rising tokens.
 	limit bool
 	open  func(address string) (client, error)
+}
+
+// chosen reports whether the user has asked for the contender.
+func (c *contender) chosen() bool {
+	return *contendersFlag == "" || strings.Contains(","+*contendersFlag+",", ","+c.name+",")
 }
 
 // store is a server with its contenders.
