@@ -83,10 +83,7 @@ type node struct {
 	store  *redisstore.Store
 	client server.Client
 
-	// silent is true if the last request had no answer. Then at most fewRequests
-	// requests are in flight.
-	silent    atomic.Bool
-	requests  atomic.Int32
+	silent    atomic.Bool // the last request had no answer: see mayAnswer
 	admitting atomic.Bool
 	longer    atomic.Int64 // a longer MaxTTL that some server was admitted with
 
@@ -94,8 +91,10 @@ type node struct {
 	clock sample
 	// reason is why the server has no vote, "" if it has one or its state was not read.
 	reason     string
-	eligible   time.Time // when it may get its vote back
-	subscribed bool      // its messages arrive
+	eligible   time.Time     // when it may get its vote back
+	subscribed bool          // its messages arrive
+	probed     time.Time     // when the last request was sent while the server was silent
+	back       chan struct{} // closed when a silent server has answered
 }
 
 // sample is a measurement of a server's clock. offset is the server's time minus
@@ -137,11 +136,49 @@ type reply struct {
 // notSent wraps a reason for which a request was not sent.
 func notSent(err error) error { return &server.NotSentError{Err: err} }
 
-// fewRequests is how many requests at a time the client sends to a server that does not
-// answer.
-const fewRequests = 32
+// probeInterval is the interval at which the client sends a request to a silent server. Each request may open a
+// connection, and the votes of failed ballots are ended until the server has answered.
+const probeInterval = 200 * time.Millisecond
 
 var errSilent = errors.New("the server does not answer")
+
+// mayAnswer reports whether to send a request. While the server is silent, the client sends one in each
+// probeInterval. The other requests wait for the server for that time at most.
+func (n *node) mayAnswer(ctx context.Context) bool {
+	n.mu.Lock()
+	send, back := !n.silent.Load(), n.back
+	if !send && time.Since(n.probed) >= probeInterval {
+		send, n.probed = true, time.Now()
+	}
+	n.mu.Unlock()
+	if send {
+		return true
+	}
+	timer := time.NewTimer(probeInterval)
+	defer timer.Stop()
+	select {
+	case <-back:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// setSilent records whether the server has answered the last request.
+func (n *node) setSilent(yes bool) {
+	if n.silent.Load() == yes {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch was := n.silent.Swap(yes); {
+	case yes && !was:
+		n.back = make(chan struct{})
+	case was && !yes:
+		close(n.back)
+	}
+}
 
 // eval runs a script. An error of code Unknown means that it may have run, or may run later.
 func (n *node) eval(timeout time.Duration, sc *server.Script, keys, args []string) (reply, error) {
@@ -159,8 +196,7 @@ func (n *node) evalAll(timeout time.Duration, sc *server.Script, calls []server.
 	out := make([]answer, len(calls))
 	ctx, cancel := context.WithTimeout(n.s.life, timeout)
 	defer cancel()
-	defer n.requests.Add(-1)
-	if n.requests.Add(1) > fewRequests && n.silent.Load() {
+	if n.silent.Load() && !n.mayAnswer(ctx) {
 		for i := range out {
 			out[i].err = n.fail(notSent(errSilent))
 		}
@@ -178,11 +214,11 @@ func (n *node) evalAll(timeout time.Duration, sc *server.Script, calls []server.
 	for i, r := range results {
 		if r.Err != nil {
 			_, answered := errors.AsType[server.ServerError](r.Err)
-			n.silent.Store(!answered)
+			n.setSilent(!answered)
 			out[i].err = n.fail(r.Err, calls[i].Keys...)
 			continue
 		}
-		n.silent.Store(false)
+		n.setSilent(false)
 		out[i].reply, out[i].err = n.read(sc, r.Values)
 		if out[i].err == nil {
 			n.sampled(sent, received, out[i].server)

@@ -1,0 +1,41 @@
+package redlock
+
+import (
+	"testing"
+	"time"
+)
+
+// TestDownServerIsProbedSeldom: one of three servers is down. While a client waits for a held name, and locks and
+// unlocks other names, it opens few connections to that server. It opens more than a hundred a second if each
+// failed ballot of the waiter is ended on its own.
+func TestDownServerIsProbedSeldom(t *testing.T) {
+	const period, mostPerSecond = 3 * time.Second, 25
+	f := start(t, 3, nil)
+	holder, s := f.open(t), f.open(t)
+	held := must(t, holder, newName("held"), time.Minute)
+	must(t, s, newName("connected"), time.Minute)
+	f.all[0].Kill()
+	r := request(held.Name, time.Minute)
+	r.Wait = true
+	done := make(chan error, 1)
+	go func() {
+		g, err := s.Acquire(t.Context(), r)
+		if err == nil {
+			err = s.Release(t.Context(), g, 0)
+		}
+		done <- err
+	}()
+	before, began, pairs := f.proxies[0].Accepted(), time.Now(), 0
+	for ; time.Since(began) < period; pairs++ {
+		g, err := s.Acquire(t.Context(), request(newName("free"), time.Minute))
+		check(t, err)
+		release(t, s, g)
+	}
+	opened, took := f.proxies[0].Accepted()-before, time.Since(began)
+	t.Logf("%d connections and %d pairs in %s", opened, pairs, took)
+	if float64(opened) > mostPerSecond*took.Seconds() {
+		t.Errorf("%d connections in %s to a server that is down, want at most %d a second", opened, took, mostPerSecond)
+	}
+	release(t, holder, held)
+	check(t, <-done)
+}
