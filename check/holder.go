@@ -20,8 +20,23 @@ import (
 // however short its work was meant to be.
 type pausedHolder struct {
 	heldLock
-	// resume continues the process.
-	resume func() error
+	proceed func() error // continues the process; nil when it has continued
+}
+
+// resume continues the process, unless it has continued. A nil holder is none.
+func (p *pausedHolder) resume() (err error) {
+	if p != nil && p.proceed != nil {
+		err = p.proceed()
+		p.proceed = nil
+	}
+	return err
+}
+
+// outlast waits for the end of the holder's validity, for at most 5 s.
+func (p *pausedHolder) outlast(ctx context.Context) {
+	if p != nil {
+		sleep(ctx, min(time.Duration(p.until-machineTime()), 5*time.Second))
+	}
 }
 
 // heldLock is a lock that a worker holds, according to its history.
@@ -71,7 +86,7 @@ func (c *crew) pauseIfHolder(ctx context.Context, m *member, left time.Duration,
 		m.mu.Unlock()
 		return nil, err
 	}
-	p := &pausedHolder{resume: func() error {
+	p := &pausedHolder{proceed: func() error {
 		defer m.mu.Unlock()
 		return resume()
 	}}

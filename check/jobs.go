@@ -55,7 +55,7 @@ func (w *worker) jobClient() (c jobClient, cancel context.CancelFunc) {
 // repeat calls do with the worker's present client until the worker stops. It pauses before each
 // call for a random time up to pause.
 func (w *worker) repeat(lane int, pause time.Duration, do func(jobClient, *rand.Rand)) {
-	r := source(w.cfg.Seed+uint64(w.round)*1_000_003, streamSteps, w.index, w.life, w.cfg.Lanes+lane)
+	r := w.cfg.source(w.round, streamSteps, w.index, w.life, w.cfg.Lanes+lane)
 	for {
 		select {
 		case <-w.working.Done():

@@ -67,8 +67,9 @@ const (
 	burstLane
 )
 
-func source(seed uint64, stream, worker, life, lane int) *rand.Rand {
-	return rand.New(rand.NewPCG(seed, uint64(stream)<<48|uint64(worker)<<32|uint64(life)<<16|uint64(lane)))
+// source returns the random numbers of a stream in a round.
+func (c *Config) source(round, stream, worker, life, lane int) *rand.Rand {
+	return rand.New(rand.NewPCG(c.Seed+uint64(round)*1_000_003, uint64(stream)<<48|uint64(worker)<<32|uint64(life)<<16|uint64(lane)))
 }
 
 func nameOf(i int) string { return fmt.Sprintf("name-%d", i) }
@@ -122,10 +123,18 @@ func (c *Config) length(round int) time.Duration {
 	return c.Round
 }
 
+// endless yields what next returns, again and again.
+func endless(next func() plannedLock) iter.Seq[plannedLock] {
+	return func(yield func(plannedLock) bool) {
+		for yield(next()) {
+		}
+	}
+}
+
 // planLocks yields an endless sequence of locks for one goroutine of one incarnation of a
 // worker. The sequence depends only on the arguments and the configuration.
 func (c *Config) planLocks(round, worker, life, lane int, g *driver.Guarantees) iter.Seq[plannedLock] {
-	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, lane)
+	r := c.source(round, streamSteps, worker, life, lane)
 	longest := c.longest(g)
 	names := c.Names
 	if sparse(round) {
@@ -134,67 +143,60 @@ func (c *Config) planLocks(round, worker, life, lane int, g *driver.Guarantees) 
 	// A store without shared locks and without mixed limits allows only one limit for each
 	// name.
 	oneLimit := g.Semaphore && !g.Shared && !g.Mixed
-	return func(yield func(plannedLock) bool) {
-		for {
-			s := plannedLock{Delay: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
-			factor, name := ttlFactors[r.IntN(len(ttlFactors))], r.IntN(names)
-			if sparse(round) {
-				factor = max(4, factor)
-			}
-			s.TTL = min(factor*c.TTL, longest)
-			s.Names = []string{nameOf(name)}
-			kind, hold, wait := r.IntN(20), r.IntN(100), r.IntN(20)
-			other, permits := r.IntN(names), 2+r.IntN(2)
-			if rare := r.IntN(100); rare < readers && g.Shared {
-				if !yield(c.readers(s, rare, names, longest, r)) {
-					return
-				}
-				continue
-			}
-			if kind >= 12 && !sparse(round) {
-				// The goroutines of a worker meet at one name with equal options and short
-				// locks, so that leases are handed off inside the process.
-				name = 0
-				s.Names, s.TTL, s.Delay = []string{nameOf(name)}, c.TTL, s.Delay/8
-				hold = max(hold, c.Long+19)
-			}
-			switch {
-			case kind < 4 && g.Shared && (g.Mixed || name%3 == 1):
-				s.Limit = driver.Unlimited
-			case kind < 8 && g.Semaphore && (g.Mixed || name%3 == 2):
-				s.Limit = permits
-			case kind < 9 && other != name && (!oneLimit || other%3 == name%3):
-				s.Names = append(s.Names, nameOf(other))
-			}
-			if oneLimit {
-				s.Limit = 1 + name%3
-			}
-			switch {
-			case hold < c.Long: // the lease needs several renewals, unless the lock is held too long
-				s.Hold = min(between(r, s.TTL, 3*s.TTL), between(r, c.TTL, 8*c.TTL))
-			case hold < c.Long+3:
-				s.Hold = between(r, c.TTL/4, c.TTL)
-			case hold < c.Long+19:
-				s.Hold = between(r, 0, 20*time.Millisecond)
-			default:
-				s.Hold = between(r, 0, time.Millisecond)
-			}
-			bound := between(r, time.Millisecond, c.TTL)
-			s.IgnoresContext = r.IntN(4) == 0
-			s.Reenters = r.IntN(8) == 0 && s.Limit == driver.Exclusive && len(s.Names) == 1
-			switch {
-			case wait == 0:
-				s.Try = true
-			case wait < 3:
-				s.Wait = bound
-			case wait < 5:
-				s.Cancel = bound
-			}
-			if !yield(s) {
-				return
-			}
+	return endless(func() plannedLock {
+		s := plannedLock{Delay: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
+		factor, name := ttlFactors[r.IntN(len(ttlFactors))], r.IntN(names)
+		if sparse(round) {
+			factor = max(4, factor)
 		}
-	}
+		s.TTL = min(factor*c.TTL, longest)
+		s.Names = []string{nameOf(name)}
+		kind, hold, wait := r.IntN(20), r.IntN(100), r.IntN(20)
+		other, permits := r.IntN(names), 2+r.IntN(2)
+		if rare := r.IntN(100); rare < readers && g.Shared {
+			return c.readers(s, rare, names, longest, r)
+		}
+		if kind >= 12 && !sparse(round) {
+			// The goroutines of a worker meet at one name with equal options and short
+			// locks, so that leases are handed off inside the process.
+			name = 0
+			s.Names, s.TTL, s.Delay = []string{nameOf(name)}, c.TTL, s.Delay/8
+			hold = max(hold, c.Long+19)
+		}
+		switch {
+		case kind < 4 && g.Shared && (g.Mixed || name%3 == 1):
+			s.Limit = driver.Unlimited
+		case kind < 8 && g.Semaphore && (g.Mixed || name%3 == 2):
+			s.Limit = permits
+		case kind < 9 && other != name && (!oneLimit || other%3 == name%3):
+			s.Names = append(s.Names, nameOf(other))
+		}
+		if oneLimit {
+			s.Limit = 1 + name%3
+		}
+		switch {
+		case hold < c.Long: // the lease needs several renewals, unless the lock is held too long
+			s.Hold = min(between(r, s.TTL, 3*s.TTL), between(r, c.TTL, 8*c.TTL))
+		case hold < c.Long+3:
+			s.Hold = between(r, c.TTL/4, c.TTL)
+		case hold < c.Long+19:
+			s.Hold = between(r, 0, 20*time.Millisecond)
+		default:
+			s.Hold = between(r, 0, time.Millisecond)
+		}
+		bound := between(r, time.Millisecond, c.TTL)
+		s.IgnoresContext = r.IntN(4) == 0
+		s.Reenters = r.IntN(8) == 0 && s.Limit == driver.Exclusive && len(s.Names) == 1
+		switch {
+		case wait == 0:
+			s.Try = true
+		case wait < 3:
+			s.Wait = bound
+		case wait < 5:
+			s.Cancel = bound
+		}
+		return s
+	})
 }
 
 // readers is the percentage of steps that the method readers replaces.
@@ -226,41 +228,32 @@ const keptNames = 6
 // locks would wait for them. Most requests do not wait, so that the first grant after a MinHold
 // comes as early as the store allows.
 func (c *Config) planKept(round, worker, life int) iter.Seq[plannedLock] {
-	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, c.Lanes+keptLane)
-	return func(yield func(plannedLock) bool) {
-		for {
-			s := plannedLock{
-				Delay: between(r, 0, 20*time.Millisecond), Names: []string{fmt.Sprintf("kept-%d", r.IntN(keptNames))},
-				Limit: driver.Exclusive, TTL: c.TTL, Try: r.IntN(16) != 0,
-				Hold: between(r, 0, time.Millisecond), MinHold: between(r, c.TTL/2, 4*c.TTL),
-			}
-			if !yield(s) {
-				return
-			}
+	r := c.source(round, streamSteps, worker, life, c.Lanes+keptLane)
+	return endless(func() plannedLock {
+		return plannedLock{
+			Delay: between(r, 0, 20*time.Millisecond), Names: []string{fmt.Sprintf("kept-%d", r.IntN(keptNames))},
+			Limit: driver.Exclusive, TTL: c.TTL, Try: r.IntN(16) != 0,
+			Hold: between(r, 0, time.Millisecond), MinHold: between(r, c.TTL/2, 4*c.TTL),
 		}
-	}
+	})
 }
 
 // planPlaces yields an endless sequence of locks with two places at a name. Leases of one and of six
 // TTLs stand beside one another, and requests that wait and that do not wait compete for them. No request waits for the
 // first name: there, no queue entry of a dead client explains a refusal.
 func (c *Config) planPlaces(round, worker, life int, g *driver.Guarantees) iter.Seq[plannedLock] {
-	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, c.Lanes+placeLane)
-	return func(yield func(plannedLock) bool) {
-		for {
-			name := r.IntN(4) / 3 // most for the first name, because a goroutine that waits tries nothing
-			s := plannedLock{
-				Delay: between(r, 0, 50*time.Millisecond), Names: []string{fmt.Sprintf("place-%d", name)},
-				Limit: 2, TTL: c.TTL, Try: name == 0 || r.IntN(2) == 0, Hold: between(r, 0, c.TTL), Wait: 8 * time.Second,
-			}
-			if r.IntN(3) == 0 {
-				s.TTL, s.Hold = min(6*c.TTL, c.longest(g)), between(r, 2*c.TTL, 6*c.TTL)
-			}
-			if !yield(s) {
-				return
-			}
+	r := c.source(round, streamSteps, worker, life, c.Lanes+placeLane)
+	return endless(func() plannedLock {
+		name := r.IntN(4) / 3 // most for the first name, because a goroutine that waits tries nothing
+		s := plannedLock{
+			Delay: between(r, 0, 50*time.Millisecond), Names: []string{fmt.Sprintf("place-%d", name)},
+			Limit: 2, TTL: c.TTL, Try: name == 0 || r.IntN(2) == 0, Hold: between(r, 0, c.TTL), Wait: 8 * time.Second,
 		}
-	}
+		if r.IntN(3) == 0 {
+			s.TTL, s.Hold = min(6*c.TTL, c.longest(g)), between(r, 2*c.TTL, 6*c.TTL)
+		}
+		return s
+	})
 }
 
 // faults returns the faults of a round in order of time. None begins near the end, so that
@@ -269,7 +262,7 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 	if len(kinds) == 0 {
 		return nil
 	}
-	r := source(c.Seed+uint64(round)*1_000_003, streamFaults, 0, 0, 0)
+	r := c.source(round, streamFaults, 0, 0, 0)
 	var all []Fault
 	busy := make([]time.Duration, c.Workers) // when the present fault of each worker ends
 	end := length - quietEnd(c.TTL, length)

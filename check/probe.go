@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -201,13 +202,7 @@ func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 }
 
 func (p *probe) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	fail := func(err error) []driver.Renewal {
-		answers := make([]driver.Renewal, len(grants))
-		for i := range answers {
-			answers[i].Err = err
-		}
-		return answers
-	}
+	fail := func(err error) []driver.Renewal { return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants)) }
 	if err := p.link.Send(ctx); err != nil {
 		return fail(err)
 	}

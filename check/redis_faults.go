@@ -48,11 +48,11 @@ func revokeRights(all []*servers.Redis) StoreFault {
 			if n%2 == 0 {
 				right = redisRights[n/2%redisScriptRights]
 			}
-			if err := send(ctx, running(all), "ACL", "SETUSER", "app", "-"+right); err != nil {
+			if err := servers.DoEach(ctx, servers.RunningRedis(all), "ACL", "SETUSER", "app", "-"+right); err != nil {
 				return err
 			}
 			sleep(ctx, max(f.For/3, 150*time.Millisecond))
-			if err := send(context.WithoutCancel(ctx), running(all), "ACL", "SETUSER", "app", "+"+right); err != nil {
+			if err := servers.DoEach(context.WithoutCancel(ctx), servers.RunningRedis(all), "ACL", "SETUSER", "app", "+"+right); err != nil {
 				return err
 			}
 		}
@@ -64,7 +64,7 @@ func revokeRights(all []*servers.Redis) StoreFault {
 func fillMemory(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "fill-memory",
 		Begin: func(ctx context.Context, _ Fault) error {
-			return send(ctx, running(all), "CONFIG", "SET", "maxmemory", "1")
+			return servers.DoEach(ctx, servers.RunningRedis(all), "CONFIG", "SET", "maxmemory", "1")
 		},
 		End: func(ctx context.Context, _ Fault) error { return setBack(ctx, all, "maxmemory", "0") }}
 }
@@ -102,7 +102,7 @@ func refuseConnections(r *servers.Redis) StoreFault {
 // may be evicted. From then on, until the policy is set back, the store must make no grants.
 func evictKeys(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
-		if err := send(ctx, running(all), "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
+		if err := servers.DoEach(ctx, servers.RunningRedis(all), "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
 			return err
 		}
 		defer func() {
@@ -112,10 +112,10 @@ func evictKeys(all []*servers.Redis) StoreFault {
 		sleep(ctx, redisNotice)
 		for range 1 + f.For/(20*time.Millisecond) {
 			// The server evicts keys as soon as it has this limit.
-			if err := send(ctx, running(all), "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
+			if err := servers.DoEach(ctx, servers.RunningRedis(all), "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
 				return err
 			}
-			if err := send(ctx, running(all), "CONFIG", "SET", "maxmemory", "0"); err != nil && ctx.Err() == nil {
+			if err := servers.DoEach(ctx, servers.RunningRedis(all), "CONFIG", "SET", "maxmemory", "0"); err != nil && ctx.Err() == nil {
 				return err
 			}
 			sleep(ctx, 20*time.Millisecond)
@@ -136,5 +136,5 @@ func sleep(ctx context.Context, d time.Duration) {
 // setBack sets a setting of every running server back to value. It retries for up to 30
 // seconds, because a busy server may not answer.
 func setBack(ctx context.Context, all []*servers.Redis, setting, value string) error {
-	return servers.Until(ctx, func() error { return send(ctx, running(all), "CONFIG", "SET", setting, value) })
+	return servers.Until(ctx, func() error { return servers.DoEach(ctx, servers.RunningRedis(all), "CONFIG", "SET", setting, value) })
 }

@@ -140,18 +140,16 @@ func (p *redisPair) beginClockAhead(ctx context.Context, f Fault) (err error) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := p.demote(ctx, f); err != nil {
-		return errors.Join(err, p.resumeHeld())
+		return errors.Join(err, p.held.resume())
 	}
-	if p.held != nil {
-		sleep(ctx, min(time.Duration(p.held.until-machineTime()), 5*time.Second))
-	}
+	p.held.outlast(ctx)
 	return nil
 }
 
 // endClockAhead continues the holder and sets the clocks back.
 func (p *redisPair) endClockAhead(ctx context.Context, f Fault) (err error) {
 	ctx = context.WithoutCancel(ctx)
-	err = p.resumeHeld()
+	err = p.held.resume()
 	// For a while, clients still extend leases by the former difference of the
 	// clocks. After the clock is set back, such a lease would last for twice that
 	// difference.
@@ -173,16 +171,6 @@ func setClock(ctx context.Context, r *servers.Redis, ahead time.Duration) error 
 	err := r.SetClock(ahead)
 	_, unpaused := r.Do(ctx, "CLIENT", "UNPAUSE")
 	return errors.Join(err, unpaused)
-}
-
-// resumeHeld continues the holder that beginClockAhead stopped, once: inject calls endClockAhead
-// also after a failed beginClockAhead.
-func (p *redisPair) resumeHeld() (err error) {
-	if p.held != nil {
-		err = p.held.resume()
-		p.held = nil
-	}
-	return err
 }
 
 // follow configures a server as the replica of another, and waits until it is.
@@ -510,7 +498,7 @@ func (c *redisCluster) beginHeld(ctx context.Context, f Fault) (err error) {
 	if c.held == nil {
 		return c.beginMove(ctx, f)
 	}
-	sleep(ctx, min(time.Duration(c.held.until-machineTime()), 5*time.Second))
+	c.held.outlast(ctx)
 	return nil
 }
 
@@ -540,12 +528,7 @@ func (c *redisCluster) fields(ctx context.Context, key string) int64 {
 
 // endHeld ends the moves and continues the holder.
 func (c *redisCluster) endHeld(ctx context.Context, f Fault) error {
-	err := c.endMoves(ctx, f)
-	if c.held != nil {
-		err = errors.Join(err, c.held.resume())
-		c.held = nil
-	}
-	return err
+	return errors.Join(c.endMoves(ctx, f), c.held.resume())
 }
 
 // keyOf returns the key of a name that is held or has waiters now. For any other name it

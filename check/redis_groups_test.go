@@ -32,12 +32,12 @@ func TestClockAheadContinuesHolderOnce(t *testing.T) {
 	resumed := 0
 	p.target.pauseHolder = func(context.Context, time.Duration, func(string) (bool, error)) (*pausedHolder, error) {
 		g.Kill() // the replica cannot be promoted
-		return &pausedHolder{resume: func() error { resumed++; return nil }}, nil
+		return &pausedHolder{proceed: func() error { resumed++; return nil }}, nil
 	}
 	if err := p.beginClockAhead(t.Context(), Fault{}); err == nil || resumed != 1 {
 		t.Errorf("a dead replica was promoted: %v; the holder continued %d times, want once", err, resumed)
 	}
-	if p.held != nil {
+	if err := p.held.resume(); err != nil || resumed != 1 {
 		t.Error("the end of the fault would continue the holder again")
 	}
 }

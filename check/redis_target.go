@@ -89,31 +89,17 @@ func redisDataFaults(all []*servers.Redis) []StoreFault {
 
 func flushAll(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "flush", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error {
-		return send(ctx, primaries(ctx, all), "FLUSHALL")
+		return servers.DoEach(ctx, primaries(ctx, all), "FLUSHALL")
 	}}
 }
 
 func killSubscriptions(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "kill-subscriptions", Begin: func(ctx context.Context, _ Fault) error {
-		return send(ctx, primaries(ctx, all), "CLIENT", "KILL", "TYPE", "pubsub")
+		return servers.DoEach(ctx, primaries(ctx, all), "CLIENT", "KILL", "TYPE", "pubsub")
 	}}
 }
 
-// send sends a command to servers, one after another.
-func send(ctx context.Context, some []*servers.Redis, args ...string) error {
-	for _, r := range some {
-		if _, err := r.Do(ctx, args...); err != nil {
-			return fmt.Errorf("%s: %w", strings.Join(args, " "), err)
-		}
-	}
-	return nil
-}
-
-// running returns the servers that run, and primaries those that also accept writes.
-func running(all []*servers.Redis) []*servers.Redis {
-	return slices.DeleteFunc(slices.Clone(all), func(r *servers.Redis) bool { return r.PID() == 0 })
-}
-
+// primaries returns the servers that run and accept writes.
 func primaries(ctx context.Context, all []*servers.Redis) []*servers.Redis {
 	return slices.DeleteFunc(slices.Clone(all), func(r *servers.Redis) bool { return !isPrimary(ctx, r) })
 }

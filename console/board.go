@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/shape"
 	"github.com/holdfast-go/holdfast/internal/ticks"
 )
@@ -65,13 +66,13 @@ func (b *board) watch(ctx context.Context) {
 			}
 			b.update(states)
 		}
-		pause(ctx, time.Second)
+		_ = backoff.Sleep(ctx, time.Second)
 	}
 }
 
 // refresh reads the TTLs again while a page is open. It also finds that the store does not answer, or answers again.
 func (b *board) refresh(ctx context.Context) {
-	for pause(ctx, refreshInterval) {
+	for backoff.Sleep(ctx, refreshInterval) == nil {
 		if b.viewers.Load() == 0 {
 			continue
 		}
@@ -91,17 +92,6 @@ func (b *board) refresh(ctx context.Context) {
 		} else {
 			b.setTTLs(states)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -76,6 +76,11 @@ func Broken(record, why string) error {
 	return Errorf(CodeRefused, "the record %q is broken, or another program has written it: %q", record, why)
 }
 
+// NotHeld returns the error of code CodeNotHeld for a grant that does not exist, or exists no more.
+func NotHeld(name string, token uint64) error {
+	return Errorf(CodeNotHeld, "no grant of %q with token %d exists", name, token)
+}
+
 // BusyError is the error for a name that is held, with its holders if they are known.
 type BusyError struct {
 	Holders []Holder

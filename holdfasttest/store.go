@@ -9,6 +9,7 @@ package holdfasttest
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -121,10 +122,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) (answers []driver.Renewal) {
 	err := s.link.Call(ctx, func() error { answers = s.Store.Renew(ctx, grants); return nil })
 	if err != nil {
-		answers = make([]driver.Renewal, len(grants))
-		for i := range answers {
-			answers[i].Err = err
-		}
+		return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 	}
 	return answers
 }

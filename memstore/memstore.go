@@ -293,7 +293,7 @@ func (s *store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	defer sp.mu.Unlock()
 	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
-		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
+		return driver.Renewal{Cause: driver.CauseGone, Err: driver.NotHeld(g.Name, g.Token)}
 	}
 	e.ttl = g.TTL
 	sp.extend(e)
@@ -313,7 +313,7 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
-		return notHeld(g.Name, g.Token)
+		return driver.NotHeld(g.Name, g.Token)
 	}
 	if keep <= 0 {
 		sp.drop(e)
@@ -325,10 +325,6 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	sp.arm(e.n)
 	sp.changed(e.n)
 	return nil
-}
-
-func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
 }
 
 // Break ends a grant and notifies its holder.
@@ -358,7 +354,7 @@ func (s *store) endGrants(name string, token uint64, cause driver.Cause) error {
 		e.from.Lost(cause, nil)
 	}
 	if len(ended) == 0 {
-		return notHeld(name, token)
+		return driver.NotHeld(name, token)
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func (s *store) checked(batch []*held.Grant, rep server.Reply) {
 		}
 		if n > 0 && n <= len(batch) {
 			h := batch[n-1]
-			s.srv.Held.Lose(h, cause, server.NotHeld(h.Name, h.Token))
+			s.srv.Held.Lose(h, cause, driver.NotHeld(h.Name, h.Token))
 		}
 	}
 }

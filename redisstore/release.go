@@ -38,7 +38,7 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		}
 		return err
 	case rep.Kind == 'N':
-		return server.NotHeld(g.Name, g.Token)
+		return driver.NotHeld(g.Name, g.Token)
 	case next != nil && len(rep.Values) >= 2:
 		s.pass(next, rep)
 	}

@@ -55,7 +55,7 @@ func (a *attempt) reportRelease(rep *server.Reply, err error) {
 	case err != nil:
 	case rep.Kind == 'g' || rep.Kind == 'q':
 		rep.Kind -= 'g' - 'G' // now G or Q, and the old grant had already ended
-		err = server.NotHeld(a.old.grant.Name, a.old.grant.Token)
+		err = driver.NotHeld(a.old.grant.Name, a.old.grant.Token)
 	case rep.Kind != 'G' && rep.Kind != 'Q': // too late, or undone
 		return
 	}

@@ -30,7 +30,7 @@ func (s *store) Break(ctx context.Context, name string, token uint64) error {
 // grantNode returns the path of the grant with a token. A request to end has replaced the number of the grant's
 // tokens, so such a grant has any of those that its node has room for.
 func (ss *session) grantNode(ctx context.Context, name string, token uint64) (string, error) {
-	missing := notHeld(driver.Grant{Name: name, Token: token})
+	missing := driver.NotHeld(name, token)
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))

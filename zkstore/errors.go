@@ -76,10 +76,6 @@ func (s *store) unread(err error) error {
 
 func errClosed() error { return driver.Errorf(driver.CodeClosed, "the zookeeper store is closed") }
 
-func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", g.Name, g.Token)
-}
-
 func withdrawn(ctx context.Context) error {
 	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 }

@@ -54,7 +54,7 @@ func (s *store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 	case err != nil:
 		return s.fail(err)
 	case lost:
-		return notHeld(dg)
+		return driver.NotHeld(dg.Name, dg.Token)
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func (s *store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 func (s *store) releaseEnded(ctx context.Context, dg driver.Grant) error {
 	g, ok := dg.Handle.(*grant)
 	if !ok || g.ss.s != s || g.ss.zk.Ended() == nil {
-		return notHeld(dg)
+		return driver.NotHeld(dg.Name, dg.Token)
 	}
 	ss, err := s.anySession(ctx)
 	if err != nil {
@@ -73,7 +73,7 @@ func (s *store) releaseEnded(ctx context.Context, dg driver.Grant) error {
 	if err := ss.undoAfterEnd(ctx, driver.Request{ID: dg.ID, Name: dg.Name}, g.ss); err != nil {
 		return err
 	}
-	return notHeld(dg)
+	return driver.NotHeld(dg.Name, dg.Token)
 }
 
 // remove deletes the node. lost reports that the grant had been lost before.
@@ -168,7 +168,7 @@ func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		case s.calls.Stopped():
 			answers[i].Err = errClosed()
 		case g == nil:
-			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(dg)}
+			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: driver.NotHeld(dg.Name, dg.Token)}
 		default:
 			found[i] = g
 			heartbeats[g.ss] = &heartbeat{}
@@ -224,10 +224,10 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "its release is not confirmed yet")}
 	case ss.grants[g.ID] != g || g.cause != "":
 		cause := cmp.Or(g.cause, driver.CauseGone)
-		return driver.Renewal{Cause: cause, Err: notHeld(g.Grant)}
+		return driver.Renewal{Cause: cause, Err: driver.NotHeld(g.Grant.Name, g.Grant.Token)}
 	case passed >= g.ttl:
 		ss.wakeMaintain()
-		return driver.Renewal{Cause: driver.CauseExpired, Err: notHeld(g.Grant)}
+		return driver.Renewal{Cause: driver.CauseExpired, Err: driver.NotHeld(g.Grant.Name, g.Grant.Token)}
 	case zk.Between(g.sent, sent) <= g.ttl-ttl:
 		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "the leader has not answered since the last renewal")}
 	}

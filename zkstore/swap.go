@@ -83,7 +83,7 @@ func (o *release) done(dir string, names []string) {
 	ss.mu.Lock()
 	g.busy = false
 	if g.cause != "" {
-		err = notHeld(g.Grant)
+		err = driver.NotHeld(g.Grant.Name, g.Grant.Token)
 	}
 	ss.forgetLocked(g)
 	if names != nil && dir == g.dir {
@@ -124,8 +124,8 @@ func (o *release) notFound() {
 	ss.forgetLocked(g)
 	ss.mu.Unlock()
 	if o.unanswered {
-		o.report(ss.s.fail(&zk.LostError{Err: notHeld(g.Grant)}))
+		o.report(ss.s.fail(&zk.LostError{Err: driver.NotHeld(g.Grant.Name, g.Grant.Token)}))
 	} else {
-		o.report(notHeld(g.Grant))
+		o.report(driver.NotHeld(g.Grant.Name, g.Grant.Token))
 	}
 }

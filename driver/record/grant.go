@@ -230,10 +230,6 @@ func (e *engine) applyOne(ctx context.Context, p *op) error {
 	return e.ended(p.err)
 }
 
-func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
-}
-
 // Release ends a grant. If keep is positive, the record keeps the grant for that time, marked as
 // released.
 func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
@@ -251,7 +247,7 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 			if found && v.cause(g.Token) != driver.CauseTaken {
 				return nil, nil
 			}
-			return nil, notHeld(g.Name, g.Token)
+			return nil, driver.NotHeld(g.Name, g.Token)
 		}
 		found = true
 		next := v.with(slices.Clone(v.Holders), "")
@@ -268,7 +264,7 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 	err := e.applyOne(ctx, p)
 	switch {
 	case err == nil && !kept:
-		return notHeld(g.Name, g.Token) // it has expired, and the record does not keep it
+		return driver.NotHeld(g.Name, g.Token) // it has expired, and the record does not keep it
 	case err == nil:
 		e.sweep()
 	}

@@ -19,7 +19,7 @@ func (e *engine) Break(ctx context.Context, name string, token uint64) error {
 			if found {
 				return nil, nil
 			}
-			return nil, notHeld(name, token)
+			return nil, driver.NotHeld(name, token)
 		}
 		found = true
 		next := v.with(slices.Delete(slices.Clone(v.Holders), i, i+1), "")

@@ -10,15 +10,12 @@ import (
 // Renew sets new expiry times for grants that still stand. The grants of one name are renewed by one
 // write of its record.
 func (e *engine) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
 	ctx, end, err := e.calls.Call(ctx)
 	if err != nil {
-		for i := range answers {
-			answers[i].Err = err
-		}
-		return answers
+		return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 	}
 	defer end()
+	answers := make([]driver.Renewal, len(grants))
 	renewals := e.renewals(grants, answers)
 	inBatches(len(renewals), func(from, to int, last bool) bool {
 		var ops []*op
@@ -88,7 +85,7 @@ func (v *view) renew(from *view, skew int64, grants []driver.Grant, waiting []in
 		lasts := micros(g.TTL) + skew
 		switch h := byID[g.ID]; {
 		case h == nil || h.Token != g.Token:
-			answers[i] = driver.Renewal{Cause: v.cause(g.Token), Err: notHeld(g.Name, g.Token)}
+			answers[i] = driver.Renewal{Cause: v.cause(g.Token), Err: driver.NotHeld(g.Name, g.Token)}
 		case from != nil && h.Expires == from.now+lasts: // mutation: record-renewed
 			answers[i] = driver.Renewal{SentAt: from.sent, TTL: g.TTL}
 		default:

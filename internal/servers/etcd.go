@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -108,27 +107,14 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		members[i] = m
 		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, m.Peer))
 	}
-	// A member serves only with a quorum, so all are started together.
-	errs := make(chan error, len(members))
-	for i, m := range members {
-		command := m.command(c, i, cluster)
-		go func() {
-			var err error
-			m.Server, err = Start(ctx, Config{
-				Name: fmt.Sprintf("etcd m%d", i), Command: command,
-				Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", i)), Ready: m.healthy,
-			})
-			errs <- err
-		}()
-	}
-	var err error
-	for range members {
-		err = errors.Join(err, <-errs)
-	}
+	err := startTogether(members, func(i int, m *Etcd) (err error) {
+		m.Server, err = Start(ctx, Config{
+			Name: fmt.Sprintf("etcd m%d", i), Command: m.command(c, i, cluster),
+			Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", i)), Ready: m.healthy,
+		})
+		return err
+	})
 	if err != nil {
-		for _, m := range members {
-			m.End()
-		}
 		return nil, err
 	}
 	return members, nil
@@ -153,14 +139,7 @@ func JoinEtcd(ctx context.Context, c EtcdConfig, members []*Etcd, add func(peer 
 	}
 	m.Server, err = Start(ctx, Config{
 		Name: "etcd that joins", Command: append(m.command(c, len(members), cluster), "--initial-cluster-state", "existing"),
-		Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", len(members))),
-		Ready: func(ctx context.Context) error {
-			nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.Client)
-			if err == nil {
-				nc.Close()
-			}
-			return err
-		},
+		Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", len(members))), Ready: Dial(m.Client),
 	})
 	return m, err
 }
@@ -234,11 +213,6 @@ func (m *Etcd) Backup(to string) error {
 	return errors.Join(err, m.Cont())
 }
 
-// oneRequest is a client that uses each connection once.
-func (m *Etcd) oneRequest() *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: m.tls}}
-}
-
 // Post sends a request to the member's JSON gateway, in at most 5 s, and decodes the answer. The path is what
 // follows /v3/. The token of a user may be empty. A nil client uses a connection for this request only.
 func (m *Etcd) Post(ctx context.Context, client *http.Client, path, token, request string, answer any) error {
@@ -253,7 +227,7 @@ func (m *Etcd) Post(ctx context.Context, client *http.Client, path, token, reque
 		req.Header.Set("Authorization", token)
 	}
 	if client == nil {
-		client = m.oneRequest()
+		client = oneRequest(m.tls)
 	}
 	resp, err := client.Do(req)
 	if err != nil {
@@ -271,19 +245,7 @@ func (m *Etcd) Post(ctx context.Context, client *http.Client, path, token, reque
 
 // healthy returns nil if a member has a leader and accepts writes.
 func (m *Etcd) healthy(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.scheme+"://"+m.Client+"/health", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := m.oneRequest().Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("health: %s", resp.Status)
-	}
-	return nil
+	return get(ctx, m.tls, m.scheme+"://"+m.Client+"/health", &struct{}{})
 }
 
 // EtcdEndpoints returns the members' client addresses.

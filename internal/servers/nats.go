@@ -6,10 +6,8 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,31 +69,19 @@ func (c NATSConfig) start(ctx context.Context, program, dir string) ([]*NATS, er
 			}
 		}
 	}
-	errs := make(chan error, len(all))
-	for i, n := range all { // a server serves only with a quorum
+	err := startTogether(all, func(i int, n *NATS) error {
 		own := filepath.Join(dir, fmt.Sprintf("n%d", i))
 		err := os.MkdirAll(own, 0o700)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(own, "nats.conf"), []byte(c.config(i, all)), 0o600)
 		}
-		if err != nil {
-			return nil, err
-		}
-		go func() {
-			var err error
+		if err == nil {
 			n.Server, err = Start(ctx, Config{Name: fmt.Sprintf("nats-server n%d", i), Dir: own,
 				Command: []string{program, "-c", "nats.conf"}, Ready: n.healthy})
-			errs <- err
-		}()
-	}
-	var err error
-	for range all {
-		err = errors.Join(err, <-errs)
-	}
-	if err != nil {
-		for _, n := range all {
-			n.End()
 		}
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	return all, nil
@@ -225,17 +211,5 @@ func (n *NATS) Received(ctx context.Context) (int, error) {
 }
 
 func (n *NATS) monitored(ctx context.Context, page string, into any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.monitor+"/"+page, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", page, resp.Status)
-	}
-	return json.NewDecoder(resp.Body).Decode(into)
+	return get(ctx, nil, "http://"+n.monitor+"/"+page, into)
 }

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -20,9 +21,7 @@ import (
 func lineServer(t *testing.T, answer func(line string) string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -61,10 +60,17 @@ func requestLine(t *testing.T, c net.Conn, line string, timeout time.Duration) (
 	if _, err := c.Write([]byte(line + "\n")); err != nil {
 		return "", err
 	}
-	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.SetReadDeadline(time.Now().Add(timeout)))
 	return bufio.NewReader(c).ReadString('\n')
+}
+
+// dial connects to a proxy.
+func dial(t *testing.T, p *servers.Proxy) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", p.Address())
+	must.Succeed(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
 }
 
 // TestProxyInjectsFaults injects each fault into the connections, and requires that the proxy works
@@ -72,23 +78,12 @@ func requestLine(t *testing.T, c net.Conn, line string, timeout time.Duration) (
 func TestProxyInjectsFaults(t *testing.T) {
 	address, read := upper(t)
 	p, err := servers.NewProxy(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer p.Close()
 	const timeout = 20 * time.Second
-	dial := func() net.Conn {
-		t.Helper()
-		c, err := net.Dial("tcp", p.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
 	requireWorks := func() {
 		t.Helper()
-		if got, err := requestLine(t, dial(), "hello", timeout); got != "HELLO\n" {
+		if got, err := requestLine(t, dial(t, p), "hello", timeout); got != "HELLO\n" {
 			t.Fatalf("%q, %v", got, err)
 		}
 		if got := <-read; got != "hello" {
@@ -98,39 +93,31 @@ func TestProxyInjectsFaults(t *testing.T) {
 	requireWorks()
 
 	// With dropped answers, the server reads the request and the client receives nothing.
-	c := dial()
-	if err := p.DropAnswers(); err != nil {
-		t.Fatal(err)
-	}
+	c := dial(t, p)
+	must.Succeed(t, p.DropAnswers())
 	if got, err := requestLine(t, c, "one", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if got := <-read; got != "one" {
 		t.Errorf("the server read %q", got)
 	}
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 	requireWorks()
 
 	// With silence, neither end receives anything.
-	c = dial()
-	if err := p.Silence(); err != nil {
-		t.Fatal(err)
-	}
+	c = dial(t, p)
+	must.Succeed(t, p.Silence())
 	if got, err := requestLine(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if len(read) != 0 {
 		t.Errorf("the server read %q", <-read)
 	}
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 	requireWorks()
 
 	// A proxy that mutes its connections keeps them open, and does not disturb new ones.
-	c = dial()
+	c = dial(t, p)
 	if got, err := requestLine(t, c, "one", timeout); got != "ONE\n" || <-read != "one" {
 		t.Fatalf("%q, %v", got, err) // the server has accepted it
 	}
@@ -139,12 +126,10 @@ func TestProxyInjectsFaults(t *testing.T) {
 	if got, err := requestLine(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 
 	// A proxy that refuses connections keeps the present ones.
-	c = dial()
+	c = dial(t, p)
 	if got, err := requestLine(t, c, "two", timeout); got != "TWO\n" || <-read != "two" {
 		t.Fatalf("%q, %v", got, err) // the server has accepted it
 	}
@@ -156,48 +141,34 @@ func TestProxyInjectsFaults(t *testing.T) {
 	if got, err := requestLine(t, c, "three", timeout); got != "THREE\n" || <-read != "three" {
 		t.Errorf("%q, %v", got, err)
 	}
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 	requireWorks()
 
 	// A delay delays the answer.
-	if err := p.Delay(100 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Delay(100*time.Millisecond))
 	began := time.Now()
 	requireWorks()
 	if took := time.Since(began); took < 100*time.Millisecond {
 		t.Errorf("the answer came after %s, before the delay had passed", took)
 	}
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 
 	// A second delay replaces the first. A delay of 0 ends it.
 	for _, d := range []time.Duration{time.Hour, 50 * time.Millisecond} {
-		if err := p.Delay(d); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, p.Delay(d))
 	}
 	began = time.Now()
 	requireWorks()
 	if took := time.Since(began); took < 50*time.Millisecond {
 		t.Errorf("the answer came after %s, before the delay had passed", took)
 	}
-	c = dial()
-	if err := p.Delay(time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	c = dial(t, p)
+	must.Succeed(t, p.Delay(time.Hour))
 	if got, err := requestLine(t, c, "late", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
 	}
-	if err := p.Delay(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Delay(0))
+	must.Succeed(t, c.SetReadDeadline(time.Now().Add(timeout)))
 	if got, err := bufio.NewReader(c).ReadString('\n'); got != "LATE\n" {
 		t.Errorf("the answer after the end of the delay is %q, %v", got, err)
 	}
@@ -205,10 +176,8 @@ func TestProxyInjectsFaults(t *testing.T) {
 
 	// With one lost answer, the server reads the request, and the connection ends. Other
 	// connections continue.
-	c, other := dial(), dial()
-	if err := p.LoseAnswer(1); err != nil {
-		t.Fatal(err)
-	}
+	c, other := dial(t, p), dial(t, p)
+	must.Succeed(t, p.LoseAnswer(1))
 	if got, err := requestLine(t, c, "passes", timeout); got != "PASSES\n" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -226,7 +195,7 @@ func TestProxyInjectsFaults(t *testing.T) {
 	requireWorks()
 
 	// A cut ends the connection and refuses a new one.
-	c = dial()
+	c = dial(t, p)
 	p.Cut()
 	if got, err := requestLine(t, c, "three", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%q, %v", got, err)
@@ -235,9 +204,7 @@ func TestProxyInjectsFaults(t *testing.T) {
 		c.Close()
 		t.Error("a cut proxy accepts connections")
 	}
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 	requireWorks()
 }
 
@@ -246,29 +213,23 @@ func TestProxyInjectsFaults(t *testing.T) {
 func TestProxyDeliversLate(t *testing.T) {
 	address, read := upper(t)
 	p, err := servers.NewProxy(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer p.Close()
 	const timeout = 20 * time.Second
-	dial := func() net.Conn {
+	served := func() net.Conn {
 		t.Helper()
-		c, err := net.Dial("tcp", p.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
+		c := dial(t, p)
 		if got, err := requestLine(t, c, "hello", timeout); got != "HELLO\n" || <-read != "hello" {
 			t.Fatalf("%q, %v", got, err)
 		}
 		return c
 	}
-	c := dial()
+	c := served()
 	p.Hold()
 	if got, err := requestLine(t, c, "late", timeout); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a request that is held back: %q, %v", got, err)
 	}
-	dial()
+	served()
 	if n := p.Held(); n != 1 || len(read) != 0 {
 		t.Errorf("%d connections are held, and the server has read %d requests", n, len(read))
 	}
@@ -278,16 +239,12 @@ func TestProxyDeliversLate(t *testing.T) {
 	}
 
 	// A delayed request reaches the server when the delay ends.
-	c = dial()
-	if err := p.DelayRequests(time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	c = served()
+	must.Succeed(t, p.DelayRequests(time.Hour))
 	if got, err := requestLine(t, c, "delayed", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) || len(read) != 0 {
 		t.Errorf("%q, %v", got, err)
 	}
-	if err := p.DelayRequests(0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.DelayRequests(0))
 	if got := <-read; got != "delayed" {
 		t.Errorf("the server read %q", got)
 	}
@@ -300,16 +257,12 @@ func TestProxyLeavesNoGoroutine(t *testing.T) {
 	address, _ := upper(t)
 	before := goleak.IgnoreCurrent() // ignores goroutines of the server and of other tests
 	p, err := servers.NewProxy(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	open := goleak.IgnoreCurrent()
 	use := func() {
 		t.Helper()
 		c, err := net.Dial("tcp", p.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer c.Close()
 		if got, err := requestLine(t, c, "x", time.Minute); got != "X\n" {
 			t.Fatalf("%q, %v", got, err)
@@ -317,13 +270,9 @@ func TestProxyLeavesNoGoroutine(t *testing.T) {
 	}
 	use()
 	p.Cut()
-	if err := p.Heal(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Heal())
 	use()
-	if err := p.Redirect(address); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.Redirect(address))
 	use()
 	ofServer := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/internal/servers_test.lineServer.func2.1")
 	if err := goleak.Find(open, ofServer); err != nil {

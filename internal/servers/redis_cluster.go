@@ -151,10 +151,7 @@ func (c *RedisCluster) Whole(ctx context.Context) error { return Until(ctx, c.wh
 // whole returns a function that checks the condition of Whole once.
 func (c *RedisCluster) whole(ctx context.Context) func() error {
 	return func() error {
-		for _, r := range c.Nodes {
-			if r.PID() == 0 {
-				continue
-			}
+		for _, r := range RunningRedis(c.Nodes) {
 			answer, err := r.Do(ctx, "CLUSTER", "INFO")
 			if err != nil {
 				return err
@@ -172,15 +169,7 @@ func (c *RedisCluster) whole(ctx context.Context) func() error {
 
 // SetNodeTimeout sets the silence after which the running nodes consider a node dead.
 func (c *RedisCluster) SetNodeTimeout(ctx context.Context, d time.Duration) error {
-	for _, r := range c.Nodes {
-		if r.PID() == 0 {
-			continue
-		}
-		if _, err := r.Do(ctx, "CONFIG", "SET", "cluster-node-timeout", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return DoEach(ctx, RunningRedis(c.Nodes), "CONFIG", "SET", "cluster-node-timeout", strconv.FormatInt(d.Milliseconds(), 10))
 }
 
 // Slot returns the slot of a key.
@@ -193,18 +182,15 @@ func (c *RedisCluster) Slot(ctx context.Context, key string) (int, error) {
 // Owner returns the running primary of a slot, as a running node reports it.
 func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
 	var last error
-	for _, node := range c.Nodes {
-		if node.PID() == 0 {
-			continue
-		}
+	for _, node := range RunningRedis(c.Nodes) {
 		answer, err := node.Do(ctx, "CLUSTER", "SLOTS")
 		if err != nil {
 			last = err
 			continue
 		}
 		port := primaryOf(answer, int64(slot))
-		for _, r := range c.Nodes {
-			if int64(r.Port) == port && r.PID() != 0 {
+		for _, r := range RunningRedis(c.Nodes) {
+			if int64(r.Port) == port {
 				return r, nil
 			}
 		}
@@ -264,10 +250,7 @@ func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) e
 			}
 		}
 	}
-	for _, r := range append([]*Redis{to, from}, c.Nodes...) {
-		if r.PID() == 0 {
-			continue
-		}
+	for _, r := range RunningRedis(append([]*Redis{to, from}, c.Nodes...)) {
 		// A replica receives the change from its primary, so its refusal is not a failure.
 		if _, err := r.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "NODE", c.ids[to]); err != nil && !strings.Contains(err.Error(), "SETSLOT only with masters") {
 			return err

@@ -55,10 +55,7 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, r := range g.Replicas {
-			if r.PID() == 0 {
-				continue
-			}
+		for _, r := range RunningRedis(g.Replicas) {
 			info, err := r.Info(ctx, "replication")
 			if err != nil {
 				return err
@@ -104,6 +101,21 @@ func (g *RedisReplicas) Kill() {
 	for _, r := range g.All() {
 		r.Kill()
 	}
+}
+
+// RunningRedis returns the servers that run.
+func RunningRedis(all []*Redis) []*Redis {
+	return slices.DeleteFunc(slices.Clone(all), func(r *Redis) bool { return r.PID() == 0 })
+}
+
+// DoEach sends a command to servers, one after another.
+func DoEach(ctx context.Context, all []*Redis, args ...string) error {
+	for _, r := range all {
+		if _, err := r.Do(ctx, args...); err != nil {
+			return fmt.Errorf("%s: %w", strings.Join(args, " "), err)
+		}
+	}
+	return nil
 }
 
 // Info returns a section of INFO.
@@ -187,19 +199,7 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 		s.Sentinels = append(s.Sentinels, r)
 	}
 	// Wait until the sentinels have found one another and the replicas.
-	return s, Until(ctx, func() error {
-		for _, r := range s.Sentinels {
-			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
-			if err != nil {
-				return err
-			}
-			m := pairs(answer)
-			if m["num-slaves"] != strconv.Itoa(n) || m["num-other-sentinels"] != "2" || m["flags"] != "master" {
-				return fmt.Errorf("the sentinel on port %d sees %s replicas, %s sentinels, %s", r.Port, m["num-slaves"], m["num-other-sentinels"], m["flags"])
-			}
-		}
-		return nil
-	})
+	return s, s.awaitReport(ctx, map[string]string{"num-slaves": strconv.Itoa(n), "num-other-sentinels": "2", "flags": "master"})
 }
 
 // startSentinel makes one attempt to start a sentinel on a free port. password is the sentinel's own.
@@ -280,24 +280,22 @@ func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 
 // setDownAfter sets the silence after which the sentinels consider a server dead.
 func (s *RedisSentinel) setDownAfter(ctx context.Context, d time.Duration) error {
-	for _, r := range s.Sentinels {
-		if _, err := r.Do(ctx, "SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return DoEach(ctx, s.Sentinels, "SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10))
 }
 
-// awaitReachable waits until no sentinel suspects the primary or waits for its answer.
-func (s *RedisSentinel) awaitReachable(ctx context.Context) error {
+// awaitReport waits until each sentinel reports these values about the primary.
+func (s *RedisSentinel) awaitReport(ctx context.Context, want map[string]string) error {
 	return Until(ctx, func() error {
 		for _, r := range s.Sentinels {
 			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
 			if err != nil {
 				return err
 			}
-			if m := pairs(answer); m["flags"] != "master" || m["last-ping-sent"] != "0" {
-				return fmt.Errorf("the sentinel on port %d: %s, last ping %s ms ago", r.Port, m["flags"], m["last-ping-sent"])
+			report := pairs(answer)
+			for name, value := range want {
+				if report[name] != value {
+					return fmt.Errorf("the sentinel on port %d reports %s %q, not %q", r.Port, name, report[name], value)
+				}
 			}
 		}
 		return nil
@@ -339,7 +337,8 @@ func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, er
 		err = s.setDownAfter(ctx, sentinelNotDown)
 	}
 	if err == nil {
-		err = s.awaitReachable(ctx)
+		// No sentinel suspects the primary, or waits for its answer.
+		err = s.awaitReport(ctx, map[string]string{"flags": "master", "last-ping-sent": "0"})
 	}
 	return to, err
 }

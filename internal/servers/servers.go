@@ -12,6 +12,8 @@ package servers
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -128,6 +130,24 @@ func retryStart[S any](ctx context.Context, start func() (S, error)) (s S, err e
 	return s, err
 }
 
+// startTogether calls start for all members of a cluster at once, because a member serves only with a quorum. After an
+// error it ends them.
+func startTogether[M interface{ End() }](members []M, start func(i int, m M) error) error {
+	errs := make([]error, len(members))
+	var starting sync.WaitGroup
+	for i, m := range members {
+		starting.Go(func() { errs[i] = start(i, m) })
+	}
+	starting.Wait()
+	err := errors.Join(errs...)
+	if err != nil {
+		for _, m := range members {
+			m.End()
+		}
+	}
+	return err
+}
+
 // Dial returns a Ready for servers that serve as soon as they accept connections.
 func Dial(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
@@ -156,6 +176,28 @@ func Serves(method, url string, statuses ...int) func(context.Context) error {
 		}
 		return nil
 	}
+}
+
+// oneRequest returns a client that uses each connection once.
+func oneRequest(t *tls.Config) *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: t}}
+}
+
+// get reads a page, and decodes it from JSON.
+func get(ctx context.Context, t *tls.Config, url string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := oneRequest(t).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	return json.NewDecoder(resp.Body).Decode(into)
 }
 
 // Restart kills the server if it runs, starts it again on its data, and waits until it serves.

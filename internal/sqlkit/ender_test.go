@@ -38,13 +38,19 @@ func TestEnderEndsWithContext(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Errorf("%s: not ended", name)
 		}
-		if err := e.Stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
-		}
-		e.Begin(context.Background())
-		if err := e.Stop(); err != nil {
-			t.Errorf("%s: %v after the next statement", name, err)
-		}
+		requireEnded(t, e, name)
+	}
+}
+
+// requireEnded requires that the present statement was ended, and the next one is not.
+func requireEnded(t *testing.T, e *Ender, name string) {
+	t.Helper()
+	if err := e.Stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
+	}
+	e.Begin(context.Background())
+	if err := e.Stop(); err != nil {
+		t.Errorf("%s: %v after the next statement", name, err)
 	}
 }
 
@@ -86,12 +92,6 @@ func TestEnderTimerServesManyStatements(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Errorf("%s: not ended", name)
 		}
-		if err := e.Stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
-		}
-		e.Begin(context.Background())
-		if err := e.Stop(); err != nil {
-			t.Errorf("%s: %v after the next statement", name, err)
-		}
+		requireEnded(t, e, name)
 	}
 }

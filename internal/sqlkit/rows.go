@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/fnv"
 	"iter"
+	"slices"
 	"strconv"
 	"time"
 
@@ -65,13 +66,10 @@ type part struct {
 // row as it was read, or leaves the row alone. So it may be sent again, also if it had an effect. After an error
 // that a retry does not solve, each row gets a statement of its own.
 func (r *rows) Exchange(ctx context.Context, changes []record.Change, keys []string) []record.Result {
-	results := make([]record.Result, len(keys))
 	if err := r.resolve(ctx); err != nil {
-		for i := range results {
-			results[i].Err = err
-		}
-		return results
+		return slices.Repeat([]record.Result{{Err: err}}, len(keys))
 	}
+	results := make([]record.Result, len(keys))
 	all := part{rows: make([]exchange, len(keys)), apart: len(keys) == 1}
 	for i, key := range keys {
 		all.rows[i] = exchange{key: key, result: &results[i]}

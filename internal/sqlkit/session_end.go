@@ -97,12 +97,12 @@ func (e *Sessions) beginRelease(ctx context.Context, g driver.Grant) (*lease, er
 	l := e.leases[g.ID]
 	if l == nil || l.request.Token != g.Token {
 		e.mu.Unlock()
-		return nil, notHeld(g.Name, g.Token)
+		return nil, driver.NotHeld(g.Name, g.Token)
 	}
 	closed := l.closed
 	e.mu.Unlock()
 	if closed { // the grant was lost, or the answer to a release was lost
-		return nil, e.finish(ctx, l, notHeld(g.Name, g.Token))
+		return nil, e.finish(ctx, l, driver.NotHeld(g.Name, g.Token))
 	}
 	if !l.tryLock() { // a ping uses the session
 		brief, cancel := context.WithTimeout(ctx, busyTimeout)
@@ -121,7 +121,7 @@ func (e *Sessions) beginRelease(ctx context.Context, g driver.Grant) (*lease, er
 	e.mu.Unlock()
 	if !granted {
 		defer l.unlock()
-		return nil, e.finish(ctx, l, notHeld(g.Name, g.Token))
+		return nil, e.finish(ctx, l, driver.NotHeld(g.Name, g.Token))
 	}
 	return l, nil
 }
@@ -138,7 +138,7 @@ func (e *Sessions) mayHaveEnded(l *lease) bool {
 // releaseFailed ends the session of a grant, and returns the error of the release. err is the error of
 // Unlock, or nil if the session did not have the grant. mayHaveEnded is from the time before Unlock.
 func (e *Sessions) releaseFailed(ctx context.Context, l *lease, mayHaveEnded bool, err error) error {
-	missing := notHeld(l.request.Name, l.request.Token)
+	missing := driver.NotHeld(l.request.Name, l.request.Token)
 	switch {
 	case err == nil:
 		e.drop(l.s)

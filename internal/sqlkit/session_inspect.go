@@ -129,7 +129,7 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 		case absent != nil && (driver.CodeOf(absent) != driver.CodeUnavailable || time.Since(start) > breakTimeout):
 			return absent
 		case time.Since(start) > breakTimeout:
-			return notHeld(name, token)
+			return driver.NotHeld(name, token)
 		}
 		if err := poll.Sleep(ctx); err != nil && evicted {
 			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the server has not ended the holder's session yet: %w", err))
@@ -167,17 +167,17 @@ func (e *Sessions) evict(ctx context.Context, side Link, name string, token uint
 		if err != nil {
 			return false, nil, err
 		}
-		if absent = notHeld(name, token); locked {
+		if absent = driver.NotHeld(name, token); locked {
 			absent = unrecorded
 		}
 	default:
-		absent = notHeld(name, token)
+		absent = driver.NotHeld(name, token)
 	}
 	for _, s := range sights {
 		switch {
 		case !s.Granted:
 		case s.Token > 0 && s.Limit == driver.Exclusive:
-			return false, notHeld(name, token), nil
+			return false, driver.NotHeld(name, token), nil
 		case s.Hidden:
 			absent = driver.Errorf(driver.CodeRefused, "the server does not show the holder of %q to this user", name)
 		case s.Token == 0:

@@ -3,6 +3,7 @@ package sqlkit
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -11,14 +12,11 @@ import (
 
 // Renew pings the sessions of grants.
 func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
 	if err := e.Enter(); err != nil {
-		for i := range answers {
-			answers[i].Err = err
-		}
-		return answers
+		return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 	}
 	defer e.Leave()
+	answers := make([]driver.Renewal, len(grants))
 	pings := make([]*ping, len(grants))
 	for i, g := range grants {
 		pings[i], answers[i] = e.beginRenewal(g)
@@ -42,7 +40,7 @@ func (e *Sessions) beginRenewal(g driver.Grant) (*ping, driver.Renewal) {
 	case found && l.granted:
 		return e.pingLocked(l, false), driver.Renewal{}
 	}
-	return nil, driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
+	return nil, driver.Renewal{Cause: driver.CauseGone, Err: driver.NotHeld(g.Name, g.Token)}
 }
 
 // ping is a statement by which a session proves its grant. It outlives the call that began it.
@@ -69,7 +67,7 @@ func (p *ping) renewal(ctx context.Context, g driver.Grant) driver.Renewal {
 	case p.err != nil:
 		return driver.Renewal{Cause: driver.CauseSessionEnded, Err: p.err}
 	case !p.ok:
-		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
+		return driver.Renewal{Cause: driver.CauseGone, Err: driver.NotHeld(g.Name, g.Token)}
 	}
 	return driver.Renewal{SentAt: p.sent, TTL: g.TTL}
 }

@@ -13,10 +13,6 @@ func tokens(r *driver.Request) int {
 	return min(max(r.Tokens, 1), maxTokens)
 }
 
-func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
-}
-
 // Counted returns the tokens of a grant that has raised a committed counter from before to
 // after. They are larger than before. The token of granted is the clock when the lock was granted.
 // Unless the clock was set back, they are not smaller than that token. So they are larger than the

@@ -50,7 +50,7 @@ func (s *store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 	}
 	rep, err := s.eval(ctx, s.verbs.release, st)
 	if err == nil && rep.Kind != 'R' {
-		return server.NotHeld(g.Name, g.Token)
+		return driver.NotHeld(g.Name, g.Token)
 	}
 	if err == nil {
 		s.turns.released(st.key, s.listening(st.key, rep))
@@ -112,7 +112,7 @@ func (s *store) check(ctx context.Context, due []*held.Grant) {
 		case a.Reply.Kind == 'R':
 			s.srv.Held.Prove(h.ID, a.Reply.Sent.Time())
 		default:
-			s.srv.Held.Lose(h, a.Reply.EndCause(), server.NotHeld(h.Name, h.Token))
+			s.srv.Held.Lose(h, a.Reply.EndCause(), driver.NotHeld(h.Name, h.Token))
 		}
 	}
 }

@@ -5,14 +5,11 @@ import (
 	"database/sql"
 	sqldriver "database/sql/driver"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 
-	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
@@ -82,61 +79,10 @@ func TestSettingsLeftInSessionsKeepLocksExact(t *testing.T) {
 					t.Cleanup(func() { _ = db.Close() })
 					db.SetMaxIdleConns(0) // each use of the pool gets a new session
 
-					plain := mariadb.Store(t, schema, "recipe="+recipe)
-					held, kept := sqltest.Must(t, plain, name, driver.Exclusive, time.Minute)
-					other, err := store(mysqlstore.New(t.Context(), db, mysqlstore.With(mysqlstore.Recipe(recipe)), mysqlstore.InSchema(schema)))
-					if err == nil {
-						t.Cleanup(func() { sqltest.Close(t, other) })
-					}
-					leave.on.Store(true)
-					if slices.Contains(c.refused, recipe) {
-						for _, name := range []string{name, name + " free"} {
-							r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-							if other != nil {
-								_, err = other.Acquire(t.Context(), r)
-							}
-							if code := driver.CodeOf(err); code != driver.CodeRefused && (code != driver.CodeBusy || r.Name != held.Name) {
-								t.Fatalf("%s: %v; want refused", name, err)
-							}
-						}
-						next, _ := sqltest.Must(t, plain, name+" free", driver.Exclusive, time.Minute)
-						sqltest.Release(t, plain, next)
-						sqltest.Release(t, plain, held)
-						return
-					}
-					check(t, err)
-					sqltest.Busy(t, other, name, driver.Exclusive)
-					check(t, plain.Renew(t.Context(), []driver.Grant{held})[0].Err)
-					kept.Keeps(t)
-					sqltest.Release(t, plain, held)
-					last := held.Token
-					for range 2 {
-						g, kept := sqltest.Must(t, other, name, driver.Exclusive, time.Minute)
-						second, _ := sqltest.Must(t, other, name+" second", driver.Exclusive, time.Minute)
-						if g.Token <= last || time.Since(time.UnixMicro(int64(g.Token))).Abs() > time.Minute {
-							t.Errorf("token %d after %d", g.Token, last)
-						}
-						sqltest.Busy(t, plain, name, driver.Exclusive)
-						for _, r := range other.Renew(t.Context(), []driver.Grant{g, second}) {
-							check(t, r.Err)
-						}
-						kept.Keeps(t)
-						sqltest.Release(t, other, g)
-						sqltest.Release(t, other, second)
-						last = g.Token
-					}
-					key := fmt.Sprint(name, recipe, later)
-					version, err := other.Put(t.Context(), key, []byte(`\'`), "")
-					if len(c.refused) > 0 {
-						if driver.CodeOf(err) != driver.CodeRefused {
-							t.Errorf("Put: %v; want refused", err)
-						}
-						return
-					}
-					check(t, err)
-					if data, seen, err := plain.Get(t.Context(), key); err != nil || seen != version || string(data) != `\'` {
-						t.Errorf("Get: %q, version %q, %v; want version %q", data, seen, err, version)
-					}
+					sqltest.LeftSettingsKeepLocksExact(t, mariadb.Store(t, schema, "recipe="+recipe), name, recipe, c.refused, func() (sqltest.Store, error) {
+						defer leave.on.Store(true)
+						return store(mysqlstore.New(t.Context(), db, mysqlstore.With(mysqlstore.Recipe(recipe)), mysqlstore.InSchema(schema)))
+					})
 				})
 			}
 		}

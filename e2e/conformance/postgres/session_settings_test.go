@@ -1,12 +1,8 @@
 package postgres
 
 import (
-	"fmt"
-	"slices"
 	"testing"
-	"time"
 
-	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
@@ -56,63 +52,9 @@ func TestSettingsLeftInSessionsKeepLocksExact(t *testing.T) {
 		} {
 			t.Run(name+"/"+recipe, func(t *testing.T) {
 				plain := onPool(t, leftWith(t, database, "SELECT 1"), options...)
-				held, kept := sqltest.Must(t, plain, name, driver.Exclusive, time.Minute)
-				other, err := store(pgstore.NewPool(t.Context(), leftWith(t, database, c.left...), options...))
-				if err == nil {
-					t.Cleanup(func() { sqltest.Close(t, other) })
-				}
-				refused := slices.Contains(c.refused, recipe)
-				if refused {
-					for _, name := range []string{name, name + " free"} {
-						r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-						if other != nil {
-							_, err = other.Acquire(t.Context(), r)
-						}
-						if code := driver.CodeOf(err); code != driver.CodeRefused && (code != driver.CodeBusy || r.Name != held.Name) {
-							t.Fatalf("%s: %v; want refused", name, err)
-						}
-					}
-					next, _ := sqltest.Must(t, plain, name+" free", driver.Exclusive, time.Minute)
-					sqltest.Release(t, plain, next)
-					sqltest.Release(t, plain, held)
-					return
-				}
-				check(t, err)
-				sqltest.Busy(t, other, name, driver.Exclusive)
-				var st driver.State
-				if !sqltest.Soon(func() bool { // a role may not see whose session it is
-					st, err = other.Inspect(t.Context(), name)
-					return err == nil && len(st.Holders) == 1
-				}) {
-					t.Errorf("Inspect: %+v, %v; want the holder", st, err)
-				}
-				check(t, plain.Renew(t.Context(), []driver.Grant{held})[0].Err)
-				kept.Keeps(t)
-				sqltest.Release(t, plain, held)
-				last := held.Token
-				for range 2 {
-					g, kept := sqltest.Must(t, other, name, driver.Exclusive, time.Minute)
-					if g.Token <= last || time.Since(time.UnixMicro(int64(g.Token))).Abs() > time.Minute {
-						t.Errorf("token %d after %d", g.Token, last)
-					}
-					sqltest.Busy(t, plain, name, driver.Exclusive)
-					check(t, other.Renew(t.Context(), []driver.Grant{g})[0].Err)
-					kept.Keeps(t)
-					sqltest.Release(t, other, g)
-					last = g.Token
-				}
-				key := fmt.Sprint(name, recipe)
-				version, err := other.Put(t.Context(), key, []byte(`\'`), "")
-				if len(c.refused) > 0 {
-					if driver.CodeOf(err) != driver.CodeRefused {
-						t.Errorf("Put: %v; want refused", err)
-					}
-					return
-				}
-				check(t, err)
-				if data, seen, err := plain.Get(t.Context(), key); err != nil || seen != version || string(data) != `\'` {
-					t.Errorf("Get: %q, version %q, %v; want version %q", data, seen, err, version)
-				}
+				sqltest.LeftSettingsKeepLocksExact(t, plain, name, recipe, c.refused, func() (sqltest.Store, error) {
+					return store(pgstore.NewPool(t.Context(), leftWith(t, database, c.left...), options...))
+				})
 			})
 		}
 	}

@@ -97,6 +97,14 @@ func TestEveryGrantExceedsTokensSeen(t *testing.T) {
 		q.Tokens = 100
 		return q
 	}
+	after := func(t *testing.T, holder driver.Store, r driver.Request) (grant func() driver.Grant) {
+		held := must(t, holder, request(r.Name, driver.Exclusive, long))
+		w := queue(t, a, r)
+		return func() driver.Grant {
+			release(t, holder, held)
+			return w.Granted()
+		}
+	}
 	for way, prepare := range map[string]func(t *testing.T, name string) (grant func() driver.Grant){
 		"free": func(t *testing.T, name string) func() driver.Grant {
 			return func() driver.Grant { return must(t, a, request(name, driver.Exclusive, long)) }
@@ -113,36 +121,16 @@ func TestEveryGrantExceedsTokensSeen(t *testing.T) {
 			return func() driver.Grant { return must(t, a, request(name, 2, long)) }
 		},
 		"after another client": func(t *testing.T, name string) func() driver.Grant {
-			held := must(t, b, request(name, driver.Exclusive, long))
-			w := queue(t, a, request(name, driver.Exclusive, long))
-			return func() driver.Grant {
-				release(t, b, held)
-				return w.Granted()
-			}
+			return after(t, b, request(name, driver.Exclusive, long))
 		},
 		"after another client, with a range": func(t *testing.T, name string) func() driver.Grant {
-			held := must(t, b, request(name, driver.Exclusive, long))
-			w := queue(t, a, reserving(name))
-			return func() driver.Grant {
-				release(t, b, held)
-				return w.Granted()
-			}
+			return after(t, b, reserving(name))
 		},
 		"before the confirmation": func(t *testing.T, name string) func() driver.Grant {
-			held := must(t, b, request(name, driver.Exclusive, long))
-			w := queue(t, a, provisional(name))
-			return func() driver.Grant {
-				release(t, b, held)
-				return w.Granted()
-			}
+			return after(t, b, provisional(name))
 		},
 		"after the same client": func(t *testing.T, name string) func() driver.Grant {
-			held := must(t, a, request(name, driver.Exclusive, long))
-			w := queue(t, a, request(name, driver.Exclusive, long))
-			return func() driver.Grant {
-				release(t, a, held)
-				return w.Granted()
-			}
+			return after(t, a, request(name, driver.Exclusive, long))
 		},
 		"by a swap": func(t *testing.T, name string) func() driver.Grant {
 			held := must(t, a, request(name, driver.Exclusive, long))

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 const choosingPage = "../../../docs/choosing.md"
@@ -30,9 +32,7 @@ func TestChoosingPageMatchesDeclarations(t *testing.T) {
 	}
 
 	page, err := os.ReadFile(choosingPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	const begin, end = "<!-- stores: written by e2e/conformance/tables -->\n", "<!-- end -->"
 	head, rest, ok := strings.Cut(string(page), begin)
 	_, tail, ok2 := strings.Cut(rest, end)
@@ -40,13 +40,5 @@ func TestChoosingPageMatchesDeclarations(t *testing.T) {
 		t.Fatalf("%s has no place for the table of stores", choosingPage)
 	}
 	want := head + begin + table + end + tail
-	if *update {
-		if err := os.WriteFile(choosingPage, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(page) != want {
-		t.Errorf("%s differs from what the stores declare; run go test ./conformance/tables -update in e2e", choosingPage)
-	}
+	writeOrCompare(t, choosingPage, string(page), want)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/natsstore"
 	"github.com/holdfast-go/holdfast/pgstore"
@@ -31,9 +32,7 @@ type examined struct {
 func TestDoctorPageIsCurrent(t *testing.T) {
 	const path = "../../../docs/doctor.md"
 	page, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	head, _, _ := strings.Cut(string(page), "\n## ")
 	want := strings.TrimRight(head, "\n") + "\n"
 	var before []driver.Check
@@ -42,9 +41,7 @@ func TestDoctorPageIsCurrent(t *testing.T) {
 		var source string
 		for _, file := range e.tests {
 			text, err := os.ReadFile("../../../" + file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			source += string(text)
 		}
 		checks := e.store.(driver.Examiner).Checks()
@@ -63,15 +60,7 @@ func TestDoctorPageIsCurrent(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(page) != want {
-		t.Errorf("%s differs from the checks of the stores; run go test ./conformance/tables -update in e2e", path)
-	}
+	writeOrCompare(t, path, string(page), want)
 }
 
 // everyExaminer returns the stores, without a server.
@@ -79,9 +68,7 @@ func everyExaminer(t *testing.T) []examined {
 	t.Helper()
 	of := func(s driver.Store, err error) driver.Store {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return s
 	}
 	ctx := t.Context()

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 const checkPage = "../../../docs/check.md"
@@ -20,15 +22,11 @@ var quoted = regexp.MustCompile("`([a-z-]+)`")
 // source of package check.
 func TestCheckPageNamesEveryFault(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, "check/*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	inSource := map[string]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if strings.HasSuffix(file, "_test.go") || strings.HasSuffix(file, "crew.go") { // crew.go has commands for workers
 			continue
 		}
@@ -42,9 +40,7 @@ func TestCheckPageNamesEveryFault(t *testing.T) {
 	}
 
 	page, err := os.ReadFile(checkPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, section, _ := strings.Cut(string(page), "\n## The faults\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	onPage := map[string]bool{}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 const (
@@ -21,9 +22,7 @@ const (
 // and with the tests that exist.
 func TestEveryPromiseNamesItsTest(t *testing.T) {
 	text, err := os.ReadFile(promisesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, fault := range judge(string(text), append(subjects(declared(t)), others(t)...), tests(t)) {
 		t.Error(fault)
 	}
@@ -128,14 +127,10 @@ func others(t *testing.T) []subject {
 	guard := subject{kind: "guards", promises: guards}
 	for _, pattern := range []string{"fence/*.go", "*store/*.go"} {
 		files, err := filepath.Glob(filepath.Join(repository, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			for _, m := range guardType.FindAllStringSubmatch(string(text), -1) {
 				guard.promises = append(guard.promises, fmt.Sprintf("`%s.%s` keeps the contract of fence.Guard", filepath.Base(filepath.Dir(file)), m[1]+m[2]))
 			}
@@ -258,13 +253,9 @@ const inBubble = "suite TokensOfAWrongClock"
 func tests(t *testing.T) func(test string) bool {
 	t.Helper()
 	suite, err := os.ReadFile(filepath.Join(repository, "driver/drivertest/drivertest.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	shared, err := os.ReadFile("../sqltest/shared.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	found := map[string]bool{}
 	for _, m := range suiteTests.FindAllStringSubmatch(string(suite), -1) {
 		found["suite "+m[1]] = true
@@ -277,9 +268,7 @@ func tests(t *testing.T) func(test string) bool {
 		files, _ := filepath.Glob(filepath.Join(repository, directory, "*_test.go"))
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			bubbles = bubbles || bubble.Match(text)
 			for _, m := range functions.FindAllStringSubmatch(string(text), -1) {
 				found[name+"."+m[1]] = true
@@ -287,23 +276,17 @@ func tests(t *testing.T) func(test string) bool {
 		}
 	}
 	directories, err := filepath.Glob(filepath.Join(repository, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range directories {
 		read(filepath.Base(d), filepath.Base(d))
 	}
 	directories, err = filepath.Glob(filepath.Join(repository, "e2e/conformance/*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range directories {
 		read(filepath.Join("e2e/conformance", filepath.Base(d)), filepath.Base(d))
 	}
 	directories, err = filepath.Glob(filepath.Join(repository, "e2e/interop/*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range directories {
 		read(filepath.Join("e2e/interop", filepath.Base(d)), "interop/"+filepath.Base(d))
 	}

@@ -4,15 +4,15 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestTableOfTrustNamesItsTests: each row of the table in docs/security.md names tests that exist, or the page
 // that lists them.
 func TestTableOfTrustNamesItsTests(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_, section, _ := strings.Cut(string(text), "\n## The table of trust\n")
 	exists, rows := tests(t), 0
 	for line := range strings.Lines(section) {

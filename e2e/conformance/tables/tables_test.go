@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/holdfast-go/holdfast/mysqlstore"
@@ -34,9 +35,7 @@ var update = flag.Bool("update", false, "write the documentation's tables")
 func TestGuaranteesPageIsCurrent(t *testing.T) {
 	const path = "../../../docs/guarantees.md"
 	page, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	head, _, _ := strings.Cut(string(page), "\n## ")
 	want := strings.TrimRight(head, "\n") + "\n\n## tested versions\n\n"
 	for _, p := range servers.Tested() {
@@ -67,13 +66,15 @@ func TestGuaranteesPageIsCurrent(t *testing.T) {
 			}
 		}
 	}
+	writeOrCompare(t, path, string(page), want)
+}
+
+// writeOrCompare writes a page with -update. Otherwise it requires that the page is as the stores declare.
+func writeOrCompare(t *testing.T, path, page, want string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(page) != want {
+		servertest.Check(t, os.WriteFile(path, []byte(want), 0o644))
+	} else if page != want {
 		t.Errorf("%s differs from what the stores declare; run go test ./conformance/tables -update in e2e", path)
 	}
 }
@@ -112,13 +113,9 @@ func declared(t *testing.T) []driver.Guarantees {
 	var all []driver.Guarantees
 	of := func(s driver.Store, err error) driver.Guarantees {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		g, err := s.Guarantees(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -140,9 +137,7 @@ func declared(t *testing.T) []driver.Guarantees {
 	all = append(all, of(redlock.Open(t.Context(), "redlock://?"+fleet.Encode())), of(etcdstore.Open(t.Context(), "etcd://"+etcd(t))))
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
 		g, err := zkstore.Declared(zkstore.WithLayout(layout))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		all = append(all, g)
 	}
 	// They declare the same without a server.

@@ -74,11 +74,6 @@ func (r *Reply) EndCause() driver.Cause {
 	return driver.CauseGone
 }
 
-// NotHeld returns the error of a grant that does not exist any more.
-func NotHeld(name string, token uint64) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d exists", name, token)
-}
-
 // HandleOf returns the handle of a grant of this store.
 func HandleOf[H any](g *driver.Grant) (H, error) {
 	h, ok := g.Handle.(H)

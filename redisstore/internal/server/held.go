@@ -154,7 +154,7 @@ func (s *Server) Renewed(g *driver.Grant, a Result, ttl time.Duration) driver.Re
 	case a.Err != nil:
 		return driver.Renewal{Err: a.Err}
 	case a.Reply.Kind != 'R':
-		return driver.Renewal{Cause: a.Reply.EndCause(), Err: NotHeld(g.Name, g.Token)}
+		return driver.Renewal{Cause: a.Reply.EndCause(), Err: driver.NotHeld(g.Name, g.Token)}
 	}
 	s.Held.Prove(g.ID, a.Reply.Sent.Time())
 	return driver.Renewal{SentAt: a.Reply.Sent, TTL: ttl}

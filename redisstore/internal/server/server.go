@@ -176,7 +176,7 @@ func (b *Store) Break(ctx context.Context, name string, token uint64) error {
 	defer s.Leave()
 	rep, err := s.recipe.Break(ctx, name, strconv.FormatUint(token, 10))
 	if err == nil && rep.Kind != 'R' {
-		err = NotHeld(name, token)
+		err = driver.NotHeld(name, token)
 	}
 	return err
 }
