@@ -43,6 +43,7 @@ var mistakes = []struct {
 	}, "storage,_released", 0},
 	{"a release leaves an expired grant to a late renewal", plant.Plants{
 		"record-release-expired": plant.Is("return nil, nil"),
+		"record-swap-expired":    plant.Is("return nil, nil"),
 	}, "storage,_held", 0},
 	{"a kept name is free", plant.Plants{
 		"record-keep": plant.With("v.now+lasts, lasts", "v.now, lasts"),

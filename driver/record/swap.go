@@ -67,7 +67,10 @@ func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request
 			return nil, err
 		}
 		h := v.byID(old.ID)
-		if h == nil || h.Token != old.Token {
+		switch {
+		case h == nil && v.read.byID(old.ID) != nil: // it has expired; the write keeps a late renewal from reviving it
+			return &v.content, nil // mutation: record-swap-expired
+		case h == nil || h.Token != old.Token:
 			had = had && v.cause(old.Token) != driver.CauseTaken
 			return nil, nil
 		}
