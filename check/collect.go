@@ -513,9 +513,16 @@ func (c *collected) excused(e *Event) bool {
 }
 
 // outlived reports whether a client retried the undo of a request for three TTLs, which is enough if leftovers
-// expire. A server that comes back after that may still grant the request from its queue.
+// expire. A server that comes back after that may still grant the request from its queue. A client that is paused
+// after an attempt finds when it goes on that the time has passed.
 func (c *collected) outlived(q *request) bool {
-	return c.guarantees.LeftoversExpire && q.unknown != 0 && q.undone == 0 && q.undo-q.unknown > 3*q.ttl
+	last := q.undo
+	for _, d := range c.disturbances {
+		if d.kind == string(kindPause) && d.worker == q.worker && d.from <= last+int64(Slack) && last < d.to {
+			last = d.to
+		}
+	}
+	return c.guarantees.LeftoversExpire && q.unknown != 0 && q.undone == 0 && last-q.unknown > 3*q.ttl
 }
 
 // Slack is the delay that the verdict allows on a busy machine before a goroutine runs. The

@@ -603,6 +603,12 @@ func TestSoundHistoriesPass(t *testing.T) {
 			s.add(Event{K: kindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
 		},
 		"a grant of a request that could not be undone for three TTLs": undoneFor(1900 * ms),
+		"a grant of a client that was paused for the rest of three TTLs": func(s *story) {
+			undoneFor(1000 * ms)(s)
+			s.add(Event{K: kindPause, W: "w1", For: 900 * ms})
+			s.t += 900 * ms
+			s.add(Event{K: kindResume, W: "w1", For: 900 * ms})
+		},
 		"tokens repeat in a store that was rewound, until its clients notice": func(s *story) {
 			s.request("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
 			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
