@@ -157,7 +157,7 @@ func parseURL(raw string) (*url.URL, error) {
 		return nil, invalid("the store's URL cannot be read: %s", strings.TrimSpace(reason))
 	}
 	if u.Scheme == "" {
-		return nil, invalid("the store's URL has no scheme: give one of %s", strings.Join(driver.Schemes(), ", "))
+		return nil, invalid("the store's URL is empty or has no scheme: it begins with one of these: %s", strings.Join(driver.Schemes(), ", "))
 	}
 	return u, nil
 }

@@ -29,7 +29,7 @@ func (s *store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	prefix := s.lay.entries(name)
 	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
-		return driver.State{}, unavailable(ctx, err)
+		return driver.State{}, s.doubted(unavailable(ctx, err))
 	}
 	q := newQueue(resp.Kvs, prefix)
 	if err := q.broken(); err != nil {
@@ -146,7 +146,7 @@ func (s *store) entries(ctx context.Context, start string) (map[string]queue, er
 			continue
 		}
 		if err != nil {
-			return nil, unavailable(ctx, err)
+			return nil, s.doubted(unavailable(ctx, err))
 		}
 		for _, kv := range resp.Kvs {
 			p := newEntry(kv)

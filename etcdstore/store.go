@@ -216,8 +216,14 @@ func (s *store) firstLease(ctx context.Context) (*etcdserverpb.LeaseGrantRespons
 	}
 }
 
-// doubted explains the error of the first request: the server may be of another kind.
+// doubted explains the error of a request before Guarantees has had an answer: the server may be of another kind.
 func (s *store) doubted(err error) error {
+	s.mu.Lock()
+	answered := s.minTTL != 0
+	s.mu.Unlock()
+	if answered {
+		return err
+	}
 	text := err.Error()
 	foreign := strings.Contains(text, "error reading server preface") || strings.Contains(text, "handshake failed: EOF") ||
 		strings.Contains(text, "first record does not look like a TLS handshake") || strings.Contains(text, "missing selected ALPN")

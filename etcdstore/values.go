@@ -18,7 +18,7 @@ func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	}
 	resp, err := s.client.Get(ctx, s.lay.value(key))
 	if err != nil {
-		return nil, "", unavailable(ctx, err)
+		return nil, "", s.doubted(unavailable(ctx, err))
 	}
 	if len(resp.Kvs) == 0 {
 		return nil, "", nil

@@ -23,9 +23,9 @@ func TestReadmeProgramRuns(t *testing.T) {
 	}
 	_, library, _ := strings.Cut(string(text), "## As a library")
 	program := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindStringSubmatch(library)
-	steps := regexp.MustCompile("(?ms)^```sh\n(go mod .*?)^```$").FindStringSubmatch(library)
-	if program == nil || steps == nil {
-		t.Fatal("README.md has no program, or does not say how to run it")
+	steps := regexp.MustCompile("(?ms)^```sh\n(go mod .*?)^```$").FindAllStringSubmatch(library, -1)
+	if program == nil || len(steps) != 2 {
+		t.Fatal("README.md has no program, or does not say how to run it, and how to add a store")
 	}
 	dir := filepath.Join(t.TempDir(), "billing")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -39,13 +39,24 @@ func TestReadmeProgramRuns(t *testing.T) {
 	if !strings.Contains(source, locks) {
 		t.Fatal("the program of README.md does not open file:")
 	}
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source), 0o600); err != nil {
-		t.Fatal(err)
+	run := func(source, commands string) string {
+		if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), "sh", "-ec", commands)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v", commands, err)
+		}
+		return string(out)
 	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-ec", steps[1])
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "billing with token ") {
-		t.Errorf("%v:\n%s", err, out)
+	if out := run(source, steps[0][1]); !strings.Contains(out, "billing with token ") {
+		t.Errorf("the program: %s", out)
+	}
+	redis := strings.NewReplacer("holdfast/filestore", "holdfast/redisstore", locks, `"redis://localhost:6379"`).Replace(source)
+	if out := run(redis, steps[1][1]+"go build -o billing ."); t.Failed() {
+		t.Errorf("with the store of Redis: %s", out)
 	}
 }

@@ -72,13 +72,24 @@ func TestWrongServerIsSuspected(t *testing.T) {
 				continue
 			}
 			all.Go(func() {
-				err := tryLock(t, strings.NewReplacer("CA", files.CA, "A", address).Replace(form))
-				if err == nil {
-					t.Errorf("%s at %s: a lock", form, kind)
-				} else if text := err.Error(); strings.Contains(text, "\n") || !strings.Contains(text, address) || !foreign.MatchString(text) ||
-					kind == "silent" && (!errors.Is(err, holdfast.ErrUnavailable) || !strings.Contains(text, "accepted the connection and has not answered")) {
-					t.Errorf("%s at %s: %v", form, kind, err)
+				suspected := func(err error) {
+					if err == nil {
+						t.Errorf("%s at %s: no error", form, kind)
+					} else if text := err.Error(); strings.Contains(text, "\n") || !strings.Contains(text, address) || !foreign.MatchString(text) ||
+						kind == "silent" && (!errors.Is(err, holdfast.ErrUnavailable) || !strings.Contains(text, "accepted the connection and has not answered")) {
+						t.Errorf("%s at %s: %v", form, kind, err)
+					}
 				}
+				url := strings.NewReplacer("CA", files.CA, "A", address).Replace(form)
+				all.Go(func() {
+					l, err := holdfast.Open(t.Context(), url)
+					if err == nil {
+						defer l.Close(background)
+						_, err = l.Inspect(t.Context(), "orders")
+					}
+					suspected(err)
+				})
+				suspected(tryLock(t, url))
 			})
 		}
 	}
