@@ -23,6 +23,9 @@ import (
 // the end of the queue. It then ignores the error of f. If the store is unavailable or refuses,
 // Lead tries again with backoff, up to 2 s between attempts; hooks report each failure.
 //
+// After MaxHold the candidates that wait come before this one. A store without an order of
+// waiters cannot promise that: there Lead with MaxHold returns ErrUnsupported.
+//
 // At SIGTERM end ctx. The lock is held until f has returned, or for [Drain] at most. Then the
 // next candidate leads at once, with no TTL to wait for.
 //
@@ -39,7 +42,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 	if set.limit != driver.Exclusive || set.reentrant {
 		return invalid("Lead(%q): Shared, Limit and Reentrant are not for a leader", name)
 	}
-	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait = false })
+	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait, s.terms = false, true })
 	waiting, stop := set.waiting(ctx)
 	defer stop()
 	for r := (retry{}); ; {

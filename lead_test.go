@@ -3,6 +3,7 @@ package holdfast_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,6 +165,25 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 			t.Error(err)
 		}
 		unlock(t, k)
+	})
+}
+
+// TestLeadRefusesMaxHoldWithoutOrder: on a store without an order of waiters, Lead with MaxHold fails before it requests
+// the lock. Lead without it, and Lock with it, do not.
+func TestLeadRefusesMaxHoldWithoutOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Order = driver.OrderNone }})
+		k := mustLock(t, l, "leader", holdfast.MaxHold(time.Minute)) // a request for a held lock would wait
+		err := l.Lead(bg, "leader", func(context.Context) error { t.Error("the function runs"); return nil }, holdfast.MaxHold(time.Minute))
+		if !errors.Is(err, holdfast.ErrUnsupported) || !strings.Contains(err.Error(), "MaxHold(1m0s): the memory store has no order of waiters") {
+			t.Error(err)
+		}
+		unlock(t, k)
+		own := errors.New("resigned")
+		if err := l.Lead(bg, "leader", func(context.Context) error { return own }); err != own {
+			t.Error(err)
+		}
 	})
 }
 

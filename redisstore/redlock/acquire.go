@@ -154,7 +154,8 @@ func withdrawn(ctx context.Context) error {
 type tally struct {
 	given    int // the server has given its vote
 	fresh    int // of the given votes, those of servers whose counters are below the proposed token
-	refused  int // another request has the vote
+	refused  int // another request has the vote, or has waited longer
+	behind   int // of the refused ones, the servers on which another request has waited longer
 	late     int // the server found the request late
 	withheld int // the server has no vote
 	pending  int // the ballot waits for the answer
@@ -192,6 +193,9 @@ func (b *ballot) count() (t tally) {
 				rivals = map[string]int{}
 			}
 			rivals[id]++
+		case v.last == answerBehind:
+			t.refused++
+			t.behind++
 		default:
 			switch v.last {
 			case answerClock:
@@ -279,6 +283,8 @@ func (c *candidate) awaitVotes(ctx context.Context, b *ballot) (res result, spli
 			return res, false, err
 		case t.rivalVotes >= s.quorum:
 			return c.concede(ctx, b, t.rival, true)
+		case t.behind > 0 && canVote >= s.quorum && canVote-t.behind < s.quorum:
+			return c.concede(ctx, b, "", true) // the servers keep the name for another waiter
 		case roundOver && canVote >= s.quorum && (rounds >= maxRounds || !b.leads(t)):
 			return c.concede(ctx, b, t.rival, false)
 		case t.pending == 0 && canVote < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
@@ -329,14 +335,15 @@ func (b *ballot) repeatRequests() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, n := range b.s.nodes {
-		if v := &b.votes[n.i]; v.state == voteNone && (v.last == answerBusy || v.last == answerClock) {
+		if v := &b.votes[n.i]; v.state == voteNone && (v.last == answerBusy || v.last == answerBehind || v.last == answerClock) {
 			b.requestVote(n)
 		}
 	}
 }
 
 // concede ends a ballot without a quorum. quorum reports whether the rival has one, and so holds
-// the name. If it does not, the outcome is a split.
+// the name, or whether a quorum of servers keeps the name for a request that has waited longer, with
+// an empty rival. If it is false, the outcome is a split.
 func (c *candidate) concede(ctx context.Context, b *ballot, rival string, quorum bool) (res result, split bool, err error) {
 	res = b.busy(rival, quorum)
 	b.mu.Lock()
@@ -470,6 +477,8 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 		switch {
 		case v.state == voteGiven:
 			ends = append(ends, now)
+		case v.last == answerBehind:
+			ends = append(ends, v.until)
 		case v.last == answerBusy:
 			ends = append(ends, v.until)
 			if id, _, _ := strings.Cut(v.rival, " "); id != holder || !quorum {

@@ -149,16 +149,16 @@ func (b *ballot) requestVote(n *node) {
 }
 
 func (b *ballot) voteKeys() []string {
-	return []string{b.key, stateKey, tombstone + b.id, tombstone + b.r.ID, queueKey + b.key}
+	return []string{b.key, stateKey, tombstone + b.id, tombstone + b.r.ID, queueKey + b.key, positionKey + b.key}
 }
 
 // voteArgs returns the arguments of a request that is sent now. The caller holds the mutex.
 func (b *ballot) voteArgs(token uint64, owner string) []string {
 	s := b.s
-	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
-		text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.cfg.maxTTL), strconv.Itoa(len(s.nodes)))
+	args := append(make([]string, 0, 14), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
+		text(s.now()), text(s.cfg.skew.Microseconds()), millis(s.cfg.maxTTL), strconv.Itoa(len(s.nodes)), server.Digit(b.granted))
 	if b.entry != "" && !b.granted {
-		args = append(args, b.entry, text(b.since), millis(queueTTL))
+		args = append(args, b.entry, text(b.since), millis(queueTTL), millis(driver.PositionTime(b.ttl)))
 	}
 	return args
 }
@@ -190,7 +190,7 @@ func (b *ballot) recordReply(n *node, v *vote, r reply) {
 	case r.kind == answerVoted && len(r.values) == 1:
 		v.state = voteGiven
 		v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
-	case r.kind == answerBusy && len(r.values) == 3:
+	case (r.kind == answerBusy || r.kind == answerBehind) && len(r.values) == 3:
 		v.queued = b.entry != ""
 		v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
 		v.until = time.Now().Add(never)
@@ -240,13 +240,15 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	}
 }
 
-// endVote begins to end a vote. If a request for the vote is in flight, its answer comes first. The
-// caller holds the mutex.
+// endVote begins to end a vote, or removes the queue entry of a request that no longer waits. If a request for
+// the vote is in flight, its answer comes first. The caller holds the mutex.
 func (b *ballot) endVote(n *node) {
 	v := &b.votes[n.i]
-	if v.state != voteGiven && v.state != voteUnsure {
+	left := v.state == voteNone && v.queued && !b.waits()
+	if v.state != voteGiven && v.state != voteUnsure && !left {
 		return
 	}
+	v.queued = false
 	keepOut := "0"
 	if v.state == voteUnsure {
 		keepOut = b.s.keepOutMillis()
@@ -265,7 +267,17 @@ func (s *store) endArgs(prefix, keepOut, keep, entry string, wake bool) []string
 
 // endKeys returns the keys of end.lua, for a lock and the ID of a tombstone.
 func endKeys(lock, id string) []string {
-	return []string{lock, stateKey, tombstone + id, queueKey + lock, keptKey}
+	return []string{lock, stateKey, tombstone + id, queueKey + lock, keptKey, positionKey + lock}
+}
+
+// waits reports whether the request of the ballot still has a queue entry, which it then keeps.
+func (b *ballot) waits() bool {
+	if b.entry == "" {
+		return false
+	}
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	return b.s.waiters[b.r.ID] != nil
 }
 
 // keepMillis returns for how long a request that is sent now keeps the name taken. lost reports that it does
@@ -295,7 +307,11 @@ func (b *ballot) endAt(n *node, keepOut string) {
 	expiry := b.expiry()
 	for failures := 0; ; failures++ {
 		keep, lost := b.keepMillis()
-		args := b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake)
+		entry := b.entry
+		if b.waits() {
+			entry = ""
+		}
+		args := b.s.endArgs(b.id+" ", keepOut, keep, entry, b.wake)
 		r, err := n.eval(timeout(b.ttl), endScript, endKeys(b.key, b.id), args)
 		unclear := err != nil && driver.CodeOf(err) == driver.CodeUnknown
 		late := err == nil && r.kind == answerClock

@@ -108,8 +108,26 @@
 // clients withdraw their ballots and pause for a random time that grows. So one ballot
 // wins. A waiter has an entry in a queue at each server, ordered by the fleet's time at
 // which its wait began. A release notifies the first waiter. Waiters also send their
-// requests again once a second, and when the holder's lease ends. The order of grants
-// is not guaranteed.
+// requests again once a second, and when the holder's lease ends.
+//
+// # Order
+//
+// A server also has one position for each name: the request that has waited longest, of those that it has seen. A
+// waiter that finds the name taken, or kept for another one, sets the position, unless an older one is there. While it
+// stands and the lock is free, the server gives no vote to a younger request, nor to one that does not wait. So a
+// client that takes a lock again at once does not keep a waiter out.
+//
+//   - Age is the fleet's time at which the wait began, and of equal ones the smaller identifier. The client sends that
+//     number to all servers, so they agree about which of two requests is older. Positions may differ between servers
+//     only until the older request reaches the others. So they converge, and the oldest waiter is refused by no position.
+//   - A position expires after [driver.PositionTime] unless its waiter repeats the request. So a dead waiter delays
+//     the others by that time, at most ten seconds. The vote for a waiter removes its position, as does the end of its
+//     wait, also after a vote that is answered later. The release removes a position that a grant has left at a
+//     server that had voted for another client.
+//   - A position gives no vote and ends none, and the renewal of a grant ignores positions. So no claim of safety relies
+//     on them: a server that has lost a position, a client of a former version and a client of redsync pass waiters.
+//
+// A free lock costs no more requests. A server that is silent is sent one request in each probeInterval.
 //
 // # Limits
 //

@@ -53,13 +53,14 @@ func script(name, source string) *server.Script {
 }
 
 // The keys at a server. stateKey has the server's state, and keptKey the locks that stay taken after
-// their release. The keys of locks, queues and tombstones begin with lockPrefix, queueKey and tombstone.
+// their release. The keys of locks, queues, positions and tombstones begin with the other four.
 const (
-	stateKey   = "holdfast:redlock"
-	keptKey    = "holdfast:redlock:kept"
-	lockPrefix = "holdfast:redlock:l:"
-	queueKey   = "holdfast:redlock:q:"
-	tombstone  = "holdfast:redlock:v:"
+	stateKey    = "holdfast:redlock"
+	keptKey     = "holdfast:redlock:kept"
+	lockPrefix  = "holdfast:redlock:l:"
+	queueKey    = "holdfast:redlock:q:"
+	positionKey = "holdfast:redlock:p:"
+	tombstone   = "holdfast:redlock:v:"
 )
 
 // prefix returns the part of a lock's key before the name.
@@ -112,6 +113,7 @@ func newNode(s *store, i int, store *redisstore.Store) *node {
 const (
 	answerVoted     = 'G' // vote: the server votes for the ballot
 	answerBusy      = 'B' // vote: another ballot has the server's vote
+	answerBehind    = 'F' // vote: the lock is free, and another request has waited longer
 	answerWithheld  = 'U' // vote, end: the server is withheld
 	answerClock     = 'C' // vote, renew, end, withhold: the clocks differ, or the request came late
 	answerWithdrawn = 'V' // vote: the ballot was withdrawn

@@ -275,7 +275,7 @@ func (s *store) guarantees() driver.Guarantees {
 	g := driver.Guarantees{
 		Kind: "redlock", Scope: driver.ScopeNetwork, Reach: "every client of the same servers",
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
-		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: fallbackInterval, TryFirst: true,
+		Order: driver.OrderLongest, Wake: driver.WakePush, Fallback: fallbackInterval, TryFirst: true,
 		Tokens: "above the counters of a majority, and at least the servers' clock in microseconds. " +
 			"They may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
@@ -292,7 +292,7 @@ func (s *store) guarantees() driver.Guarantees {
 		g.Notes = append(g.Notes, fmt.Sprintf("WARNING: use 3, 5 or 7 servers: %d servers tolerate only %d failures", n, n-s.quorum))
 	}
 	if s.cfg.redsync {
-		g.Notes = append(g.Notes, "redsync ignores that a vote is withheld, writes no tokens and notifies no waiters")
+		g.Notes = append(g.Notes, "redsync ignores that a vote is withheld and that others wait, writes no tokens and notifies no waiters")
 	}
 	if s.cfg.unprotected {
 		g.Notes = append(g.Notes, "WARNING: unprotected: servers that lost their data vote at once")

@@ -43,17 +43,19 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	s.mu.Lock()
 	s.waiters[c.r.ID] = w
 	s.mu.Unlock()
-	defer func() {
+	ended := func() {
 		s.mu.Lock()
 		delete(s.waiters, c.r.ID)
 		s.mu.Unlock()
-	}()
+	}
+	defer ended()
 	s.listening.Do(s.listen)
 	if err := s.awaitSubscriptions(ctx); err != nil {
 		return driver.Grant{}, err
 	}
 	entry := c.r.ID + " " + s.channel
 	g, err := c.waitInQueue(ctx, w, entry)
+	ended() // before leave: a vote that is answered later removes the queue entry that it has made
 	if err != nil && !c.leave(entry) {
 		err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", err)
 	}
@@ -85,7 +87,7 @@ func (c *candidate) waitInQueue(ctx context.Context, w *waiter, entry string) (d
 		default:
 			return driver.Grant{}, err
 		}
-		timer.Reset(pollDelay(ctx, res, failures))
+		timer.Reset(pollDelay(ctx, res, failures, min(fallbackInterval, driver.PositionTime(c.r.TTL)/2)))
 		select {
 		case <-timer.C:
 		case <-w.woken:
@@ -98,13 +100,12 @@ func (c *candidate) waitInQueue(ctx context.Context, w *waiter, entry string) (d
 
 // pollDelay returns the time after which a waiter repeats its request without a message. res is the
 // result of the last request, and failures is the number of requests that have failed since the last
-// result.
-func pollDelay(ctx context.Context, res result, failures int) time.Duration {
+// result. A lost message delays the waiter by at most the interval, in which it also renews its position.
+func pollDelay(ctx context.Context, res result, failures int, interval time.Duration) time.Duration {
 	if failures > 0 {
 		return rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
 	}
-	// A lost message delays the waiter by at most this time.
-	delay := wakeup.Fallback(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
+	delay := wakeup.Fallback(ctx, interval*3/4+rand.N(interval/4))
 	if left := time.Until(res.free); left < delay {
 		delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
 	}

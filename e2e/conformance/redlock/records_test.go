@@ -68,7 +68,7 @@ func TestScriptsWithstandRandomRecords(t *testing.T) {
 	state := f.state(0)
 	values := []string{"", "0", "-1", "nan", "inf", "1e300", "9007199254740993", "a text", "a\x00b",
 		"b.1 1 1 1 o", "b.1", "* 1", strings.Repeat("9", 400), state["run"]}
-	keys := []string{"lock", "state", "grave1", "grave2", "queue", "kept"}
+	keys := []string{"lock", "state", "grave1", "grave2", "queue", "kept", "position"}
 	dump := func(keys ...string) string {
 		var b strings.Builder
 		for _, key := range keys {
@@ -85,8 +85,9 @@ func TestScriptsWithstandRandomRecords(t *testing.T) {
 	}
 	refused, voted := 0, 0
 	for range rounds {
+		now := fmt.Sprint(time.Now().UnixMicro())
 		do := func(args ...string) { f.do(0, args...) }
-		do("DEL", keys[0], keys[1], keys[2], keys[3], keys[4], keys[5])
+		do(append([]string{"DEL"}, keys...)...)
 		for field, value := range state {
 			do("HSET", "state", field, value)
 		}
@@ -101,31 +102,32 @@ func TestScriptsWithstandRandomRecords(t *testing.T) {
 			case 1:
 				key := pick("queue", "kept")
 				do("DEL", key)
-				do("ZADD", key, pick("1", "-inf", "inf", "1e300"), pick("entry w", "*b.1 5 1 1000 1&x&& lock", pick(values...)))
+				do("ZADD", key, pick("1", "-inf", "inf", "1e300"), pick("a w", "*b.1 5 1 1000 1&x&& lock", pick(values...)))
 			case 2:
 				do("DEL", "state")
+			case 3:
+				do("SET", "position", pick("1 a", "1 b", now+" b", pick(values...)), "PX", pick("1000", "100000"))
 			default:
 				if f.do(0, "TYPE", "state") == "hash" {
 					do("HSET", "state", pick("run", "withheld", "since", "wait", "max", "size", "least", "c1"), pick(values...))
 				}
 			}
 		}
-		now := fmt.Sprint(time.Now().UnixMicro())
 		var use []string
 		var args []any
 		name := pick("vote", "vote", "vote", "raise", "end", "renew", "read", "state", "withhold", "admit")
 		switch name {
 		case "vote":
-			use, args = []string{"lock", "state", "grave1", "grave2", "queue"},
-				[]any{"a.1 5 1 1000 1&x&&", "a.1 ", "1000", "c1", "5", now, "60000000", "1", state["size"]}
+			use, args = []string{"lock", "state", "grave1", "grave2", "queue", "position"},
+				[]any{"a.1 5 1 1000 1&x&&", "a.1 ", "1000", "c1", "5", now, "60000000", "1", state["size"], pick("0", "1")}
 			if rnd.IntN(2) == 0 {
-				args = append(args, "entry w", now, "5000")
+				args = append(args, "a w", now, "5000", "1000")
 			}
 		case "raise":
 			use, args = []string{"lock", "state"}, []any{"a.1 ", "a.1 7 1 1000 1&x&&", "c1", "7"}
 		case "end":
-			use, args = []string{"lock", "state", "grave1", "queue", "kept"},
-				[]any{"a.1 ", pick("0", "1000"), pick("0", "1000"), pick("", "entry w"), pick("0", "1"), now, "60000000"}
+			use, args = []string{"lock", "state", "grave1", "queue", "kept", "position"},
+				[]any{"a.1 ", pick("0", "1000"), pick("0", "1000"), pick("", "a w"), pick("0", "1"), now, "60000000"}
 		case "renew":
 			use, args = []string{"lock", "grave1"}, []any{"a.1 ", "1000", now, "60000000"}
 		case "read":

@@ -6,10 +6,11 @@
 -- KEYS[4]  the queue of the lock
 -- KEYS[5]  the locks that are kept, by the server's time at which they end, in microseconds. They have
 --          no client that would restore them at a restarted server
+-- KEYS[6]  the position of the request that has waited longest; see vote.lua
 -- ARGV[1]  the beginning of the lock's value
 -- ARGV[2]  the milliseconds for which the tombstone remains; 0 for no tombstone
 -- ARGV[3]  0, or the milliseconds for which the lock stays taken without a holder
--- ARGV[4]  a queue entry to remove, or the empty text
+-- ARGV[4]  a queue entry to remove, with the position of its request, or the empty text
 -- ARGV[5]  1 to notify a waiter
 -- ARGV[6]  the fleet's time, microseconds, at which the client sent this
 -- ARGV[7]  the tolerance of clocks, microseconds. A server whose clock differs by more sets no
@@ -32,9 +33,13 @@ if keep and not inTime then return {'C', text} end
 -- The server refuses keys of another type here, before the first write.
 local have = redis.call('GET', KEYS[1])
 redis.call('ZRANGE', KEYS[4], 0, 0)
+local first = ARGV[4] ~= '' and redis.call('GET', KEYS[6])
 local ended = keep and redis.call('ZRANGE', KEYS[5], '-inf', now, 'BYSCORE', 'LIMIT', 0, 100)
 if ARGV[2] ~= '0' and inTime then redis.call('SET', KEYS[3], '1', 'PX', ARGV[2]) end
-if ARGV[4] ~= '' then redis.call('ZREM', KEYS[4], ARGV[4]) end
+if ARGV[4] ~= '' then
+  redis.call('ZREM', KEYS[4], ARGV[4])
+  if first and string.match(first, '^%d+ (%S+)$') == string.match(ARGV[4], '^%S+') then redis.call('DEL', KEYS[6]) end
+end
 local answer = 'N'
 if have and string.sub(have, 1, #ARGV[1]) == ARGV[1] then
   if keep then

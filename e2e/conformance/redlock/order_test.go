@@ -1,0 +1,238 @@
+package redlock
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore/redlock"
+)
+
+// positions returns the requests whose positions the servers have, by server, "" for none.
+func (f *fleet) positions(name string) []string {
+	var all []string
+	for i := range f.all {
+		text, _ := f.do(i, "GET", "holdfast:redlock:p:holdfast:redlock:l::"+name).(string)
+		_, id, _ := strings.Cut(text, " ")
+		all = append(all, id)
+	}
+	return all
+}
+
+// hold acquires a lock, and returns when all servers have voted. A server that votes later may first vote for a waiter.
+func (f *fleet) hold(t *testing.T, s driver.Store, name string) driver.Grant {
+	t.Helper()
+	g := must(t, s, name, time.Minute)
+	for i := range f.all {
+		f.awaitVote(t, i, g)
+	}
+	return g
+}
+
+// awaitVote waits until a server has voted for a grant.
+func (f *fleet) awaitVote(t *testing.T, i int, g driver.Grant) {
+	t.Helper()
+	until(t, "the server has voted", func() bool {
+		text, _ := f.do(i, "GET", "holdfast:redlock:l::"+g.Name).(string)
+		return strings.HasPrefix(text, g.ID+".")
+	})
+}
+
+// gate holds back the votes that a client requests.
+type gate struct {
+	mu     sync.RWMutex // locked while the gate is closed
+	client *redlock.Store
+}
+
+// gated returns a client behind a gate.
+func (f *fleet) gated(t *testing.T) *gate {
+	g := &gate{}
+	g.client = f.tapped(t, func(c call) ([]string, error) {
+		if c.script == "vote" {
+			g.mu.RLock()
+			defer g.mu.RUnlock()
+		}
+		return c.send()
+	})
+	return g
+}
+
+// waiting is an Acquire that waits.
+type waiting struct {
+	driver.Request
+	cancel  context.CancelFunc
+	granted chan driver.Grant
+	failed  chan error
+}
+
+// wait sends a request that waits, and returns when all servers have its position.
+func (f *fleet) wait(t *testing.T, s driver.Store, name string, ttl time.Duration) *waiting {
+	t.Helper()
+	w := &waiting{Request: request(name, ttl), granted: make(chan driver.Grant, 1), failed: make(chan error, 1)}
+	w.Wait = true
+	var ctx context.Context
+	ctx, w.cancel = context.WithCancel(t.Context())
+	go func() {
+		if g, err := s.Acquire(ctx, w.Request); err != nil {
+			w.failed <- err
+		} else {
+			w.granted <- g
+		}
+	}()
+	until(t, "the servers have the position", func() bool {
+		return !slices.ContainsFunc(f.positions(name), func(id string) bool { return id != w.ID })
+	})
+	return w
+}
+
+// isBusy requires that a client that does not wait finds the name taken.
+func isBusy(t *testing.T, s driver.Store, name string) {
+	t.Helper()
+	if g, err := acquire(t, s, name, ttl); err == nil {
+		t.Fatalf("token %d was granted before the request that has waited longest", g.Token)
+	}
+}
+
+// TestLongestWaiterIsNext: the servers keep a free name for the request that has waited longest, until that request
+// is granted, ends its wait, or is not heard of any more.
+func TestLongestWaiterIsNext(t *testing.T) {
+	f := start(t, 3, nil)
+	a, young := f.open(t), f.open(t)
+	t.Run("it is granted first", func(t *testing.T) {
+		name, old := newName("first"), f.gated(t)
+		held := f.hold(t, a, name)
+		first := f.wait(t, old.client, name, time.Minute)
+		second := request(name, time.Minute)
+		second.Wait = true
+		after := make(chan driver.Grant, 1)
+		go func() {
+			g, _ := young.Acquire(t.Context(), second)
+			after <- g
+		}()
+		old.mu.Lock()
+		release(t, a, held)
+		for range 3 {
+			isBusy(t, a, name)
+		}
+		if id := f.positions(name); slices.ContainsFunc(id, func(id string) bool { return id != first.ID }) {
+			t.Errorf("the positions are those of %q, want %q", id, first.ID)
+		}
+		old.mu.Unlock()
+		g := <-first.granted
+		select {
+		case <-after:
+			t.Fatal("the younger request was granted first")
+		default:
+		}
+		release(t, old.client, g)
+		release(t, young, <-after)
+	})
+	t.Run("it is not heard of", func(t *testing.T) {
+		name, dead := newName("dead"), f.gated(t)
+		held := f.hold(t, a, name)
+		first := f.wait(t, dead.client, name, time.Second)
+		dead.mu.Lock()
+		defer dead.mu.Unlock()
+		defer first.cancel()
+		release(t, a, held)
+		release(t, a, must(t, a, name, time.Minute)) // must repeats the request
+	})
+	t.Run("it ends its wait", func(t *testing.T) {
+		name := newName("withdrawn")
+		held := f.hold(t, a, name)
+		first := f.wait(t, young, name, time.Minute)
+		first.cancel()
+		<-first.failed
+		until(t, "no server has a position", func() bool { return strings.Join(f.positions(name), "") == "" })
+		release(t, a, held)
+		g, err := acquire(t, a, name, time.Minute)
+		check(t, err)
+		release(t, a, g)
+	})
+	t.Run("the clock was set back", func(t *testing.T) {
+		name := newName("clock")
+		for i := range f.all {
+			f.do(i, "SET", "holdfast:redlock:p:holdfast:redlock:l::"+name, "1 dead", "PX", "3600000")
+		}
+		g, err := acquire(t, a, name, time.Minute)
+		check(t, err)
+		release(t, a, g)
+		for i := range f.all {
+			f.do(i, "DEL", "holdfast:redlock:p:holdfast:redlock:l::"+name)
+		}
+	})
+	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
+}
+
+// TestLateVoteLeavesNoPosition: a server executes the request of a waiter after the waiter has left. The waiter
+// removes the position that it makes.
+func TestLateVoteLeavesNoPosition(t *testing.T) {
+	f := start(t, 3, nil)
+	a := f.open(t)
+	name := newName("late")
+	f.hold(t, a, name)
+	var mu sync.Mutex
+	late, sent := make(chan struct{}), make(chan struct{})
+	answered := make(chan struct{})
+	s := f.tapped(t, func(c call) ([]string, error) {
+		mu.Lock()
+		hold := c.script == "vote" && c.server == 0 && len(c.args) > 10 && sent != nil
+		if hold {
+			close(sent)
+			sent = nil
+		}
+		mu.Unlock()
+		if hold {
+			<-late
+			defer close(answered)
+		}
+		return c.send()
+	})
+	r := request(name, time.Minute)
+	r.Wait = true
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	mu.Lock()
+	began := sent
+	mu.Unlock()
+	go func() {
+		_, err := s.Acquire(ctx, r)
+		failed <- err
+	}()
+	<-began
+	cancel()
+	<-failed
+	close(late)
+	<-answered
+	until(t, "the position is removed", func() bool { return strings.Join(f.positions(name), "") == "" })
+	if left, err := f.do(0, "ZCARD", "holdfast:redlock:q:holdfast:redlock:l::"+name).(int64); left != 0 || !err {
+		t.Errorf("%d queue entries are left", left)
+	}
+}
+
+// TestPositionOfGrantEndsEverywhere: a server had given its vote to another client when the request was granted. It
+// has the position of the request until the release. A position keeps no holder from a server that has lost its vote.
+func TestPositionOfGrantEndsEverywhere(t *testing.T) {
+	f := start(t, 3, nil)
+	a, s, other := f.open(t), f.open(t), f.open(t)
+	name := newName("granted")
+	key := "holdfast:redlock:l::" + name
+	held := f.hold(t, a, name)
+	w := f.wait(t, s, name, time.Minute)
+	f.do(0, "DEL", key)
+	until(t, "the holder renews", func() bool { return a.Renew(t.Context(), []driver.Grant{held})[0].Err == nil })
+	f.awaitVote(t, 0, held)
+	f.do(0, "SET", key, "other.1 5 1 1000 1&x&&") // the vote for another client
+	release(t, a, held)
+	g := <-w.granted
+	if got := f.positions(name); got[0] != w.ID || got[1] != "" || got[2] != "" {
+		t.Fatalf("positions %q, want that of %s at the first server", got, w.ID)
+	}
+	release(t, s, g)
+	until(t, "no server has a position", func() bool { return strings.Join(f.positions(name), "") == "" })
+	release(t, other, must(t, other, name, time.Minute))
+}
