@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
@@ -83,9 +81,6 @@ func TestPasswordOfFileIsReadAgain(t *testing.T) {
 		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			file := filepath.Join(t.TempDir(), "password")
-			write := func(text string) { must(t, os.WriteFile(file, []byte(text), 0o600)) }
-			write(password + "\n")
 			var all []*servers.Proxy
 			var front []string
 			for _, a := range s.start(t) {
@@ -94,13 +89,8 @@ func TestPasswordOfFileIsReadAgain(t *testing.T) {
 				t.Cleanup(p.Close)
 				all, front = append(all, p), append(front, p.Address())
 			}
-			form, parameter := strings.Replace(s.clear, ":SECRET@", "@", 1), "?password_file="+file
-			if strings.Contains(form, "?") {
-				form = strings.Replace(form, "?", parameter+"&", 1)
-			} else {
-				form += parameter
-			}
-			l, err := holdfast.Open(t.Context(), s.at(form, "", "", front))
+			url, write := s.withPasswordFile(t, front)
+			l, err := holdfast.Open(t.Context(), url)
 			must(t, err)
 			defer l.Close(background)
 			try := func() error {

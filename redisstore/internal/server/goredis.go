@@ -23,7 +23,8 @@ type goredisClient struct {
 	cluster *redis.ClusterClient // the client, if it is for a Cluster
 	mode    Mode
 	where   string
-	owned   bool // Close closes the client
+	owned   bool     // Close closes the client
+	dial    dialFunc // of a client of Open: logs in, too
 	// sentinels are the addresses of the sentinels, their user and the name of the primary, if Open has made the client.
 	sentinels redis.UniversalOptions
 
@@ -582,6 +583,7 @@ func (c *goredisClient) Replica(_ context.Context, address string) (Node, error)
 		o.CredentialsProvider, o.CredentialsProviderContext = from.CredentialsProvider, from.CredentialsProviderContext
 		o.TLSConfig, o.Protocol, o.DialTimeout = from.TLSConfig, from.Protocol, from.DialTimeout
 	}
+	o.Dialer = c.dial
 	return c.node(address, o)
 }
 

@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -24,7 +23,8 @@ type Target struct {
 	// Layout is the parameter layout, "" if it is missing.
 	Layout string
 
-	client redis.UniversalOptions
+	client redis.UniversalOptions // without the user
+	login  *login
 	mode   Mode
 	where  string // the URL without its secrets
 	config Config
@@ -65,7 +65,9 @@ const (
 // Connect returns a Client with a client of its own, which connects at the first request.
 func (t *Target) Connect() (Client, error) {
 	o := t.client
-	o.Dialer = dialer(o.TLSConfig)
+	open := dialer(o.TLSConfig)
+	dial := t.login.after(open)
+	o.Dialer = dial
 	o.DialTimeout, o.DialerRetries = dialTimeout, 1
 	o.ReadTimeout, o.WriteTimeout = silentTimeout, silentTimeout
 	o.MaxRetries = -1 // see once
@@ -81,7 +83,10 @@ func (t *Target) Connect() (Client, error) {
 	var client redis.UniversalClient
 	switch t.mode {
 	case Sentinel:
-		client = redis.NewFailoverClient(o.Failover())
+		o.Dialer = open // also to the sentinels, which have users of their own
+		primary := redis.NewFailoverClient(o.Failover())
+		primary.AddHook(t.login)
+		client = primary
 	case Cluster:
 		of := o.Cluster()
 		of.ClusterStateReloadInterval = refreshInterval
@@ -94,7 +99,7 @@ func (t *Target) Connect() (Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.mode, c.where, c.owned = t.mode, t.where, true
+	c.mode, c.where, c.owned, c.dial = t.mode, t.where, true, dial
 	if t.mode == Sentinel {
 		c.sentinels = o
 	}
@@ -102,7 +107,7 @@ func (t *Target) Connect() (Client, error) {
 }
 
 // dialer returns a function that opens connections, which use TLS if t is not nil.
-func dialer(t *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
+func dialer(t *tls.Config) dialFunc {
 	d := &net.Dialer{
 		Timeout:         dialTimeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveIdle},
@@ -146,7 +151,6 @@ func parseURL(u *url.URL) (*Target, error) {
 		return fail("%w", err)
 	}
 	o.Addrs = []string{first}
-	o.Username = u.User.Username()
 	if o.MasterName, o.DB, err = parsePath(u.Path, mode); err != nil {
 		return fail("%w", err)
 	}
@@ -158,10 +162,7 @@ func parseURL(u *url.URL) (*Target, error) {
 	if err != nil {
 		return fail("%w", err)
 	}
-	o.Password = password()
-	if _, inURL := u.User.Password(); o.Password != "" && !inURL {
-		o.CredentialsProvider = func() (string, string) { return u.User.Username(), password() }
-	}
+	t.login = &login{user: u.User.Username(), password: password}
 	for _, more := range query.TakeAll("addr") {
 		a, err := parseAddress(more, port)
 		if err != nil {
@@ -193,7 +194,7 @@ func parseURL(u *url.URL) (*Target, error) {
 	if o.TLSConfig, err = query.TLS(secure, how); err != nil {
 		return fail("%w", err)
 	}
-	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: o.Password+o.SentinelPassword != "", How: how}
+	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: password()+o.SentinelPassword != "", How: how}
 	if c.Exposed, err = query.Protect(p); err != nil {
 		return fail("%w", err)
 	}

@@ -41,7 +41,7 @@ func TestParseURL(t *testing.T) {
 			continue
 		}
 		o, mode := target.client, target.mode
-		if mode != c.mode || !slices.Equal(o.Addrs, c.addresses) || o.Username != c.user || o.Password != c.pw || o.DB != c.db ||
+		if mode != c.mode || !slices.Equal(o.Addrs, c.addresses) || target.login.user != c.user || target.login.password() != c.pw || o.DB != c.db ||
 			(o.TLSConfig != nil) != c.secure || o.MasterName != c.master {
 			t.Errorf("%s: %v %+v", c.url, mode, o)
 		}
@@ -54,7 +54,7 @@ func TestParseURL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := target.client; o.SentinelUsername != "su" || o.SentinelPassword != "sp" || o.Password != "" {
+	if o := target.client; o.SentinelUsername != "su" || o.SentinelPassword != "sp" || target.login.password() != "" {
 		t.Errorf("%+v", o)
 	}
 	u, _ = url.Parse("redis://host?replicas=2&replica_wait=300ms&insist=true")
