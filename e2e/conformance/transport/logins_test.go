@@ -26,13 +26,13 @@ func (s store) withPasswordFile(t *testing.T, addresses []string) (url string, w
 	return s.at(form, "", "", addresses), write
 }
 
-// TestRefusedLoginsAreFew: the server refuses the password of a process that has a holder, a waiter and a candidate for
-// an election, and repeats each request. It logs in no more often than docs/security.md says. Soon after the file has the
-// right password, its requests succeed.
+// TestRefusedLoginsAreFew: a file has the password of a process that has a holder, a waiter and a candidate for an
+// election, and repeats each request. The file gets a wrong password. The process logs in no more often than
+// docs/security.md says. Soon after the file has the right password, its requests succeed.
 func TestRefusedLoginsAreFew(t *testing.T) {
 	for _, s := range stores {
 		if s.name == "zookeeper" || s.name == "s3" || s.name == "etcd" {
-			continue // as for TestPasswordOfFileIsReadAgain
+			continue // the password owns the data, signs the requests, or is sent for a token and not for each connection
 		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -23,8 +24,9 @@ type Target struct {
 	// Layout is the parameter layout, "" if it is missing.
 	Layout string
 
-	client redis.UniversalOptions // without the user
+	client redis.UniversalOptions // without the user and TLS
 	login  *login
+	tls    func() *tls.Config // nil without TLS
 	mode   Mode
 	where  string // the URL without its secrets
 	config Config
@@ -65,7 +67,7 @@ const (
 // Connect returns a Client with a client of its own, which connects at the first request.
 func (t *Target) Connect() (Client, error) {
 	o := t.client
-	open := dialer(o.TLSConfig)
+	open := dialer(t.tls)
 	dial := t.login.after(open)
 	o.Dialer = dial
 	o.DialTimeout, o.DialerRetries = dialTimeout, 1
@@ -106,16 +108,19 @@ func (t *Target) Connect() (Client, error) {
 	return c, nil
 }
 
-// dialer returns a function that opens connections, which use TLS if t is not nil.
-func dialer(t *tls.Config) dialFunc {
+// dialer returns a function that opens connections. They use TLS if t is not nil, which returns the configuration of
+// the next one.
+func dialer(t func() *tls.Config) dialFunc {
 	d := &net.Dialer{
 		Timeout:         dialTimeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveIdle},
 	}
-	if t != nil {
-		return (&tls.Dialer{NetDialer: d, Config: t}).DialContext
+	if t == nil {
+		return d.DialContext
 	}
-	return d.DialContext
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return (&tls.Dialer{NetDialer: d, Config: t()}).DialContext(ctx, network, address)
+	}
 }
 
 // closeNow closes a connection. With TLS it sends no message, which could block.
@@ -191,15 +196,12 @@ func parseURL(u *url.URL) (*Target, error) {
 		return fail("%w", err)
 	}
 	how := "use the scheme " + strings.Replace(u.Scheme, "redis", "rediss", 1)
-	if o.TLSConfig, err = query.TLS(secure, how); err != nil {
+	if t.tls, err = query.TLS(secure, how); err != nil {
 		return fail("%w", err)
 	}
 	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: password()+o.SentinelPassword != "", How: how}
 	if c.Exposed, err = query.Protect(p); err != nil {
 		return fail("%w", err)
-	}
-	if o.TLSConfig != nil && o.TLSConfig.ServerName == "" && mode == Standalone {
-		o.TLSConfig.ServerName = u.Hostname()
 	}
 	if err := query.End(); err != nil {
 		return fail("%w", err)

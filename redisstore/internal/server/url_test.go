@@ -42,11 +42,11 @@ func TestParseURL(t *testing.T) {
 		}
 		o, mode := target.client, target.mode
 		if mode != c.mode || !slices.Equal(o.Addrs, c.addresses) || target.login.user != c.user || target.login.password() != c.pw || o.DB != c.db ||
-			(o.TLSConfig != nil) != c.secure || o.MasterName != c.master {
+			(target.tls != nil) != c.secure || o.MasterName != c.master {
 			t.Errorf("%s: %v %+v", c.url, mode, o)
 		}
-		if c.secure && mode != Standalone && o.TLSConfig.ServerName != "" {
-			t.Errorf("%s: certificates of all nodes would have to be for %q", c.url, o.TLSConfig.ServerName)
+		if c.secure && target.tls().ServerName != "" {
+			t.Errorf("%s: certificates of all nodes would have to be for %q", c.url, target.tls().ServerName)
 		}
 	}
 	u, _ := url.Parse("redis+sentinel://host/m?sentinel_user=su&sentinel_password=sp")
