@@ -1,9 +1,9 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"net"
 	"net/url"
@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -136,8 +137,12 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 		return bad("a user needs a name and a password")
 	}
 	const how = "use the scheme etcds"
-	if cfg.TLS, err = q.TLS(secure, how); err != nil {
+	t, err := q.TLS(secure, how)
+	if err != nil {
 		return bad("%w", err)
+	}
+	if t != nil {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithTransportCredentials(renewedTLS{credentials.NewTLS(t()), t}))
 	}
 	p := storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: secure, Password: cfg.Password != "", How: how}
 	exposed, err := q.Protect(p)
@@ -151,9 +156,6 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 	if err := q.End(); err != nil {
 		return bad("%w", err)
 	}
-	if cfg.TLS != nil {
-		verifyName(cfg.TLS)
-	}
 	return cfg, func(c *config) {
 		c.prefix, c.exposed, c.password = strings.TrimPrefix(u.Path, "/"), exposed, password
 		if plain {
@@ -162,18 +164,16 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 	}, nil
 }
 
-// verifyName verifies t.ServerName, if it is set. The client library replaces it by the
-// endpoint's name, so the library's verification is switched off.
-func verifyName(t *tls.Config) {
-	if name := t.ServerName; name != "" {
-		t.InsecureSkipVerify = true
-		t.VerifyConnection = func(c tls.ConnectionState) error {
-			between := x509.NewCertPool()
-			for _, cert := range c.PeerCertificates[1:] {
-				between.AddCert(cert)
-			}
-			_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: name, Roots: t.RootCAs, Intermediates: between})
-			return err
-		}
-	}
+// renewedTLS uses for each handshake a configuration of its own. It verifies the name in the configuration, if there is
+// one, and not that of the endpoint.
+type renewedTLS struct {
+	credentials.TransportCredentials
+	config func() *tls.Config
 }
+
+func (r renewedTLS) ClientHandshake(ctx context.Context, endpoint string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	t := r.config()
+	return credentials.NewTLS(t).ClientHandshake(ctx, cmp.Or(t.ServerName, endpoint), c)
+}
+
+func (r renewedTLS) Clone() credentials.TransportCredentials { return r }

@@ -194,11 +194,14 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	cfg.Passwd = password()
 	_ = cfg.Apply(mysql.BeforeConnect(func(_ context.Context, c *mysql.Config) error {
 		c.Passwd = password()
+		if t != nil {
+			c.TLS.RootCAs = t().RootCAs
+		}
 		return nil
 	}))
 	cfg.DBName = schema
 	if t != nil {
-		cfg.TLS = t
+		cfg.TLS = t()
 	}
 	switch {
 	case socket != "" && u.Host != "":

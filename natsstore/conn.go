@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -55,8 +56,19 @@ func (b *bucket) unlinked(err error) {
 func (b *bucket) connect(o nats.Options) (err error) {
 	b.reads = gather.New(maxNames, b.read)
 	b.unlinked(nil)
-	o.Name, o.MaxReconnect, o.ReconnectWait, o.ReconnectBufSize = "holdfast", -1, 100*time.Millisecond, -1
-	o.ReconnectJitterTLS = o.ReconnectJitter // the client's default is a second, as long as publish waits
+	o.Name, o.MaxReconnect, o.ReconnectBufSize = "holdfast", -1, -1
+	// A refused login is an asynchronous error. Before the first connection it is only the last error of the client.
+	var rejected atomic.Bool // a login since the last pause
+	var opened atomic.Pointer[nats.Conn]
+	o.CustomReconnectDelayCB = func(pauses int) time.Duration {
+		nc := opened.Load()
+		refusal := rejected.Swap(false) || nc != nil && refused(nc.LastError())
+		if refusal && pauses > 1 { // otherwise it has ended a connection, and the next login may be right
+			return backoff.RefusedPause
+		}
+		return 100*time.Millisecond + rand.N(100*time.Millisecond)
+	}
+	o.ReconnectedCB = func(*nats.Conn) { rejected.Store(false) }
 	o.Timeout, o.FlusherTimeout, o.PingInterval, o.MaxPingsOut = 2*time.Second, 2*time.Second, 2*time.Second, 1
 	o.IgnoreDiscoveredServers, o.IgnoreAuthErrorAbort = true, true
 	o.DisconnectedErrCB = func(_ *nats.Conn, err error) { b.unlinked(cmp.Or(err, nats.ErrConnectionClosed)) }
@@ -64,6 +76,9 @@ func (b *bucket) connect(o nats.Options) (err error) {
 	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrPermissionViolation) {
 			b.unlinked(err)
+		}
+		if refused(err) {
+			rejected.Store(true)
 		}
 	}
 	if b.nc, err = o.Connect(); refused(err) {
@@ -76,6 +91,7 @@ func (b *bucket) connect(o nats.Options) (err error) {
 			return &driver.Error{Code: driver.CodeInvalid, Err: err}
 		}
 	}
+	opened.Store(b.nc)
 	b.js, err = jetstream.New(b.nc)
 	return err
 }

@@ -2,6 +2,7 @@ package natsstore
 
 import (
 	"context"
+	"crypto/x509"
 	"net"
 	"net/url"
 	"regexp"
@@ -88,8 +89,13 @@ func open(u *url.URL, namespace string) (*Store, error) {
 	if o.Secure, err = q.Choose("tls", "false", "true"); err != nil {
 		return bad("%w", err)
 	}
-	if o.TLSConfig, err = q.TLS(o.Secure, "give tls=true"); err != nil {
+	t, err := q.TLS(o.Secure, "give tls=true")
+	if err != nil {
 		return bad("%w", err)
+	}
+	if t != nil {
+		o.TLSConfig = t()
+		o.RootCAsCB = func() (*x509.CertPool, error) { return t().RootCAs, nil }
 	}
 	exposed, err := q.Protect(storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: o.Secure,
 		Password: o.Password+o.Token+creds != "" || o.UserInfo != nil, How: "give tls=true"})

@@ -3,6 +3,7 @@ package s3store
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"net/url"
@@ -109,7 +110,7 @@ func open(u *url.URL, namespace string, keys func(context.Context) (Keys, error)
 	}
 	const how = "give endpoint=https://HOST"
 	secure := strings.HasPrefix(root, "https:")
-	config, err := q.TLS(secure, how)
+	t, err := q.TLS(secure, how)
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -126,10 +127,15 @@ func open(u *url.URL, namespace string, keys func(context.Context) (Keys, error)
 		return bad("%w", err)
 	}
 	b := &bucket{root: root, prefix: prefix, skew: skew}
-	b.client = &http.Client{Transport: &signer{region: region, keys: keys, Transport: &http.Transport{
-		Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,
-		DialContext: b.reached.Through((&net.Dialer{Timeout: 2 * time.Second}).DialContext), TLSHandshakeTimeout: 4 * time.Second,
-	}}}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,
+		DialContext: b.reached.Through((&net.Dialer{Timeout: 2 * time.Second}).DialContext), TLSHandshakeTimeout: 4 * time.Second}
+	if t != nil {
+		transport.TLSClientConfig = t() // behind a proxy
+		transport.DialTLSContext = b.reached.Through(func(ctx context.Context, network, address string) (net.Conn, error) {
+			return (&tls.Dialer{NetDialer: &net.Dialer{Timeout: 4 * time.Second}, Config: t()}).DialContext(ctx, network, address)
+		})
+	}
+	b.client = &http.Client{Transport: &signer{region: region, keys: keys, Transport: transport}}
 	b.ctx, b.end = context.WithCancel(context.Background())
 	b.probes = gather.New(1, b.probe)
 	name := "s3://" + u.Host + "/" + prefix

@@ -47,10 +47,10 @@ type config struct {
 	grace     time.Duration
 	auth      []zk.Auth
 	acl       []zk.ACL
-	tls       *tls.Config
-	required  bool   // TLS
-	exposed   string // see Exposed
-	room      int    // the number of tokens that each node has room for
+	tls       func() *tls.Config // of the next connection; nil without TLS
+	required  bool               // TLS
+	exposed   string             // see Exposed
+	room      int                // the number of tokens that each node has room for
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
@@ -87,7 +87,13 @@ func Digest(user, password string) Option {
 func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
 
 // TLS uses TLS for all connections. Without a ServerName it verifies each server's own host.
-func TLS(t *tls.Config) Option { return func(c *config) { c.tls = t } }
+func TLS(t *tls.Config) Option {
+	return func(c *config) {
+		if c.tls = nil; t != nil {
+			c.tls = t.Clone
+		}
+	}
+}
 
 // PlainTokens makes the czxid of a grant's node its token, for programs that compare it with the czxids of other
 // clients. Without this option tokens are larger, and up to 64 lockers of a process that follow one another share a
@@ -146,7 +152,7 @@ func configure(servers []string, options []Option) (config, []string, error) {
 		}
 		all[i] = net.JoinHostPort(host, port)
 	}
-	verified, password := storeurl.Verifies(c.tls), len(c.auth) > 0
+	verified, password := c.tls != nil && storeurl.Verifies(c.tls()), len(c.auth) > 0
 	p := storeurl.Protection{Hosts: all, Verified: verified, Password: password, How: "give tls=true"}
 	var err error
 	if c.exposed, err = p.Check(c.required); err != nil {
@@ -157,7 +163,11 @@ func configure(servers []string, options []Option) (config, []string, error) {
 
 // certified reports whether TLS authenticates the client.
 func (c *config) certified() bool {
-	return c.tls != nil && (len(c.tls.Certificates) > 0 || c.tls.GetClientCertificate != nil)
+	if c.tls == nil {
+		return false
+	}
+	t := c.tls()
+	return len(t.Certificates) > 0 || t.GetClientCertificate != nil
 }
 
 // dialer returns Dial, with TLS on top if configured.
@@ -170,9 +180,8 @@ func (c *config) dialer() func(ctx context.Context, network, address string) (ne
 		if err != nil {
 			return nil, err
 		}
-		t := c.tls
+		t := c.tls()
 		if t.ServerName == "" && !t.InsecureSkipVerify {
-			t = t.Clone()
 			t.ServerName, _, _ = net.SplitHostPort(address)
 		}
 		secure := tls.Client(nc, t)
@@ -255,9 +264,7 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	if err != nil {
 		return bad("%w", err)
 	}
-	if t != nil {
-		o = append(o, TLS(t))
-	}
+	o = append(o, func(c *config) { c.tls = t })
 	required, err := query.Choose("require_tls", "false", "true")
 	if err != nil {
 		return bad("%w", err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/contact"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
@@ -34,6 +35,8 @@ type store struct {
 
 	calls   *calls.Calls
 	reached contact.Contact
+
+	refused backoff.Refused // the user
 
 	mu       sync.Mutex
 	longest  *task[time.Duration] // the longest TTL that the server allows
@@ -171,7 +174,7 @@ func (s *store) round(ttl time.Duration) time.Duration {
 }
 
 func (s *store) clientConfig(timeout time.Duration) zk.Config {
-	return zk.Config{Servers: func() []string { return *s.following.Load() }, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
+	return zk.Config{Servers: func() []string { return *s.following.Load() }, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth, Refused: &s.refused}
 }
 
 // longestTTL returns the longest TTL that the server allows. It requests it once.

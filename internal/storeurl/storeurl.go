@@ -162,31 +162,41 @@ func (p *Params) Password(u *url.URL) (func() string, error) {
 	if given {
 		return nil, errors.New("password_file: give it without a password, as in user@host")
 	}
-	var last atomic.Pointer[string]
-	read := func() error {
+	now, err := reread(func() (string, error) {
 		b, err := os.ReadFile(path)
 		text := strings.TrimRight(string(b), "\r\n")
 		if err == nil && text == "" {
 			err = errors.New("the file is empty")
 		}
-		if err == nil {
-			last.Store(&text)
-		}
-		return err
-	}
-	if err := read(); err != nil {
+		return text, err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("password_file: %w", err)
 	}
-	return func() string {
-		_ = read() // a failure leaves the last one
+	return now, nil
+}
+
+// reread returns a function that calls read again each time, because files are renewed while locks are held. While read
+// fails, its last result counts. An error of the first call is returned.
+func reread[T any](read func() (T, error)) (func() T, error) {
+	first, err := read()
+	if err != nil {
+		return nil, err
+	}
+	var last atomic.Pointer[T]
+	last.Store(&first)
+	return func() T {
+		if now, err := read(); err == nil {
+			last.Store(&now)
+		}
 		return *last.Load()
 	}, nil
 }
 
-// TLS takes ca, cert, key and server_name out. The files of cert and key are read again at each handshake, that of ca is
-// not. Where TLS is off it returns nil, and an
-// error if one of them is given: how describes how to switch on TLS.
-func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
+// TLS takes ca, cert, key and server_name out. It returns a function for the configuration of the next connection, for
+// which it reads the files again. Where TLS is off it returns nil, and an error if one of them is given: how describes
+// how to switch on TLS.
+func (p *Params) TLS(on bool, how string) (func() *tls.Config, error) {
 	ca, cert, key, name := p.Take("ca"), p.Take("cert"), p.Take("key"), p.Take("server_name")
 	if !on {
 		if ca+cert+key+name != "" {
@@ -195,40 +205,39 @@ func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
 		return nil, nil
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name}
+	roots := func() *x509.CertPool { return nil } // the system's
 	if ca != "" {
-		pem, err := os.ReadFile(ca)
+		var err error
+		roots, err = reread(func() (*x509.CertPool, error) {
+			pem, err := os.ReadFile(ca)
+			pool := x509.NewCertPool()
+			if err == nil && !pool.AppendCertsFromPEM(pem) {
+				err = fmt.Errorf("%q holds no certificate in PEM form", ca)
+			}
+			return pool, err
+		})
 		if err != nil {
 			return nil, fmt.Errorf("ca: %w", err)
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca %q holds no certificate in PEM form", ca)
 		}
 	}
 	if (cert == "") != (key == "") {
 		return nil, errors.New("give cert and key together")
 	}
 	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
+		pair, err := reread(func() (tls.Certificate, error) { return tls.LoadX509KeyPair(cert, key) })
 		if err != nil {
 			return nil, fmt.Errorf("cert and key: %w", err)
 		}
-		t.GetClientCertificate = renewed(pair, cert, key)
-	}
-	return t, nil
-}
-
-// renewed returns a function that reads a certificate and its key again at each handshake, because a certificate is
-// renewed on the disk while locks are held. While the files do not fit together, it returns the last pair that did.
-func renewed(pair tls.Certificate, cert, key string) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	var last atomic.Pointer[tls.Certificate]
-	last.Store(&pair)
-	return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		if pair, err := tls.LoadX509KeyPair(cert, key); err == nil {
-			last.Store(&pair)
+		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			now := pair()
+			return &now, nil
 		}
-		return last.Load(), nil
 	}
+	return func() *tls.Config {
+		now := t.Clone()
+		now.RootCAs = roots()
+		return now
+	}, nil
 }
 
 // Rest returns the parameters that have not been taken out, for a store whose client library

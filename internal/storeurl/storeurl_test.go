@@ -1,7 +1,15 @@
 package storeurl_test
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -93,4 +101,57 @@ func read(raw string) error {
 		return err
 	}
 	return p.End()
+}
+
+// TestAuthorityIsReadAgain: each configuration has the certificates that the file of the authority has then. While it has
+// none, it has the last ones.
+func TestAuthorityIsReadAgain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	write := func(text []byte) {
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	authority := func() (*x509.CertPool, []byte) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &x509.Certificate{SerialNumber: big.NewInt(1)}
+		der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(text)
+		return pool, text
+	}
+	old, text := authority()
+	write(text)
+	u, _ := url.Parse("s://h?server_name=here&ca=" + url.QueryEscape(file))
+	p, err := storeurl.Query(u, "s://host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := p.TLS(true, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := func(want *x509.CertPool) {
+		t.Helper()
+		if c := config(); !c.RootCAs.Equal(want) || c.ServerName != "here" || c.InsecureSkipVerify {
+			t.Error("the configuration has other certificates")
+		}
+	}
+	has(old)
+	next, text := authority()
+	write(text)
+	has(next)
+	write(text[:len(text)/2])
+	has(next)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	has(next)
 }

@@ -1,15 +1,21 @@
 package nats
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nkeys"
 
+	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/natsstore"
@@ -80,5 +86,42 @@ tls { cert_file: %q, key_file: %q, ca_file: %q, verify: true }`,
 	bare := openAt(t, secure+"&creds="+credentials(t, account), "")
 	if _, err := bare.Put(t.Context(), "key", []byte("value"), ""); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Errorf("Put without a certificate: %v", err)
+	}
+}
+
+// TestRenewedPasswordIsUsedAtOnce: the server gets another password, which ends the user's connections. The store's file
+// has the password already. The next login does not wait as one after a refused login does, so the lock stays.
+func TestRenewedPasswordIsUsedAtOnce(t *testing.T) {
+	const old, next = "old-secret", "next-secret"
+	c := startEmpty(t, servers.NATSConfig{Settings: "authorization { user: app, password: " + old + " }"})
+	file := filepath.Join(t.TempDir(), "password")
+	check(t, os.WriteFile(file, []byte(old), 0o600))
+	withFile := strings.Replace(c.url(c.addresses()), "://", "://app@", 1) + "&password_file=" + file
+	check(t, openAt(t, withFile, "").Init(t.Context()))
+	l, err := holdfast.Open(t.Context(), withFile)
+	check(t, err)
+	t.Cleanup(func() { _ = l.Close(context.Background()) })
+	held, err := l.Lock(t.Context(), "held", holdfast.TTL(6*time.Second))
+	check(t, err)
+
+	check(t, os.WriteFile(file, []byte(next), 0o600))
+	settings := filepath.Join(c.members[0].Data(), "..", "nats.conf")
+	text, err := os.ReadFile(settings)
+	check(t, err)
+	check(t, os.WriteFile(settings, []byte(strings.Replace(string(text), old, next, 1)), 0o600))
+	check(t, syscall.Kill(c.members[0].PID(), syscall.SIGHUP))
+	requests.Eventually(t, "the server has the new password", func() bool {
+		s, err := natsstore.Open(t.Context(), strings.Replace(c.url(c.addresses()), "://", "://app:"+old+"@", 1), "")
+		if err == nil {
+			check(t, s.Close(t.Context()))
+		}
+		return driver.CodeOf(err) == driver.CodeRefused
+	})
+	requests.Eventually(t, "a lock is granted", func() bool {
+		k, err := l.TryLock(t.Context(), "free")
+		return err == nil && k.Unlock() == nil
+	})
+	if err := held.Context().Err(); err != nil {
+		t.Errorf("the lock is lost: %v", context.Cause(held.Context()))
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // TestTableOfTrustNamesItsTests: each row of the table in docs/security.md names tests that exist, or the page
-// that lists them.
+// that lists them. So does each row of its table of refused logins.
 func TestTableOfTrustNamesItsTests(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/security.md")
 	must.Succeed(t, err)
@@ -25,6 +25,14 @@ func TestTableOfTrustNamesItsTests(t *testing.T) {
 			if !exists(test) && !strings.HasPrefix(test, "[promises.txt](") {
 				t.Errorf("%q: there is no test %q", m[1], test)
 			}
+		}
+	}
+	_, section, _ = strings.Cut(string(text), "| refused logins in a minute, at most | test |\n")
+	section, _, _ = strings.Cut(section, "\n\n")
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if test := strings.TrimSpace(cells[3]); test != "---" && !exists(test) {
+			t.Errorf("%q: there is no test %q", cells[1], test)
 		}
 	}
 	if rows < 10 {

@@ -1,12 +1,14 @@
 package transport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
@@ -25,12 +27,6 @@ func TestRenewedCertificateIsShown(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			server, used := ca.Sign(t, s.name), ca.Sign(t, s.name+"-used")
-			install := func(from, to string) {
-				t.Helper()
-				b, err := os.ReadFile(from)
-				must(t, err)
-				must(t, os.WriteFile(to, b, 0o600))
-			}
 			var all []*impostor
 			var front []string
 			for _, a := range s.start(t) {
@@ -66,64 +62,70 @@ func TestRenewedCertificateIsShown(t *testing.T) {
 			}
 			shows(s.name + "-used")
 			next := ca.Sign(t, s.name+"-next")
-			install(next.Cert, used.Cert)
+			install(t, next.Cert, used.Cert)
 			shows(s.name + "-used")
-			install(next.Key, used.Key)
+			install(t, next.Key, used.Key)
 			shows(s.name + "-next")
 		})
 	}
 }
 
-// TestPasswordOfFileIsReadAgain: a file has the password. It is replaced while a store is open, and the next connection
-// logs in with the new one.
-func TestPasswordOfFileIsReadAgain(t *testing.T) {
+// install replaces a file by another one.
+func install(t *testing.T, from, to string) {
+	t.Helper()
+	b, err := os.ReadFile(from)
+	must(t, err)
+	must(t, os.WriteFile(to, b, 0o600))
+}
+
+// TestRenewedAuthorityIsFollowed: the file of the authority is replaced while a store is open. From then on the store
+// accepts servers of the new authority, and no others.
+func TestRenewedAuthorityIsFollowed(t *testing.T) {
+	old, next := servertest.NewAuthority(t, "old"), servertest.NewAuthority(t, "next")
 	for _, s := range stores {
-		if s.name == "zookeeper" || s.name == "s3" || s.name == "etcd" {
-			continue // the password owns the data, signs the requests, or is sent for a token and not for each connection
-		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			file := filepath.Join(t.TempDir(), "password")
-			write := func(text string) { must(t, os.WriteFile(file, []byte(text), 0o600)) }
-			write(password + "\n")
-			var all []*servers.Proxy
+			used, ca := old.Sign(t, s.name+"-server"), filepath.Join(t.TempDir(), "ca.pem")
+			install(t, old.File, ca)
+			var all []*impostor
 			var front []string
 			for _, a := range s.start(t) {
-				p, err := servers.NewProxy(a)
-				must(t, err)
-				t.Cleanup(p.Close)
-				all, front = append(all, p), append(front, p.Address())
+				i := impersonate(t, used, a, s.before)
+				all, front = append(all, i), append(front, i.address)
 			}
-			form, parameter := strings.Replace(s.clear, ":SECRET@", "@", 1), "?password_file="+file
-			if strings.Contains(form, "?") {
-				form = strings.Replace(form, "?", parameter+"&", 1)
-			} else {
-				form += parameter
-			}
-			l, err := holdfast.Open(t.Context(), s.at(form, "", "", front))
+			l, err := holdfast.Open(t.Context(), s.at(s.secure, encoded, ca, front))
 			must(t, err)
 			defer l.Close(background)
-			try := func() error {
-				k, err := l.TryLock(t.Context(), "a")
-				if err != nil {
-					return err
+			verified := func(want bool) {
+				t.Helper()
+				for _, i := range all {
+					i.cut()
 				}
-				return k.Unlock()
+				must(t, servers.Until(t.Context(), func() error { // a request may still use the connection that has ended
+					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+					defer cancel()
+					k, err := l.TryLock(ctx, t.Name())
+					if err == nil {
+						err = k.Unlock()
+					}
+					switch {
+					case want:
+						return err
+					case err == nil:
+						return errors.New("a server of another authority is accepted")
+					case !strings.Contains(err.Error(), "unknown authority"):
+						return err
+					}
+					return nil
+				}))
 			}
-			must(t, try())
-			write("another")
-			for _, p := range all {
-				p.Cut()
-				must(t, p.Heal())
-			}
-			must(t, servers.Until(t.Context(), func() error {
-				if err := try(); !errors.Is(err, holdfast.ErrRefused) {
-					return fmt.Errorf("with a wrong password: %v, want refused", err)
-				}
-				return nil
-			}))
-			write(password)
-			must(t, servers.Until(t.Context(), try))
+			verified(true)
+			install(t, next.File, ca)
+			verified(false)
+			renewed := next.Sign(t, s.name+"-renewed")
+			install(t, renewed.Cert, used.Cert)
+			install(t, renewed.Key, used.Key)
+			verified(true)
 		})
 	}
 }

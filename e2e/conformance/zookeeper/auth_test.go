@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
@@ -79,4 +80,20 @@ func TestRefusedUserLosesSession(t *testing.T) {
 	empty(t, sb, other)
 	must(t, k.Unlock())
 	empty(t, sb, name)
+}
+
+// TestRefusedLoginsAreFew: a server refuses the user of a process with a holder, a waiter and a candidate.
+func TestRefusedLoginsAreFew(t *testing.T) {
+	t.Parallel()
+	z := alone(t, plain)
+	p := behindProxy(t, z)
+	root := zkstore.Root("/refused-logins")
+	other, _ := locker(t, []string{z.Address()}, root)
+	lock(t, other, "busy", lasting)
+	l, _ := locker(t, []string{p.Address()}, root, zkstore.Digest("me", "secret"))
+	servertest.RefusedLogins{
+		Row: "zookeeper", Client: l, Busy: "busy", Count: p.Accepted,
+		Refuse: func() { must(t, p.Redirect(refusingUsers(t, z))) },
+		Accept: func() { must(t, p.Redirect(z.Address())) },
+	}.Test(t)
 }

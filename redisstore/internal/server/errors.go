@@ -99,22 +99,27 @@ func (s *Server) Explain(err error, keys ...string) error {
 	if strings.Contains(text, "READONLY") {
 		s.reconnect()
 	}
+	a := known(text)
+	if a.help == rights && len(keys) == 0 && s.recipe.Keys != nil {
+		keys = s.recipe.Keys()
+	}
+	if a.help == rights && len(keys) > 0 && !strings.HasPrefix(keys[0], "holdfast:") {
+		a.help = "the user needs the commands that docs/security.md lists, and the keys of the lock: " + strings.Join(keys, ", ")
+	}
+	if a.help != "" {
+		return driver.Errorf(a.code, "%w: %s", err, a.help)
+	}
+	return driver.Errorf(a.code, "%w", err)
+}
+
+// known returns what an error of a server means.
+func known(text string) answerOf {
 	for _, a := range answered {
 		if strings.Contains(text, a.word) {
-			help := a.help
-			if help == rights && len(keys) == 0 && s.recipe.Keys != nil {
-				keys = s.recipe.Keys()
-			}
-			if help == rights && len(keys) > 0 && !strings.HasPrefix(keys[0], "holdfast:") {
-				help = "the user needs the commands that docs/security.md lists, and the keys of the lock: " + strings.Join(keys, ", ")
-			}
-			if help != "" {
-				return driver.Errorf(a.code, "%w: %s", err, help)
-			}
-			return driver.Errorf(a.code, "%w", err)
+			return a
 		}
 	}
-	return driver.Errorf(driver.CodeUnknown, "%w", err)
+	return answerOf{code: driver.CodeUnknown}
 }
 
 // errReplica means that the server is a replica.

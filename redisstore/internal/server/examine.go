@@ -332,7 +332,7 @@ func (s *Server) sentinels(ctx context.Context) (all []examine.Facts) {
 		all = append(all, f)
 		limited, cancel := context.WithTimeout(ctx, 2*dialTimeout)
 		n, err := c.node(address, redis.Options{Username: c.sentinels.SentinelUsername,
-			Password: c.sentinels.SentinelPassword, TLSConfig: c.sentinels.TLSConfig, Protocol: 2, DialTimeout: dialTimeout})
+			Password: c.sentinels.SentinelPassword, Dialer: c.sentinels.Dialer, Protocol: 2, DialTimeout: dialTimeout})
 		var answer []string
 		if err == nil {
 			answer, err = n.Command(limited, "SENTINEL", "MASTER", c.sentinels.MasterName)

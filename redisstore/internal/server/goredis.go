@@ -26,6 +26,7 @@ type goredisClient struct {
 	where   string
 	owned   bool             // Close closes the client
 	reached *contact.Contact // nil if a program has made the client
+	dial    dialFunc         // of a client of Open: logs in, too
 	// sentinels are the addresses of the sentinels, their user and the name of the primary, if Open has made the client.
 	sentinels redis.UniversalOptions
 
@@ -584,6 +585,7 @@ func (c *goredisClient) Replica(_ context.Context, address string) (Node, error)
 		o.CredentialsProvider, o.CredentialsProviderContext = from.CredentialsProvider, from.CredentialsProviderContext
 		o.TLSConfig, o.Protocol, o.DialTimeout = from.TLSConfig, from.Protocol, from.DialTimeout
 	}
+	o.Dialer = c.dial
 	return c.node(address, o)
 }
 

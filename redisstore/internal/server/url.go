@@ -25,7 +25,9 @@ type Target struct {
 	// Layout is the parameter layout, "" if it is missing.
 	Layout string
 
-	client redis.UniversalOptions
+	client redis.UniversalOptions // without the user and TLS
+	login  *login
+	tls    func() *tls.Config // nil without TLS
 	mode   Mode
 	where  string // the URL without its secrets
 	config Config
@@ -67,7 +69,9 @@ const (
 func (t *Target) Connect() (Client, error) {
 	o := t.client
 	reached := new(contact.Contact)
-	o.Dialer = reached.Through(dialer(o.TLSConfig))
+	open := reached.Through(dialer(t.tls))
+	dial := t.login.after(open)
+	o.Dialer = dial
 	o.DialTimeout, o.DialerRetries = dialTimeout, 1
 	o.ReadTimeout, o.WriteTimeout = silentTimeout, silentTimeout
 	o.MaxRetries = -1 // see once
@@ -83,7 +87,10 @@ func (t *Target) Connect() (Client, error) {
 	var client redis.UniversalClient
 	switch t.mode {
 	case Sentinel:
-		client = redis.NewFailoverClient(o.Failover())
+		o.Dialer = open // also to the sentinels, which have users of their own
+		primary := redis.NewFailoverClient(o.Failover())
+		primary.AddHook(t.login)
+		client = primary
 	case Cluster:
 		of := o.Cluster()
 		of.ClusterStateReloadInterval = refreshInterval
@@ -96,23 +103,26 @@ func (t *Target) Connect() (Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.mode, c.where, c.owned, c.reached = t.mode, t.where, true, reached
+	c.mode, c.where, c.owned, c.reached, c.dial = t.mode, t.where, true, reached, dial
 	if t.mode == Sentinel {
 		c.sentinels = o
 	}
 	return c, nil
 }
 
-// dialer returns a function that opens connections, which use TLS if t is not nil.
-func dialer(t *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
+// dialer returns a function that opens connections. They use TLS if t is not nil, which returns the configuration of
+// the next one.
+func dialer(t func() *tls.Config) dialFunc {
 	d := &net.Dialer{
 		Timeout:         dialTimeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveIdle},
 	}
-	if t != nil {
-		return (&tls.Dialer{NetDialer: d, Config: t}).DialContext
+	if t == nil {
+		return d.DialContext
 	}
-	return d.DialContext
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		return (&tls.Dialer{NetDialer: d, Config: t()}).DialContext(ctx, network, address)
+	}
 }
 
 // closeNow closes a connection. With TLS it sends no message, which could block.
@@ -148,7 +158,6 @@ func parseURL(u *url.URL) (*Target, error) {
 		return fail("%w", err)
 	}
 	o.Addrs = []string{first}
-	o.Username = u.User.Username()
 	if o.MasterName, o.DB, err = parsePath(u.Path, mode); err != nil {
 		return fail("%w", err)
 	}
@@ -160,10 +169,7 @@ func parseURL(u *url.URL) (*Target, error) {
 	if err != nil {
 		return fail("%w", err)
 	}
-	o.Password = password()
-	if _, inURL := u.User.Password(); o.Password != "" && !inURL {
-		o.CredentialsProvider = func() (string, string) { return u.User.Username(), password() }
-	}
+	t.login = &login{user: u.User.Username(), password: password}
 	for _, more := range query.TakeAll("addr") {
 		a, err := parseAddress(more, port)
 		if err != nil {
@@ -192,15 +198,12 @@ func parseURL(u *url.URL) (*Target, error) {
 		return fail("%w", err)
 	}
 	how := "use the scheme " + strings.Replace(u.Scheme, "redis", "rediss", 1)
-	if o.TLSConfig, err = query.TLS(secure, how); err != nil {
+	if t.tls, err = query.TLS(secure, how); err != nil {
 		return fail("%w", err)
 	}
-	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: o.Password+o.SentinelPassword != "", How: how}
+	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: password()+o.SentinelPassword != "", How: how}
 	if c.Exposed, err = query.Protect(p); err != nil {
 		return fail("%w", err)
-	}
-	if o.TLSConfig != nil && o.TLSConfig.ServerName == "" && mode == Standalone {
-		o.TLSConfig.ServerName = u.Hostname()
 	}
 	if err := query.End(); err != nil {
 		return fail("%w", err)

@@ -41,12 +41,12 @@ func TestParseURL(t *testing.T) {
 			continue
 		}
 		o, mode := target.client, target.mode
-		if mode != c.mode || !slices.Equal(o.Addrs, c.addresses) || o.Username != c.user || o.Password != c.pw || o.DB != c.db ||
-			(o.TLSConfig != nil) != c.secure || o.MasterName != c.master {
+		if mode != c.mode || !slices.Equal(o.Addrs, c.addresses) || target.login.user != c.user || target.login.password() != c.pw || o.DB != c.db ||
+			(target.tls != nil) != c.secure || o.MasterName != c.master {
 			t.Errorf("%s: %v %+v", c.url, mode, o)
 		}
-		if c.secure && mode != Standalone && o.TLSConfig.ServerName != "" {
-			t.Errorf("%s: certificates of all nodes would have to be for %q", c.url, o.TLSConfig.ServerName)
+		if c.secure && target.tls().ServerName != "" {
+			t.Errorf("%s: certificates of all nodes would have to be for %q", c.url, target.tls().ServerName)
 		}
 	}
 	u, _ := url.Parse("redis+sentinel://host/m?sentinel_user=su&sentinel_password=sp")
@@ -54,7 +54,7 @@ func TestParseURL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := target.client; o.SentinelUsername != "su" || o.SentinelPassword != "sp" || o.Password != "" {
+	if o := target.client; o.SentinelUsername != "su" || o.SentinelPassword != "sp" || target.login.password() != "" {
 		t.Errorf("%+v", o)
 	}
 	u, _ = url.Parse("redis://host?replicas=2&replica_wait=300ms&insist=true")

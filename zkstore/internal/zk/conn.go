@@ -167,8 +167,13 @@ func (c *conn) read(r *bufio.Reader) error {
 		case xid != xidAuth:
 			err = c.handleAnswer(xid, zxid, code, &d)
 		case code != 0:
-			c.s.end(ErrAuthFailed)
 			err = ErrAuthFailed
+		}
+		if xid == xidAuth && c.s.cfg.Refused != nil {
+			c.s.cfg.Refused.Note(err)
+		}
+		if err == ErrAuthFailed {
+			c.s.end(err)
 		}
 		if err != nil {
 			return err

@@ -29,6 +29,8 @@ type Config struct {
 	// Dial opens a connection, with TLS if configured.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	Auth []Auth
+	// Refused, if not nil, has the outcome of the last authentication. While it has a refusal, Open returns that.
+	Refused *backoff.Refused
 	// OnEvent is called when a watch fires. OnConn is called for each new connection, with its
 	// number: all watches of earlier connections have ended. OnEnd is called once when the session
 	// is over, with the reason. None of them may block.
@@ -64,6 +66,11 @@ type Session struct {
 
 // Open begins a session and waits until a server has accepted it.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
+	if cfg.Refused != nil {
+		if err := cfg.Refused.Err(); err != nil {
+			return nil, &NotSentError{err}
+		}
+	}
 	running, stop := context.WithCancel(context.Background())
 	s := &Session{cfg: cfg, stop: stop, done: make(chan struct{}), changed: make(chan struct{}), session: newSession}
 	s.proof.changed = make(chan struct{})
