@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/ticks"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -108,9 +109,7 @@ func TestEveryKeepsAtMost15Locks(t *testing.T) {
 			l := newLocker(t, memstore.New())
 			most, ticks := 0, 0
 			for _, err := range l.Every(bg, "job", holdfast.Period(period)) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				kept := 0
 				for range l.List(bg, "") {
 					kept++
@@ -463,9 +462,7 @@ func TestEveryTriesTheLastTickAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, c := memstore.New(), newOutcomes()
 		l := newLocker(t, s)
-		if err := l.Ping(bg); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Ping(bg))
 		at := time.Now().Add(time.Hour).UTC()
 		s.Script().Stop()
 		time.AfterFunc(time.Hour+20*time.Second, s.Script().Start)
@@ -533,9 +530,7 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, err := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, err := range l.Every(bg, "job", holdfast.Period(time.Hour)) {
 			if err != nil {
 				t.Error(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -102,9 +103,7 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(bg)
 		began := time.Now()
 		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.MinHold(20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.Sleep(time.Second)
 		cancel()
 		time.Sleep(2 * time.Second)
@@ -347,9 +346,7 @@ func TestUnlockOfSeveralBlocksNoLongerThanOfOne(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		k, err := l.LockAll(bg, []string{"a", "b", "c", "d", "e"}, holdfast.TTL(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.Script().Stop()
 		began := time.Now()
 		_ = k.Unlock()
@@ -672,9 +669,7 @@ func TestLockAllTriesFreeNamesAfterWait(t *testing.T) {
 		}
 		l, other := newLocker(t, slow), newLocker(t, s.Client())
 		k, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		unlock(t, k)
 		b := mustLock(t, other, "b")
 		if _, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrBusy) {

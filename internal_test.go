@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -18,13 +19,9 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, err := New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k, err := l.Lock(context.Background(), "a", MaxHold(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_ = s.Script().Lose("a", driver.CauseTaken)
 		<-k.Context().Done()
 		synctest.Wait()
@@ -42,15 +39,11 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 // next waiter.
 func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	l, err := New(memstore.New(), LocalHandoff(4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	l.localContention.found("a", reserveAgain) // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	h := k.holder
 	next := make(chan *Lock, 1)
 	go func() {
@@ -92,9 +85,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 // TestRefusalFailsTheHeadAlone: the store refuses the request of the head, and the waiter behind it waits on.
 func TestRefusalFailsTheHeadAlone(t *testing.T) {
 	l, err := New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	q := &queue{name: "a", state: queueState{phase: requesting}, lease: l.newLease(t.Context(), "a", l.cfg.base)}
 	first, second := &waiter{set: l.cfg.base, ready: make(chan struct{})}, &waiter{set: l.cfg.base, ready: make(chan struct{})}
 	q.push(first)
@@ -109,14 +100,10 @@ func TestRefusalFailsTheHeadAlone(t *testing.T) {
 // contexts, and Err reports the loss already.
 func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	l, err := New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	k, err := l.Lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.mu.Lock()
 	var o outcome
 	l.step(k.holder.lease, &event{kind: revoke, cause: CauseTaken}, &o)
@@ -166,9 +153,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), requested: make(chan struct{})}
 		l, err := New(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		const ttl = 600 * time.Millisecond
 		granted := make(chan time.Time, 2)
 		lock := func() {
@@ -205,9 +190,7 @@ func TestWaiterJoinsBeforeAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), requested: make(chan struct{}), takes: time.Second / 20}
 		l, err := New(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close(context.Background())
 		var all sync.WaitGroup
 		lock := func() {
@@ -235,24 +218,14 @@ func TestWaiterJoinsBeforeAFailure(t *testing.T) {
 // TestCloseEndsInnerLocksFirst: the context of a lock that was taken under another one ends with its own cause.
 func TestCloseEndsInnerLocksFirst(t *testing.T) {
 	l, err := New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	outer, err := l.Lock(t.Context(), "outer")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	passing, err := l.Lock(t.Context(), "passing")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	inner, err := l.Lock(outer.Context(), "inner")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := passing.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, passing.Unlock())
 	if err := l.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -267,9 +240,7 @@ func TestCloseEndsInnerLocksFirst(t *testing.T) {
 func TestRequestContextEndsByEachCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := New(memstore.New())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close(context.Background())
 		type valueKey struct{}
 		why := errors.New("why")
@@ -354,13 +325,9 @@ func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := provisionalStore{memstore.New()}
 		l, err := New(s, LocalHandoff(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k, err := l.Lock(context.Background(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		waited := make(chan error)
 		go func() {
 			k, err := l.Lock(context.Background(), "a")
@@ -371,9 +338,7 @@ func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
 		}()
 		synctest.Wait()
 		_ = k.Unlock()
-		if err := <-waited; err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, <-waited)
 		if l.schedule.armed != 0 {
 			t.Error("the timer of the schedule runs, and no lease needs it")
 		}

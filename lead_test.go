@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -156,9 +157,7 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 		}
 		s.Script().Start()
 		closing, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.AfterFunc(time.Minute, func() { _ = closing.Close(bg) })
 		if err := closing.Lead(bg, "leader", mustNotRun); !errors.Is(err, holdfast.ErrClosed) {
 			t.Error(err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -187,17 +188,13 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				began := time.Now()
 				if waits {
 					k, err := l.Lock(bg, "a")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					unlock(t, k)
 				} else if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
 					t.Fatalf("TryLock: %v", err)
 				}
 				k, err := other.Lock(bg, "a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				if took := time.Since(began); took > 5*time.Second {
 					t.Errorf("outcome %d: free after %s", outcome, took)
 				}
@@ -466,9 +463,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 
 		// After the lease has certainly expired, the client does not retry the release.
 		l2, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k = mustLock(t, l2, "a", holdfast.TTL(3*time.Second))
 		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
@@ -493,9 +488,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
 		l, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k := mustLock(t, l, "a")
 		foreign := mustLock(t, other, "b")
 		got := make(chan error, 2)
@@ -556,9 +549,7 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 	for range 4 {
 		// A grant that is never released would stand forever.
 		l, err := holdfast.New(s.Client(), holdfast.Defaults(holdfast.TTL(holdfast.MaxTTL)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		lockers = append(lockers, l)
 	}
 	names := []string{"a", "b", "c"}

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var _ fence.Guard[fence.Func] = (*fence.Memory)(nil)
@@ -141,12 +142,8 @@ func TestMemoryPanicEndsTheWrite(t *testing.T) {
 
 func TestMemoryForgetDropsToken(t *testing.T) {
 	var guard fence.Memory
-	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Forget(t.Context(), "r"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, guard.Write(t.Context(), "r", 5, nil))
+	must.Succeed(t, guard.Forget(t.Context(), "r"))
 	if err := guard.Write(t.Context(), "r", 1, nil); err != nil {
 		t.Errorf("after Forget: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestKilledHolderWakesWaiter: the holder's process is killed. The waiters of this test have no
@@ -113,9 +114,7 @@ func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "parent", dir, "a")
 	pid, err := strconv.Atoi(c.says("child"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer syscall.Kill(pid, syscall.SIGKILL)
 	c.says("granted")
 	s := open(t, dir)
@@ -230,9 +229,7 @@ func TestKilledWriterLeavesReadableBucket(t *testing.T) {
 		c.signal(syscall.SIGKILL)
 		c.kill()
 		raw, err := os.ReadFile(s.BucketPath("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if n, err := filestore.Entries(raw); err != nil || n < 100 {
 			t.Fatalf("%d entries, %v", n, err)
 		}
@@ -253,9 +250,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 	}
 	size := func() int64 {
 		info, err := os.Stat(filepath.Join(dir, "log"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return info.Size()
 	}
 	for range 20 {
@@ -272,9 +267,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 		w.finish()
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var standing, last uint64
 	var by, grants int
 	for line := range strings.Lines(string(log)) {

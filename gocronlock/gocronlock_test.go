@@ -15,15 +15,14 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/gocronlock"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
 func open(t *testing.T, s driver.Store) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.New(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return l
 }
 
@@ -37,13 +36,9 @@ func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 		for range 4 {
 			l := open(t, s.Client())
 			scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(l, 30*time.Minute)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			_, err = scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("report"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			scheduler.Start()
 			shutdown = append(shutdown, func() { _, _ = scheduler.Shutdown(), l.Close(context.Background()) })
 			time.Sleep(5 * time.Minute)
@@ -66,9 +61,7 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 		defer l.Close(context.Background())
 		locks := gocronlock.New(l, time.Minute)
 		scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(locks))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var runs, refused atomic.Int32
 		for range 2 {
 			_, err := scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(func() { runs.Add(1) }),
@@ -77,9 +70,7 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 						refused.Add(1)
 					}
 				})))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		}
 		if err := locks.Check(scheduler); !errors.Is(err, holdfast.ErrInvalid) || !strings.Contains(err.Error(), "two jobs have the name") {
 			t.Errorf("Check: %v", err)
@@ -87,9 +78,7 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 		for range 2 {
 			scheduler.Start()
 			time.Sleep(70 * time.Minute)
-			if err := scheduler.StopJobs(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, scheduler.StopJobs())
 		}
 		if err := scheduler.Shutdown(); err != nil {
 			t.Error(err)
@@ -119,9 +108,7 @@ func TestIntervalJobsNeedALongHold(t *testing.T) {
 		"every second day": {gocron.DailyJob(2, at), 24 * time.Hour, true},
 	} {
 		scheduler, err := gocron.NewScheduler()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err = scheduler.NewJob(c.job, gocron.NewTask(func() {}), gocron.WithName(name)); err != nil {
 			t.Fatal(err)
 		}
@@ -173,14 +160,10 @@ func TestElectorHasOneLeader(t *testing.T) {
 		defer first.Close(context.Background())
 		defer second.Close(context.Background())
 		a, err := gocronlock.NewElector(t.Context(), first, "leader")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		synctest.Wait()
 		b, err := gocronlock.NewElector(t.Context(), second, "leader")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		synctest.Wait()
 		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); a != nil || !errors.Is(b, gocronlock.ErrNotLeader) {
 			t.Errorf("%v, %v", a, b)
@@ -209,13 +192,9 @@ func TestElectorReportsImpossibleElection(t *testing.T) {
 			}
 		}
 		e, err := gocronlock.NewElector(t.Context(), l, "leader")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		synctest.Wait()
-		if err := l.Close(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close(context.Background()))
 		synctest.Wait()
 		if err := e.IsLeader(t.Context()); !errors.Is(err, gocronlock.ErrNotLeader) || !errors.Is(err, holdfast.ErrClosed) {
 			t.Errorf("IsLeader after Close of the Locker: %v", err)

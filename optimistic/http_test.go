@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
@@ -205,9 +206,7 @@ func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
 				add := func(text string) func(context.Context, []byte) ([]byte, error) {
 					return func(_ context.Context, old []byte) ([]byte, error) { return append(old, text...), nil }
 				}
-				if err := optimistic.Update(t.Context(), values, "k", add("a")); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, optimistic.Update(t.Context(), values, "k", add("a")))
 				proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if r.Method == http.MethodPut {
 						body, _ := io.ReadAll(r.Body)
@@ -236,9 +235,7 @@ func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
 					return
 				}
 				_, version, err := optimistic.Get(t.Context(), behind, "k")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				if version, err = optimistic.Put(t.Context(), behind, "k", []byte("d"), version); err != nil {
 					t.Fatal(err)
 				}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
@@ -35,9 +36,7 @@ func TestStoreOverClientRefusesFairWait(t *testing.T) {
 func TestRegisteredURLOpensLayouts(t *testing.T) {
 	for raw, layout := range map[string]bool{"redis://h": false, "redis://u:p%2Bw@h?layout=redisson": true} {
 		u, err := url.Parse(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s, err := openURL(t.Context(), u, "ns")
 		if err != nil {
 			t.Fatalf("%s: %v", raw, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // together runs tests at the same time. They mostly wait, so there may be more of them than
@@ -43,9 +44,7 @@ func everyLimitEnds(e *env) {
 			}
 			r = e.request(name, limit, long)
 			g := e.must(a, r)
-			if err := br.Break(e.Context(), name, g.Token); err != nil {
-				e.Fatal(err)
-			}
+			must.Succeed(e, br.Break(e.Context(), name, g.Token))
 			await(e, from(r).lost, "the holder was not notified")
 		}
 	}
@@ -135,9 +134,7 @@ func lingerIsNotRenewed(e *env) {
 	e.leases()
 	s, name := e.open(), e.name()
 	g := e.must(s, e.request(name, driver.Exclusive, long))
-	if err := s.Release(e.Context(), g, e.h.TTL); err != nil {
-		e.Fatal(err)
-	}
+	must.Succeed(e, s.Release(e.Context(), g, e.h.TTL))
 	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing a grant that lingers")
 	e.release(s, e.takeExpired(s, name))
 }

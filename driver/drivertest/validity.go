@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -290,9 +291,7 @@ func lockersDelayed(e *env) {
 	other := e.locker()
 	name := e.name()
 	for _, l := range []*holdfast.Locker{holder, other} { // connects the clients
-		if err := l.Do(e.Context(), name, func(context.Context) error { return nil }, options...); err != nil {
-			e.Fatal(err)
-		}
+		must.Succeed(e, l.Do(e.Context(), name, func(context.Context) error { return nil }, options...))
 	}
 	short := func(what string, k *holdfast.Lock) {
 		e.Helper()

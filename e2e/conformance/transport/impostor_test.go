@@ -30,13 +30,9 @@ type prelude func(client, server net.Conn) (net.Conn, error)
 func impersonate(t *testing.T, files servers.TLS, upstream string, before prelude) *impostor {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := &impostor{address: l.Addr().String()}
 	config := &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}, ClientAuth: tls.RequestClientCert}
 	if before != nil { // only etcd's client requires a protocol
