@@ -38,9 +38,7 @@ func BenchmarkMemoryContended(b *testing.B) {
 	l := newLocker(b, memstore.New())
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if err := l.Do(bg, "x", func(context.Context) error { return nil }); err != nil {
-				b.Error(err)
-			}
+			must.Report(b, l.Do(bg, "x", func(context.Context) error { return nil }))
 		}
 	})
 }

@@ -221,9 +221,7 @@ func TestEveryReportsTicksBehindLongWork(t *testing.T) {
 		long := newLocker(t, s.Client())
 		wg.Go(func() {
 			for tick, err := range long.Every(ctx, "job", holdfast.Period(period)) {
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 				time.Sleep(28 * period)
 				if err := tick.Context().Err(); err != nil {
 					t.Errorf("the context of the long work: %v", context.Cause(tick.Context()))
@@ -263,9 +261,7 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for tick, err := range dead.Every(ctx, "job", period) {
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 				died = tick.Time
 				for st := range dead.List(ctx, "job:run") { // the marker of this tick is lost
 					if strings.HasSuffix(st.Holders[0].Reason, died.Format(time.RFC3339)) {
@@ -492,9 +488,7 @@ func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left := 1
 		l := newLocker(t, away{altered{memstore.New(), func(g *driver.Guarantees) { g.MinTTL = 2 * time.Second }}, &left})
-		if err := first(l.Every(bg, "job", holdfast.Period(500*time.Millisecond))); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, first(l.Every(bg, "job", holdfast.Period(500*time.Millisecond))))
 	})
 }
 
@@ -532,9 +526,7 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 		l, err := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
 		must.Succeed(t, err)
 		for _, err := range l.Every(bg, "job", holdfast.Period(time.Hour)) {
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			break
 		}
 		n := func() (n int) {
@@ -548,9 +540,7 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 			t.Errorf("%d locks of the tick are left, want its claim and its marker", n)
 		}
 		began := time.Now()
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		if took := time.Since(began); took > time.Minute {
 			t.Errorf("Close took %s", took)
 		}
@@ -582,12 +572,8 @@ func TestEveryChecksItsInput(t *testing.T) {
 			}
 		}
 		// Valid input: Every serves the only tick, and yields nothing after its context has ended.
-		if err := first(l.Every(bg, "job", once(time.Now().Add(time.Hour)))); err != nil {
-			t.Error(err)
-		}
-		if err := first(l.Every(ended(), "job", holdfast.Period(time.Minute))); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, first(l.Every(bg, "job", once(time.Now().Add(time.Hour)))))
+		must.Report(t, first(l.Every(ended(), "job", holdfast.Period(time.Minute))))
 		// A Locker that is closed while Every waits.
 		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
 		if err := first(l.Every(bg, "job", holdfast.Period(time.Minute))); !errors.Is(err, holdfast.ErrClosed) {

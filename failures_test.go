@@ -72,9 +72,7 @@ func TestCloseWaitsForARunningUnlock(t *testing.T) {
 		done := make(chan struct{})
 		go func() { defer close(done); _ = k.Unlock() }()
 		synctest.Wait() // the release is in flight
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		if st, _ := other.Inspect(bg, "a"); len(st.Holders) != 0 {
 			t.Error("Close returned before the release was confirmed")
 		}
@@ -166,9 +164,7 @@ func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
 		l, _ := holdfast.New(a)
 		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
 		a.requestEnd("a")
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		wantFree(t, other, "a")
 	})
 }
@@ -500,9 +496,7 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		time.Sleep(time.Minute)
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		if _, err := other.TryLock(bg, "b"); err != nil {
 			t.Errorf("Close returned no error, b is %v", err)
 		}
@@ -576,9 +570,7 @@ func TestRetriesGetMoreTime(t *testing.T) {
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatalf("Unlock: %v", err)
 		}
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 	})
 }
 

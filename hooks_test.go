@@ -111,9 +111,7 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 			r := &recorder{}
 			l := newLocker(t, s, holdfast.WithHooks(nil), holdfast.WithHooks(r))
 			tc.do(t, l, s)
-			if err := l.Close(bg); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, l.Close(bg))
 			got := r.kinds()
 			if name == "undone" { // the roll back begins before the failure is reported
 				slices.Sort(got)
@@ -354,9 +352,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 		go func() {
 			defer close(done)
 			for st, err := range other.Watch(ctx, "a/2") {
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 				seen = append(seen, len(st.Holders))
 			}
 		}()
@@ -364,9 +360,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 		if err := other.Break(bg, "a/2", b.Token()+100); !errors.Is(err, holdfast.ErrNotHeld) {
 			t.Errorf("Break with a wrong token: %v", err)
 		}
-		if err := other.Break(bg, "a/2", b.Token()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, other.Break(bg, "a/2", b.Token()))
 		wantCause(t, b.Context(), holdfast.CauseTaken)
 		synctest.Wait()
 		unlock(t, mustLock(t, other, "a/2"))
@@ -420,9 +414,7 @@ func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 				go func() {
 					defer close(done)
 					for states, err := range other.WatchAll(ctx) {
-						if err != nil {
-							t.Error(err)
-						}
+						must.Report(t, err)
 						names := ""
 						for _, st := range states {
 							names += st.Name

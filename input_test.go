@@ -235,9 +235,7 @@ func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
 					if got := k.Remaining(); got != c.want-c.want/10 {
 						t.Errorf("valid for %s, want the TTL of %s less the margin", got, c.want)
 					}
-					if err := k.Unlock(); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, k.Unlock())
 				}
 			})
 		})

@@ -29,9 +29,7 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 			t.Error("the timer of MaxHold still ran")
 		}
 		_ = k.Unlock()
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	})
 }
 
@@ -48,9 +46,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	next := make(chan *Lock, 1)
 	go func() {
 		k, err := l.Lock(context.Background(), "a")
-		if err != nil {
-			t.Error(err)
-		}
+		must.Report(t, err)
 		next <- k
 	}()
 	waits := func() bool {
@@ -74,12 +70,8 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	if j := h.join(context.Background(), h.set); j != nil {
 		t.Error("joined a lease that has another holder")
 	}
-	if err := n.Context().Err(); err != nil {
-		t.Error(err)
-	}
-	if err := n.Unlock(); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, n.Context().Err())
+	must.Report(t, n.Unlock())
 }
 
 // TestRefusalFailsTheHeadAlone: the store refuses the request of the head, and the waiter behind it waits on.
@@ -178,9 +170,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 				t.Errorf("granted after %s", d)
 			}
 		}
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	})
 }
 
@@ -226,9 +216,7 @@ func TestCloseEndsInnerLocksFirst(t *testing.T) {
 	inner, err := l.Lock(outer.Context(), "inner")
 	must.Succeed(t, err)
 	must.Succeed(t, passing.Unlock())
-	if err := l.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, l.Close(t.Context()))
 	var lost *LostError
 	if cause := context.Cause(inner.Context()); !errors.As(cause, &lost) || lost.Name != "inner" {
 		t.Errorf("the inner context ended because of %v", cause)
@@ -342,8 +330,6 @@ func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
 		if l.schedule.armed != 0 {
 			t.Error("the timer of the schedule runs, and no lease needs it")
 		}
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	})
 }

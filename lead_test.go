@@ -84,9 +84,7 @@ func TestLeaderStepsDownAtOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		sigterm()
-		if err := errors.Join(<-first, <-second); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, errors.Join(<-first, <-second))
 	})
 }
 
@@ -97,9 +95,7 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 		if err := l.Lead(bg, "leader", func(context.Context) error { return own }); err != own {
 			t.Error(err)
 		}
-		if err := l.Lead(bg, "leader", func(context.Context) error { return nil }); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Lead(bg, "leader", func(context.Context) error { return nil }))
 	})
 }
 
@@ -211,9 +207,7 @@ func TestLeadersYieldsEachChange(t *testing.T) {
 				}
 				return nil
 			}, holdfast.TTL(time.Hour))
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			if c := <-changes; c.err != nil || c.Token != 0 {
 				t.Errorf("after the term: %+v", c)
 			}

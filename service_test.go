@@ -57,9 +57,7 @@ func TestCloseWithAnEndedContextIsBounded(t *testing.T) {
 			t.Errorf("Close took %s", took)
 		}
 		s.Script().Start()
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 	})
 }
 
@@ -98,9 +96,7 @@ func TestLockIsHeldWhileItsHolderDrains(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			k, err := other.TryLock(bg, "a")
 			if err != nil {
 				t.Fatalf("not free after Do: %v", err)
@@ -289,9 +285,7 @@ func TestPingReportsWhetherTheStoreAnswers(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		for range 2 {
-			if err := l.Ping(bg); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, l.Ping(bg))
 			s.Script().Stop()
 			if err := l.Ping(bg); !errors.Is(err, holdfast.ErrUnavailable) {
 				t.Errorf("while the store is away: %v", err)

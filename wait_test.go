@@ -234,9 +234,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 		s.Script().FailAcquire("a", 10, driver.Errorf(driver.CodeUnknown, "cut"))
 		time.Sleep(time.Minute)
 		unlock(t, k)
-		if err := <-got; err != nil {
-			t.Error(err)
-		}
+		must.Report(t, <-got)
 
 		// A wait with a timeout ends with ErrBusy, although the store has become unavailable. Its text has the
 		// store's error.
@@ -496,9 +494,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 			go func() { _, err := l.Lock(bg, "b"); got <- err }()
 		}
 		synctest.Wait()
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		wantCause(t, k.Context(), holdfast.CauseClosed)
 		for range 2 {
 			if err := <-got; !errors.Is(err, holdfast.ErrClosed) {
@@ -572,9 +568,7 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 		unlock(t, mustLock(t, lockers[0], name, holdfast.Wait(20*time.Second)))
 	}
 	for _, l := range lockers {
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 	}
 	for st := range newLocker(t, s).List(bg, "") {
 		t.Errorf("left: %+v", st)

@@ -60,9 +60,7 @@ func TestWantedReportsAWaiter(t *testing.T) {
 				next := make(chan bool)
 				go func() {
 					k, err := other.Lock(bg, "a")
-					if err != nil {
-						t.Error(err)
-					}
+					must.Report(t, err)
 					next <- wanted(k.Wanted())
 					unlock(t, k)
 				}()

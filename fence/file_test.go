@@ -311,9 +311,7 @@ func TestFilesContentNeverGoesBack(t *testing.T) {
 	}
 	wg.Wait()
 	close(stop)
-	if err := <-watched; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-watched)
 	if left := names(t, path); len(left) != 2 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -367,12 +365,8 @@ func TestFilesAcceptFileMadeMeanwhile(t *testing.T) {
 				return
 			default:
 			}
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Error(err)
-			}
-			if err := os.Remove(path); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, os.WriteFile(path, nil, 0o600))
+			must.Report(t, os.Remove(path))
 		}
 	}()
 	for range 5000 {

@@ -73,9 +73,7 @@ func objects(t *testing.T, values driver.Values) {
 		Write: func(_, content string) []byte { return []byte(content) },
 		Read: func(t testing.TB, resource string) string {
 			data, _, err := guard.Read(t.Context(), resource)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return string(data)
 		},
 	})

@@ -284,9 +284,7 @@ func TestTransportSendsToken(t *testing.T) {
 		defer resp.Body.Close()
 		return fence.FromResponse(resp)
 	}
-	if err := put(34); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, put(34))
 	wantStale(t, put(33), 33, 34)
 	for _, token := range badTokens {
 		var te *fence.TokenError

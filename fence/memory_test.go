@@ -118,9 +118,7 @@ func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 		}
 		close(out)
 		for range 2 {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			must.Report(t, <-done)
 		}
 		if !entered {
 			t.Error("the write that waited did not run")
@@ -134,9 +132,7 @@ func TestMemoryPanicEndsTheWrite(t *testing.T) {
 		defer func() { _ = recover() }()
 		_ = guard.Write(t.Context(), "r", 5, func(context.Context) error { panic("boom") })
 	}()
-	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, guard.Write(t.Context(), "r", 5, nil))
 	wantStale(t, guard.Write(t.Context(), "r", 4, nil), 4, 5)
 }
 

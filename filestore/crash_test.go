@@ -194,9 +194,7 @@ func TestSweepSparesNewSessions(t *testing.T) {
 				if _, err := os.Stat(s.SessionPath()); err != nil {
 					t.Error(err)
 				}
-				if err := s.Release(context.Background(), g, 0); err != nil {
-					t.Error(err)
-				}
+				must.Report(t, s.Release(context.Background(), g, 0))
 				if _, err := os.Stat(s.SessionPath()); err != nil {
 					t.Error(err)
 				}

@@ -52,17 +52,13 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 	for _, name := range names { // the Lockers release late grants in the background
 		k, err := lockers[0].Lock(t.Context(), name, holdfast.Wait(20*time.Second))
 		must.Succeed(t, err)
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, k.Unlock())
 	}
 	for st, err := range lockers[0].List(t.Context(), "") {
 		t.Errorf("a lock remains: %+v, %v", st, err)
 	}
 	for _, l := range lockers {
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	}
 	left, err := os.ReadDir(dir + "/sessions")
 	if err != nil || len(left) != 0 {

@@ -60,9 +60,7 @@ func TestBreakEndsADeadHoldersGrant(t *testing.T) {
 	st, err := s.Inspect(testContext(t), "a")
 	must.Succeed(t, err)
 	c.kill()
-	if err := s.Break(testContext(t), "a", st.Holders[0].Token); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Break(testContext(t), "a", st.Holders[0].Token))
 	wantCode(t, s, s.Break(testContext(t), "a", st.Holders[0].Token), driver.CodeNotHeld)
 }
 
@@ -197,9 +195,7 @@ func TestStalledBucketHonoursDeadlines(t *testing.T) {
 		done <- err
 	}()
 	resume()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-done)
 }
 
 // TestConcurrentDialsLeaveNoConnection: several waiters dial one session at the same time.
@@ -250,9 +246,7 @@ func TestGrantDuringCloseIsLost(t *testing.T) {
 	go func() { closed <- s.Close(testContext(t)) }()
 	<-s.Closing()
 	close(l.resume)
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-closed)
 	if <-granted != nil {
 		return
 	}

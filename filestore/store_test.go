@@ -72,9 +72,7 @@ func TestWaitersWorkWithoutSockets(t *testing.T) {
 	go func() { done <- a.Break(testContext(t), "a", p.g.Token) }()
 	wantLost(t, p.r.From, driver.CauseTaken)
 	release(t, b, p.g)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-done)
 }
 
 // TestKeptGrantNeedsNoProcess: a grant that is kept for a while outlives its store, and is not tied to a boot of the

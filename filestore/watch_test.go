@@ -98,13 +98,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 		last := queue(t, b, "a", driver.Exclusive)
 		cancel()
 		<-watched
-		if err := b.Close(testContext(t)); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, b.Close(testContext(t)))
 		last.ended(t)
-		if err := a.Close(testContext(t)); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, a.Close(testContext(t)))
 	}
 	// The number may be lower than before, and the last descriptors may close a moment after Close.
 	eventually(t, fmt.Sprintf("at most %d descriptors are open, as before", before), func() bool { return descriptors(t) <= before })

@@ -80,9 +80,7 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 			time.Sleep(70 * time.Minute)
 			must.Succeed(t, scheduler.StopJobs())
 		}
-		if err := scheduler.Shutdown(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, scheduler.Shutdown())
 		if runs, refused := runs.Load(), refused.Load(); runs != 2 || refused != 2 {
 			t.Errorf("in 2 hours %d runs, and %d errors for the second job", runs, refused)
 		}
@@ -116,9 +114,7 @@ func TestIntervalJobsNeedALongHold(t *testing.T) {
 		if errors.Is(err, holdfast.ErrInvalid) != c.wrong || c.wrong && !strings.Contains(err.Error(), strconv.Quote(name)) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := scheduler.Shutdown(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, scheduler.Shutdown())
 	}
 }
 
@@ -140,9 +136,7 @@ func TestLockerLocksBehindAProlongedLock(t *testing.T) {
 			if err != nil {
 				t.Fatalf("hour %d: %v", hour, err)
 			}
-			if err := k.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, k.Unlock(t.Context()))
 			if _, err := locks.Lock(t.Context(), "report"); !errors.Is(err, holdfast.ErrBusy) {
 				t.Errorf("the same run again: %v", err)
 			}
@@ -168,16 +162,12 @@ func TestElectorHasOneLeader(t *testing.T) {
 		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); a != nil || !errors.Is(b, gocronlock.ErrNotLeader) {
 			t.Errorf("%v, %v", a, b)
 		}
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, a.Close())
 		synctest.Wait()
 		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); b != nil || !errors.Is(a, gocronlock.ErrNotLeader) {
 			t.Errorf("%v, %v", a, b)
 		}
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, b.Close())
 	})
 }
 

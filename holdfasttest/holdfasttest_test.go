@@ -37,9 +37,7 @@ func inBubble(t *testing.T, f func(t *testing.T, s *holdfasttest.Store, l *holdf
 		must.Succeed(t, err)
 		f(t, s, l)
 		s.Heal()
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 		for st := range s.List(context.Background(), "") {
 			t.Errorf("left at the store: %+v", st)
 		}
@@ -105,9 +103,7 @@ func TestPartitionOfOneClientSparesAnother(t *testing.T) {
 		}
 		s.Heal()
 		_, _ = k.Unlock(), next.Unlock()
-		if err := other.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, other.Close(t.Context()))
 	})
 }
 

@@ -93,9 +93,7 @@ func TestObjectsPassFencetest(t *testing.T) {
 		Write: func(_, content string) []byte { return []byte(content) },
 		Read: func(t testing.TB, resource string) string {
 			content, _, err := guard.Read(t.Context(), resource)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return string(content)
 		},
 	})
@@ -214,9 +212,7 @@ func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
 						first.Body = io.NopCloser(bytes.NewReader(body))
 						o.ServeHTTP(httptest.NewRecorder(), first)
 						if followed { // another client writes before the repetition
-							if err := optimistic.Update(r.Context(), values, "k", add("c")); err != nil {
-								t.Error(err)
-							}
+							must.Report(t, optimistic.Update(r.Context(), values, "k", add("c")))
 						}
 						r.Body = io.NopCloser(bytes.NewReader(body))
 					}

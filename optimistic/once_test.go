@@ -67,9 +67,7 @@ func TestOnceRunsOneOfManyCallers(t *testing.T) {
 		l := locker(t, client)
 		wg.Go(func() {
 			did, err := optimistic.Once(t.Context(), l, client, "k", job)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			if did {
 				ran.Add(1)
 			}

@@ -257,9 +257,7 @@ func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {
 		t.Error("a cancelled Acquire waits for the probe of another request")
 	}
 	close(f.probe)
-	if err := <-first; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-first)
 }
 
 // silent is a client whose Close waits until its server answers.
@@ -289,9 +287,7 @@ func TestCloseReturnsWithItsContext(t *testing.T) {
 		t.Error("Close waits for the client")
 	}
 	close(f.answers)
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Close(t.Context()))
 }
 
 // TestWaiterCallOutlastsReplicaTimeout requires that a waiter's call has a longer timeout than
@@ -384,9 +380,7 @@ func TestActiveActiveIsRefused(t *testing.T) {
 		if err == nil || s.Classify(err) != driver.CodeRefused {
 			t.Errorf("%q: %v", info, err)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	}
 }
 
@@ -514,9 +508,7 @@ func TestUnansweredProbeKeepsRefusal(t *testing.T) {
 			if err := acquire(); s.Classify(err) == driver.CodeBusy {
 				t.Errorf("mode %d: an unanswered probe permits new locks", mode)
 			}
-			if err := s.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, s.Close(t.Context()))
 		})
 	}
 }

@@ -44,9 +44,7 @@ func TestRegisteredURLOpensLayouts(t *testing.T) {
 		if _, ok := s.(*layouts.Store); ok != layout {
 			t.Errorf("%s opens a %T", raw, s)
 		}
-		if err := s.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(context.Background()))
 	}
 	u, _ := url.Parse("redis://h?layout=redison")
 	if s, err := openURL(t.Context(), u, ""); s != nil || driver.CodeOf(err) != driver.CodeInvalid {

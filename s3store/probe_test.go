@@ -211,9 +211,7 @@ func TestBucketIsProbedOnce(t *testing.T) {
 		store := s.open(t)
 		g, err := store.Acquire(t.Context(), request(fmt.Sprint(i)))
 		must.Succeed(t, err)
-		if err := store.Release(t.Context(), g, 0); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, store.Release(t.Context(), g, 0))
 	}
 	reads, writes, deletes := s.count("GET probe"), s.count("PUT probe"), s.count("DELETE")
 	if reads != 35 || writes != 35 || deletes != 1 {

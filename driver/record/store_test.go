@@ -319,9 +319,7 @@ func TestBreakIsNoticedOnSlowStorage(t *testing.T) {
 		case <-time.After(2 * interval):
 			t.Error("the holder is not notified")
 		}
-		if err := e.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, e.Close(t.Context()))
 	})
 }
 
@@ -359,9 +357,7 @@ func TestWatchEndsAfterLastWaiter(t *testing.T) {
 		if len(w.calls) != 1 {
 			t.Errorf("%d watches have ended, want 1", len(w.calls))
 		}
-		if err := e.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, e.Close(t.Context()))
 	})
 }
 
@@ -416,9 +412,7 @@ func TestCodesWithoutMeaningAreNotReturned(t *testing.T) {
 		if _, err := s.Acquire(t.Context(), r); driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("Acquire returns code %v after %v of Get", driver.CodeOf(err), code)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	}
 }
 
@@ -460,9 +454,7 @@ func TestSilentRecordDelaysNoRenewal(t *testing.T) {
 			}
 		}
 		cancel()
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	})
 }
 
@@ -486,9 +478,7 @@ func TestWaiterPollsBeforeWatchBegins(t *testing.T) {
 		if _, err := s.Acquire(ctx, r); err != nil {
 			t.Error(err)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	})
 }
 
@@ -523,22 +513,14 @@ func TestClientReportsOnlyWakingChanges(t *testing.T) {
 		t.Error(a[0].Err)
 	}
 	woken("a grant and its renewal", 0)
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Release(t.Context(), g, 0))
 	woken("a release", 1)
-	if err := s.Break(t.Context(), g.Name, grant().Token); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Break(t.Context(), g.Name, grant().Token))
 	woken("a break", 2)
 	grant()
-	if err := s.Undo(t.Context(), request("a")); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Undo(t.Context(), request("a")))
 	woken("a rollback", 3)
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Close(t.Context()))
 }
 
 // refusing is a client whose storage reports each write as a conflict: after it has applied the write, if apply is set.
@@ -589,9 +571,7 @@ func TestWriteThatConflictsWithItselfIsConfirmed(t *testing.T) {
 		if _, found, err := s.Get(ctx, "key"); err != nil || found != version {
 			t.Errorf("version %q, %v; Put has returned %q", found, err, version)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	}
 }
 
@@ -607,9 +587,7 @@ func TestRenewalStandsAlthoughSkewChanges(t *testing.T) {
 	if a := e.Renew(ctx, []driver.Grant{g}); a[0].Err != nil {
 		t.Error(a[0].Err)
 	}
-	if err := e.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, e.Close(t.Context()))
 }
 
 // beforePut is a client that calls a function before the next Put.
@@ -673,9 +651,7 @@ func TestWaiterPollsCoarseClockSlowly(t *testing.T) {
 	if _, err := s.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Close(t.Context()))
 	if m.requests > 100 {
 		t.Errorf("the waiter made %d requests", m.requests)
 	}
@@ -698,9 +674,7 @@ func TestReleaseOfBrokenGrantIsRefused(t *testing.T) {
 		g, err := s.Acquire(t.Context(), request(name))
 		must.Succeed(t, err)
 		c.call = func() {
-			if err := s.Break(t.Context(), g.Name, g.Token); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, s.Break(t.Context(), g.Name, g.Token))
 		}
 		if err := release(g); driver.CodeOf(err) != driver.CodeNotHeld || err == nil {
 			t.Errorf("%s returns %v, want not held", name, err)

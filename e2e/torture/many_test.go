@@ -117,9 +117,7 @@ func holdMany(t *testing.T, at string) {
 		for range 200 {
 			running.Go(func() {
 				for i := range next {
-					if err := do(i); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, do(i))
 				}
 			})
 		}

@@ -141,9 +141,7 @@ func (h Harness[W]) raise(t *testing.T) {
 	Stale(t, h.write(t, h.Guard, r, 6, "late"), 6, 7)
 	Stale(t, h.Guard.Raise(t.Context(), r, 6), 6, 7)
 	Stale(t, fence.Verify(t.Context(), h.Guard, r, 6), 6, 7)
-	if err := fence.Verify(t.Context(), h.Guard, r, 9); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, fence.Verify(t.Context(), h.Guard, r, 9))
 	if err := h.write(t, h.Other, r, 7, "seven"); err != nil {
 		t.Errorf("after Verify with a larger token: %v", err)
 	}

@@ -41,12 +41,8 @@ func TestDatabasesServeAfterKill(t *testing.T) {
 			must.Succeed(t, err)
 			defer d.Close()
 			first := d.PID()
-			if err := d.Pause(); err != nil {
-				t.Error(err)
-			}
-			if err := d.Cont(); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, d.Pause())
+			must.Report(t, d.Cont())
 			d.Kill()
 			must.Succeed(t, d.Restart(t.Context()))
 			if d.PID() == first || d.PID() == 0 {
@@ -68,9 +64,7 @@ func TestPgBouncerStarts(t *testing.T) {
 	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	must.Report(t, err)
 }
 
 // TestPostgresRestartsBesideASurvivor restarts a killed server while one of its processes

@@ -60,9 +60,7 @@ func TestStalledDiskHoldsSync(t *testing.T) {
 		t.Error("a process that was killed ended well")
 	}
 	d.Resume()
-	if err := ends(third); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, ends(third))
 }
 
 // syncing is the environment variable that makes this binary a process that syncs many
@@ -115,9 +113,7 @@ func TestSignalsKeepDiskGoing(t *testing.T) {
 	for {
 		select {
 		case err := <-done:
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return
 		case <-patience:
 			_ = cmd.Process.Kill()

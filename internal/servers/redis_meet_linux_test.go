@@ -36,7 +36,5 @@ func TestLostHandshakeBeginsAgain(t *testing.T) {
 	})
 	must.Succeed(t, err)
 	must.Succeed(t, r.Cont())
-	if err := <-met; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-met)
 }

@@ -113,7 +113,5 @@ func TestCheckSkipsSessionInRenewal(t *testing.T) {
 	if !pinged() {
 		t.Error("no later check of the session")
 	}
-	if err := e.Release(t.Context(), g, 0); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, e.Release(t.Context(), g, 0))
 }

@@ -191,9 +191,7 @@ func TestSilentSessionIsClosed(t *testing.T) {
 			if !l.closed.Load() {
 				t.Error("the session stays open")
 			}
-			if err := e.Undo(ctx, r); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, e.Undo(ctx, r))
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {

@@ -111,9 +111,7 @@ func measure(b *testing.B, url string, pid, locks int) {
 		for i := range 16 {
 			first.Go(func() {
 				for n := range 8 {
-					if err := l.Do(b.Context(), fmt.Sprintf("first-%d-%d", i, n), func(context.Context) error { return nil }); err != nil {
-						b.Error(err)
-					}
+					must.Report(b, l.Do(b.Context(), fmt.Sprintf("first-%d-%d", i, n), func(context.Context) error { return nil }))
 				}
 			})
 		}
@@ -125,9 +123,7 @@ func measure(b *testing.B, url string, pid, locks int) {
 	for i := range locks {
 		ahead(i, &held)
 		all.Go(func() {
-			if err := lock(holder, b.Context(), i); err != nil {
-				b.Error(err)
-			}
+			must.Report(b, lock(holder, b.Context(), i))
 			held.Add(1)
 		})
 	}

@@ -128,9 +128,7 @@ func BenchmarkWaiters(b *testing.B) {
 						b.Errorf("token %d after %d", k.Token(), before)
 					}
 					holders.Add(-1)
-					if err := k.Unlock(); err != nil {
-						b.Error(err)
-					}
+					must.Report(b, k.Unlock())
 				}
 				b.ResetTimer()
 				var all sync.WaitGroup

@@ -51,9 +51,7 @@ func testClose(t *testing.T, url string) {
 	if k.Token() <= token {
 		t.Errorf("token %d after %d", k.Token(), token)
 	}
-	if err := k.Unlock(); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, k.Unlock())
 }
 
 // testWanted: a waiter in another client closes the channel of Wanted, if the store shows waiters. One in the same
@@ -84,9 +82,7 @@ func testWanted(t *testing.T, url string) {
 		case <-ctx.Done():
 			t.Errorf("%s: a client waits, and the channel of Wanted is open", name)
 		}
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, k.Unlock())
 		<-done
 		cancel()
 	}

@@ -51,9 +51,7 @@ func (f *faults) begin(t testing.TB) {
 }
 
 func (f *faults) end(t testing.TB) {
-	if err := f.stop.Rollback(); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, f.stop.Rollback())
 }
 
 // corrupt replaces the record of a held name.

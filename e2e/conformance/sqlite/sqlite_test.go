@@ -86,9 +86,7 @@ func TestReplacedFileEndsContext(t *testing.T) {
 			if _, err := one.TryLock(t.Context(), "a"); !errors.Is(err, holdfast.ErrBusy) {
 				t.Errorf("beside the lock in the new file: %v", err)
 			}
-			if err := after.Unlock(); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, after.Unlock())
 		})
 	}
 }

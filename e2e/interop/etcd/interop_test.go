@@ -56,9 +56,7 @@ func open(t *testing.T, endpoint string) *holdfast.Locker {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := l.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(ctx))
 	})
 	return l
 }
@@ -104,12 +102,8 @@ func TestConcurrencyMutexLosesNoIncrement(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := r.Add(); err != nil {
-					t.Error(err)
-				}
-				if err := m.Unlock(t.Context()); err != nil {
-					t.Error(err)
-				}
+				must.Report(t, r.Add())
+				must.Report(t, m.Unlock(t.Context()))
 			}
 		})
 	}
@@ -151,9 +145,7 @@ func TestConcurrencyMutexIsExcludedAndShown(t *testing.T) {
 		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
 			t.Errorf("a peer beside holdfast, %s: %v", name, err)
 		}
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, k.Unlock())
 	}
 }
 
