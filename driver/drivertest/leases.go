@@ -129,7 +129,7 @@ func renewAfterDeadline(e *env) {
 			e.release(b, next)
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // expiresWithoutRenewal requires that a grant that is not renewed expires although its

@@ -414,9 +414,7 @@ func lockersBreak(e *env) {
 	if next.Token() <= k.Token() {
 		e.Errorf("token %d after %d", next.Token(), k.Token())
 	}
-	if err := next.Unlock(); err != nil {
-		e.Error(err)
-	}
+	must.Report(e, next.Unlock())
 	e.closeLocker(l)
 	e.closeLocker(operator)
 }
@@ -452,9 +450,7 @@ func lockersDown(e *env) {
 	if err != nil {
 		e.Fatalf("after the store is back: %v", err)
 	}
-	if err := next.Unlock(); err != nil {
-		e.Error(err)
-	}
+	must.Report(e, next.Unlock())
 	e.closeLocker(l)
 }
 

@@ -3,29 +3,11 @@ package drivertest
 import (
 	"context"
 	"fmt"
-	"sync"
-	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/must"
 )
-
-// together runs tests at the same time. They mostly wait, so there may be more of them than
-// go test runs in parallel.
-func (e *env) together(all map[string]func(*env)) {
-	var wg sync.WaitGroup
-	for name, run := range all {
-		wg.Go(func() {
-			e.Run(name, func(t *testing.T) {
-				own := &env{suite: e.suite, T: t}
-				t.Cleanup(own.closeAll)
-				run(own)
-			})
-		})
-	}
-	wg.Wait()
-}
 
 // everyLimitEnds requires that Undo and Break end grants of every limit, and that the holder is
 // notified of a break.
@@ -48,7 +30,7 @@ func everyLimitEnds(e *env) {
 			await(e, from(r).lost, "the holder was not notified")
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // semaphoreQueue requires that permits are granted in order, and never beyond the limit.

@@ -386,7 +386,7 @@ func standsForItsTTL(e *env) {
 			all[fmt.Sprintf("limit %d, after a wait", limit)] = stands(limit, true, false)
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // standsAfterDelays is standsForItsTTL for grants that were made and renewed while every answer
@@ -464,7 +464,7 @@ func standsAfterDelays(e *env) {
 			tests[it.what] = func(e *env) { e.standsUntilItsEnd(e.open(), it.g) }
 		}
 	}
-	e.together(tests)
+	e.inTurns(len(tests), tests)
 }
 
 // canFill reports whether full can make a request of the limit wait.
@@ -550,7 +550,7 @@ func longerTTLStands(e *env) {
 			}
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // longerTTLOutlastsStop requires that a grant with a longer TTL stands when its client was unreachable for longer than
