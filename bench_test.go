@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -16,12 +17,8 @@ func BenchmarkMemoryPair(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		k, err := l.Lock(bg, "x")
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := k.Unlock(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
+		must.Succeed(b, k.Unlock())
 	}
 }
 
@@ -41,9 +38,7 @@ func BenchmarkMemoryContended(b *testing.B) {
 	l := newLocker(b, memstore.New())
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if err := l.Do(bg, "x", func(context.Context) error { return nil }); err != nil {
-				b.Error(err)
-			}
+			must.Report(b, l.Do(bg, "x", func(context.Context) error { return nil }))
 		}
 	})
 }
@@ -54,9 +49,7 @@ func TestAllocations(t *testing.T) {
 	l := newLocker(t, memstore.New())
 	allocs := testing.AllocsPerRun(1000, func() {
 		k, err := l.Lock(bg, "x", []holdfast.LockOption(nil)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_ = k.Unlock()
 	})
 	if allocs > 8 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/ticks"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -108,9 +109,7 @@ func TestEveryKeepsAtMost15Locks(t *testing.T) {
 			l := newLocker(t, memstore.New())
 			most, ticks := 0, 0
 			for _, err := range l.Every(bg, "job", holdfast.Period(period)) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				kept := 0
 				for range l.List(bg, "") {
 					kept++
@@ -222,9 +221,7 @@ func TestEveryReportsTicksBehindLongWork(t *testing.T) {
 		long := newLocker(t, s.Client())
 		wg.Go(func() {
 			for tick, err := range long.Every(ctx, "job", holdfast.Period(period)) {
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 				time.Sleep(28 * period)
 				if err := tick.Context().Err(); err != nil {
 					t.Errorf("the context of the long work: %v", context.Cause(tick.Context()))
@@ -264,9 +261,7 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for tick, err := range dead.Every(ctx, "job", period) {
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 				died = tick.Time
 				for st := range dead.List(ctx, "job:run") { // the marker of this tick is lost
 					if strings.HasSuffix(st.Holders[0].Reason, died.Format(time.RFC3339)) {
@@ -463,9 +458,7 @@ func TestEveryTriesTheLastTickAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, c := memstore.New(), newOutcomes()
 		l := newLocker(t, s)
-		if err := l.Ping(bg); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Ping(bg))
 		at := time.Now().Add(time.Hour).UTC()
 		s.Script().Stop()
 		time.AfterFunc(time.Hour+20*time.Second, s.Script().Start)
@@ -495,9 +488,7 @@ func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left := 1
 		l := newLocker(t, away{altered{memstore.New(), func(g *driver.Guarantees) { g.MinTTL = 2 * time.Second }}, &left})
-		if err := first(l.Every(bg, "job", holdfast.Period(500*time.Millisecond))); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, first(l.Every(bg, "job", holdfast.Period(500*time.Millisecond))))
 	})
 }
 
@@ -533,13 +524,9 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, err := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, err := range l.Every(bg, "job", holdfast.Period(time.Hour)) {
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			break
 		}
 		n := func() (n int) {
@@ -553,9 +540,7 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 			t.Errorf("%d locks of the tick are left, want its claim and its marker", n)
 		}
 		began := time.Now()
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		if took := time.Since(began); took > time.Minute {
 			t.Errorf("Close took %s", took)
 		}
@@ -587,12 +572,8 @@ func TestEveryChecksItsInput(t *testing.T) {
 			}
 		}
 		// Valid input: Every serves the only tick, and yields nothing after its context has ended.
-		if err := first(l.Every(bg, "job", once(time.Now().Add(time.Hour)))); err != nil {
-			t.Error(err)
-		}
-		if err := first(l.Every(ended(), "job", holdfast.Period(time.Minute))); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, first(l.Every(bg, "job", once(time.Now().Add(time.Hour)))))
+		must.Report(t, first(l.Every(ended(), "job", holdfast.Period(time.Minute))))
 		// A Locker that is closed while Every waits.
 		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
 		if err := first(l.Every(bg, "job", holdfast.Period(time.Minute))); !errors.Is(err, holdfast.ErrClosed) {

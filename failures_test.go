@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -71,9 +72,7 @@ func TestCloseWaitsForARunningUnlock(t *testing.T) {
 		done := make(chan struct{})
 		go func() { defer close(done); _ = k.Unlock() }()
 		synctest.Wait() // the release is in flight
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		if st, _ := other.Inspect(bg, "a"); len(st.Holders) != 0 {
 			t.Error("Close returned before the release was confirmed")
 		}
@@ -102,9 +101,7 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(bg)
 		began := time.Now()
 		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.MinHold(20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.Sleep(time.Second)
 		cancel()
 		time.Sleep(2 * time.Second)
@@ -167,9 +164,7 @@ func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
 		l, _ := holdfast.New(a)
 		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
 		a.requestEnd("a")
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		wantFree(t, other, "a")
 	})
 }
@@ -347,9 +342,7 @@ func TestUnlockOfSeveralBlocksNoLongerThanOfOne(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		k, err := l.LockAll(bg, []string{"a", "b", "c", "d", "e"}, holdfast.TTL(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.Script().Stop()
 		began := time.Now()
 		_ = k.Unlock()
@@ -503,9 +496,7 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		time.Sleep(time.Minute)
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		if _, err := other.TryLock(bg, "b"); err != nil {
 			t.Errorf("Close returned no error, b is %v", err)
 		}
@@ -579,9 +570,7 @@ func TestRetriesGetMoreTime(t *testing.T) {
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatalf("Unlock: %v", err)
 		}
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 	})
 }
 
@@ -672,9 +661,7 @@ func TestLockAllTriesFreeNamesAfterWait(t *testing.T) {
 		}
 		l, other := newLocker(t, slow), newLocker(t, s.Client())
 		k, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		unlock(t, k)
 		b := mustLock(t, other, "b")
 		if _, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrBusy) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -172,9 +173,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		if err := other.Break(bg, "a", driver.LastToken(first.Token, first.Tokens)+1); !errors.Is(err, holdfast.ErrNotHeld) {
 			t.Errorf("break of a token beyond the grant: %v", err)
 		}
-		if err := other.Break(bg, "a", k.Token()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, other.Break(bg, "a", k.Token()))
 		<-k.Context().Done()
 		wantCause(t, k.Context(), holdfast.CauseTaken)
 		err := k.Unlock()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // # Recorded histories
@@ -309,9 +310,7 @@ func TestRecordedHistoryIsAllowed(t *testing.T) {
 		t.Skip("tests of the check give a history")
 	}
 	text, err := os.ReadFile(*historyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var events []recorded
 	for line := range strings.Lines(string(text)) {
 		var e recorded

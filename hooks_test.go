@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -110,9 +111,7 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 			r := &recorder{}
 			l := newLocker(t, s, holdfast.WithHooks(nil), holdfast.WithHooks(r))
 			tc.do(t, l, s)
-			if err := l.Close(bg); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, l.Close(bg))
 			got := r.kinds()
 			if name == "undone" { // the roll back begins before the failure is reported
 				slices.Sort(got)
@@ -200,9 +199,7 @@ func TestLogHooksUseLevelsByEvent(t *testing.T) {
 		_ = k.Unlock()
 		s.Script().FailReleases("slow", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = mustLock(t, l, "slow").Unlock()
-		if err := l.Close(bg); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close(bg))
 		text := out.String()
 		if got := strings.Count(text, "level=INFO"); got != 1 || !strings.Contains(text, `msg="holdfast: locks" store=memory kind=memory`) {
 			t.Errorf("%d lines of level INFO, want one that names the store and its recipe: %s", got, text)
@@ -305,9 +302,7 @@ func TestListContinuesAfterABrokenRecord(t *testing.T) {
 		}
 		var all []holdfast.State
 		for st, err := range l.List(bg, "") {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			all = append(all, st)
 		}
 		check(all)
@@ -319,9 +314,7 @@ func TestListContinuesAfterABrokenRecord(t *testing.T) {
 		time.AfterFunc(5*time.Second, func() { s.broken.Store(false) })
 		var seen [][]holdfast.State
 		for states, err := range l.WatchAll(ctx) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			seen = append(seen, states)
 		}
 		if len(seen) != 2 || seen[1][1].Err != nil {
@@ -339,9 +332,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 		b := mustLock(t, l, "a/2")
 		var names []string
 		for st, err := range other.List(bg, "a/") {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			names = append(names, st.Name)
 		}
 		if !slices.Equal(names, []string{"a/1", "a/2"}) {
@@ -361,9 +352,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 		go func() {
 			defer close(done)
 			for st, err := range other.Watch(ctx, "a/2") {
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 				seen = append(seen, len(st.Holders))
 			}
 		}()
@@ -371,9 +360,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 		if err := other.Break(bg, "a/2", b.Token()+100); !errors.Is(err, holdfast.ErrNotHeld) {
 			t.Errorf("Break with a wrong token: %v", err)
 		}
-		if err := other.Break(bg, "a/2", b.Token()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, other.Break(bg, "a/2", b.Token()))
 		wantCause(t, b.Context(), holdfast.CauseTaken)
 		synctest.Wait()
 		unlock(t, mustLock(t, other, "a/2"))
@@ -427,9 +414,7 @@ func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 				go func() {
 					defer close(done)
 					for states, err := range other.WatchAll(ctx) {
-						if err != nil {
-							t.Error(err)
-						}
+						must.Report(t, err)
 						names := ""
 						for _, st := range states {
 							names += st.Name
@@ -538,9 +523,7 @@ func TestEveryLossIsReportedIfAHookExits(t *testing.T) {
 		l := newLocker(t, s, holdfast.WithHooks(h))
 		for _, name := range []string{"a", "b", "c", "d"} {
 			mustLock(t, l, name)
-			if err := s.Script().Lose(name, driver.CauseTaken); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Script().Lose(name, driver.CauseTaken))
 			synctest.Wait()
 		}
 		close(h.free)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -130,9 +131,7 @@ func TestInvalidLockerOptionsAreRefused(t *testing.T) {
 
 func TestOpenUsesOptionsAndOwnsStore(t *testing.T) {
 	l, err := holdfast.Open(bg, "memory://", holdfast.Namespace("app"), holdfast.Defaults(holdfast.TTL(time.Second), holdfast.Limit(2)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	k := mustLock(t, l, "a")
 	if k.Slot() != 0 || k.Remaining() > time.Second {
 		t.Errorf("the defaults were not used: slot %d, %s", k.Slot(), k.Remaining())
@@ -141,9 +140,7 @@ func TestOpenUsesOptionsAndOwnsStore(t *testing.T) {
 	if err != nil || g.Kind != "memory" {
 		t.Errorf("%+v, %v", g, err)
 	}
-	if err := l.Close(bg); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Close(bg))
 	if _, err := l.Inspect(bg, "a"); !errors.Is(err, holdfast.ErrClosed) {
 		t.Errorf("Close has not closed the store of Open: %v", err)
 	}
@@ -224,9 +221,7 @@ func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l, err := holdfast.New(rangeStore{memstore.New(), c.min, c.max})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				defer l.Close(t.Context())
 				for _, take := range []func(context.Context, string, ...holdfast.LockOption) (*holdfast.Lock, error){l.Lock, l.TryLock} {
 					k, err := take(t.Context(), "n", c.o...)
@@ -236,15 +231,11 @@ func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
 						}
 						continue
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					if got := k.Remaining(); got != c.want-c.want/10 {
 						t.Errorf("valid for %s, want the TTL of %s less the margin", got, c.want)
 					}
-					if err := k.Unlock(); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, k.Unlock())
 				}
 			})
 		})

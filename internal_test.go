@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -18,13 +19,9 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, err := New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k, err := l.Lock(context.Background(), "a", MaxHold(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_ = s.Script().Lose("a", driver.CauseTaken)
 		<-k.Context().Done()
 		synctest.Wait()
@@ -32,9 +29,7 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 			t.Error("the timer of MaxHold still ran")
 		}
 		_ = k.Unlock()
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	})
 }
 
@@ -42,22 +37,16 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 // next waiter.
 func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	l, err := New(memstore.New(), LocalHandoff(4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	l.localContention.found("a", reserveAgain) // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	h := k.holder
 	next := make(chan *Lock, 1)
 	go func() {
 		k, err := l.Lock(context.Background(), "a")
-		if err != nil {
-			t.Error(err)
-		}
+		must.Report(t, err)
 		next <- k
 	}()
 	waits := func() bool {
@@ -81,20 +70,14 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	if j := h.join(context.Background(), h.set); j != nil {
 		t.Error("joined a lease that has another holder")
 	}
-	if err := n.Context().Err(); err != nil {
-		t.Error(err)
-	}
-	if err := n.Unlock(); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, n.Context().Err())
+	must.Report(t, n.Unlock())
 }
 
 // TestRefusalFailsTheHeadAlone: the store refuses the request of the head, and the waiter behind it waits on.
 func TestRefusalFailsTheHeadAlone(t *testing.T) {
 	l, err := New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	q := &queue{name: "a", state: queueState{phase: requesting}, lease: l.newLease(t.Context(), "a", l.cfg.base)}
 	first, second := &waiter{set: l.cfg.base, ready: make(chan struct{})}, &waiter{set: l.cfg.base, ready: make(chan struct{})}
 	q.push(first)
@@ -109,14 +92,10 @@ func TestRefusalFailsTheHeadAlone(t *testing.T) {
 // contexts, and Err reports the loss already.
 func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	l, err := New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	k, err := l.Lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l.mu.Lock()
 	var o outcome
 	l.step(k.holder.lease, &event{kind: revoke, cause: CauseTaken}, &o)
@@ -166,9 +145,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), requested: make(chan struct{})}
 		l, err := New(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		const ttl = 600 * time.Millisecond
 		granted := make(chan time.Time, 2)
 		lock := func() {
@@ -193,9 +170,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 				t.Errorf("granted after %s", d)
 			}
 		}
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	})
 }
 
@@ -205,9 +180,7 @@ func TestWaiterJoinsBeforeAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), requested: make(chan struct{}), takes: time.Second / 20}
 		l, err := New(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close(context.Background())
 		var all sync.WaitGroup
 		lock := func() {
@@ -235,27 +208,15 @@ func TestWaiterJoinsBeforeAFailure(t *testing.T) {
 // TestCloseEndsInnerLocksFirst: the context of a lock that was taken under another one ends with its own cause.
 func TestCloseEndsInnerLocksFirst(t *testing.T) {
 	l, err := New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	outer, err := l.Lock(t.Context(), "outer")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	passing, err := l.Lock(t.Context(), "passing")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	inner, err := l.Lock(outer.Context(), "inner")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := passing.Unlock(); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, passing.Unlock())
+	must.Report(t, l.Close(t.Context()))
 	var lost *LostError
 	if cause := context.Cause(inner.Context()); !errors.As(cause, &lost) || lost.Name != "inner" {
 		t.Errorf("the inner context ended because of %v", cause)
@@ -267,9 +228,7 @@ func TestCloseEndsInnerLocksFirst(t *testing.T) {
 func TestRequestContextEndsByEachCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := New(memstore.New())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close(context.Background())
 		type valueKey struct{}
 		why := errors.New("why")
@@ -354,13 +313,9 @@ func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := provisionalStore{memstore.New()}
 		l, err := New(s, LocalHandoff(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k, err := l.Lock(context.Background(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		waited := make(chan error)
 		go func() {
 			k, err := l.Lock(context.Background(), "a")
@@ -371,14 +326,10 @@ func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
 		}()
 		synctest.Wait()
 		_ = k.Unlock()
-		if err := <-waited; err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, <-waited)
 		if l.schedule.armed != 0 {
 			t.Error("the timer of the schedule runs, and no lease needs it")
 		}
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -84,9 +85,7 @@ func TestLeaderStepsDownAtOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		sigterm()
-		if err := errors.Join(<-first, <-second); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, errors.Join(<-first, <-second))
 	})
 }
 
@@ -97,9 +96,7 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 		if err := l.Lead(bg, "leader", func(context.Context) error { return own }); err != own {
 			t.Error(err)
 		}
-		if err := l.Lead(bg, "leader", func(context.Context) error { return nil }); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Lead(bg, "leader", func(context.Context) error { return nil }))
 	})
 }
 
@@ -157,9 +154,7 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 		}
 		s.Script().Start()
 		closing, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.AfterFunc(time.Minute, func() { _ = closing.Close(bg) })
 		if err := closing.Lead(bg, "leader", mustNotRun); !errors.Is(err, holdfast.ErrClosed) {
 			t.Error(err)
@@ -232,9 +227,7 @@ func TestLeadersYieldsEachChange(t *testing.T) {
 				}
 				return nil
 			}, holdfast.TTL(time.Hour))
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			if c := <-changes; c.err != nil || c.Token != 0 {
 				t.Errorf("after the term: %+v", c)
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -21,9 +22,7 @@ var bg = context.Background()
 func newLocker(t testing.TB, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.New(s, o...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(bg); err != nil {
 			t.Errorf("Close: %v", err)
@@ -154,9 +153,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		k := mustLock(t, l, "a")
-		if err := s.Script().Lose("a", driver.CauseSessionEnded); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Script().Lose("a", driver.CauseSessionEnded))
 		<-k.Context().Done()
 		wantCause(t, k.Context(), holdfast.CauseSessionEnded)
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
@@ -271,9 +268,7 @@ func TestDrainZeroEndsTheRenewalWithTheCallersContext(t *testing.T) {
 		stop := errors.New("stopped by the caller")
 		ctx, cancel := context.WithCancelCause(bg)
 		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.Drain(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cancel(stop)
 		if cause := context.Cause(k.Context()); cause != stop {
 			t.Errorf("cause %v", cause)
@@ -307,9 +302,7 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 				store = altered{s, func(g *driver.Guarantees) { g.Linger = false }}
 			}
 			l, err := holdfast.New(store)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			other := newLocker(t, s.Client())
 			began := time.Now()
 			a := mustLock(t, l, "a", holdfast.MinHold(20*time.Second), holdfast.TTL(6*time.Second))
@@ -353,9 +346,7 @@ func TestKeepReplacesMinHold(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		k, err := l.LockAll(bg, []string{"a", "b"}, holdfast.MinHold(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.Sleep(time.Minute)
 		k.Keep(20 * time.Second)
 		unlock(t, k)
@@ -402,9 +393,7 @@ func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
 			t.Errorf("TryLock of a held name: %v", err)
 		}
 		b, err := l.Lock(ctx, "b") // other names are not affected
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := l.Lock(b.Context(), "a"); !errors.Is(err, holdfast.ErrSelfDeadlock) {
 			t.Errorf("Lock of a name that an outer context holds: %v", err)
 		}
@@ -412,9 +401,7 @@ func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
 			t.Error("Token does not find the locks of the context")
 		}
 		inner, err := l.Lock(b.Context(), "a", holdfast.Reentrant())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		shared, err := l.Lock(ctx, "a", holdfast.Reentrant(), holdfast.Shared())
 		if err != nil {
 			t.Fatal(err) // exclusive covers shared
@@ -449,9 +436,7 @@ func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
 		// A loss ends every reentrant lock. A later call does not join the lost lock.
 		k = mustLock(t, l, "a")
 		inner, err = l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_ = s.Script().Lose("a", driver.CauseTaken)
 		wantCause(t, inner.Context(), holdfast.CauseTaken)
 		fresh, err := l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
@@ -542,9 +527,7 @@ func TestInnermostLockDecidesToken(t *testing.T) {
 		}
 		outer := mustLock(t, old, "a")
 		inner, err := next.Lock(outer.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ctx := context.WithoutCancel(inner.Context())
 		want := func(when string, any, ofOld, ofNext uint64) {
 			t.Helper()
@@ -575,9 +558,7 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		k, err := l.LockAll(bg, []string{"c", "a", "b", "a"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		grants := k.Leases()
 		if len(grants) != 3 || grants[0].Name != "a" || grants[1].Name != "b" || grants[2].Name != "c" {
 			t.Fatalf("%+v", grants)

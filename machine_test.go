@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var update = flag.Bool("update", false, "write docs/lease.md instead of comparing it")
@@ -685,15 +686,11 @@ func TestLeasePage(t *testing.T) {
 	const path = "docs/lease.md"
 	want := leasePage()
 	if *update {
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, want, 0o644))
 		return
 	}
 	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s differs from the table of transitions: run go test -run TestLeasePage . -update", path)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -118,9 +119,7 @@ func TestExpiredLockReportsWhyRenewalsFailed(t *testing.T) {
 		k = mustLock(t, l, "b", holdfast.TTL(9*time.Second))
 		s.Script().FailRenewals("b", 1, refused)
 		time.Sleep(5 * time.Second) // the renewal at 3 s fails, and the next one succeeds
-		if err := s.Script().Lose("b", holdfast.CauseTaken); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Script().Lose("b", holdfast.CauseTaken))
 		<-k.Context().Done()
 		if lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context())); !ok || lost.Err != nil {
 			t.Errorf("%v; want no error of the store", context.Cause(k.Context()))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -23,9 +24,7 @@ func TestCloseWithAnEndedContextReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		mustLock(t, l, "a")
 		mustLock(t, l, "b")
 		if err := l.Close(ended()); err != nil {
@@ -47,9 +46,7 @@ func TestCloseWithAnEndedContextIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		mustLock(t, l, "a")
 		s.Script().Stop()
 		began := time.Now()
@@ -60,9 +57,7 @@ func TestCloseWithAnEndedContextIsBounded(t *testing.T) {
 			t.Errorf("Close took %s", took)
 		}
 		s.Script().Start()
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 	})
 }
 
@@ -101,9 +96,7 @@ func TestLockIsHeldWhileItsHolderDrains(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			k, err := other.TryLock(bg, "a")
 			if err != nil {
 				t.Fatalf("not free after Do: %v", err)
@@ -121,9 +114,7 @@ func TestDrainIsBounded(t *testing.T) {
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		ctx, cancel := context.WithCancel(bg)
 		k, err := l.Lock(ctx, "a", holdfast.TTL(3*time.Second), holdfast.Drain(30*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		drain := holdfast.DrainContext(k.Context())
 		cancel()
 		began := time.Now()
@@ -163,13 +154,9 @@ func TestDrainContextEndsWithTheLock(t *testing.T) {
 				l := newLocker(t, s)
 				ctx, cancel := context.WithCancel(context.WithValue(bg, key{}, 7))
 				outer, err := l.Lock(ctx, "a", holdfast.TTL(time.Hour))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				k, err := l.Lock(outer.Context(), "b", holdfast.TTL(time.Hour), holdfast.MaxHold(time.Minute))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				before := holdfast.DrainContext(context.WithValue(k.Context(), key{}, 8))
 				cancel()
 				if before.Err() != nil || before.Value(key{}) != 8 {
@@ -202,9 +189,7 @@ func TestMaxHoldEndsALockThatDrains(t *testing.T) {
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		ctx, cancel := context.WithCancel(bg)
 		k, err := l.Lock(ctx, "a", holdfast.TTL(time.Second), holdfast.MaxHold(2*time.Second), holdfast.Drain(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cancel()
 		drain := holdfast.DrainContext(k.Context())
 		time.Sleep(3 * time.Second)
@@ -227,13 +212,9 @@ func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		k, err := l.LockAll(bg, []string{"a", "b", "c"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		drain := holdfast.DrainContext(k.Context())
-		if err := s.Script().Lose("a", holdfast.CauseGone); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Script().Lose("a", holdfast.CauseGone))
 		if drain.Err() == nil || !errors.Is(context.Cause(drain), holdfast.ErrLost) {
 			t.Fatalf("after the loss of a: %v", context.Cause(drain))
 		}
@@ -250,9 +231,7 @@ func TestWaitContextLimitsTheWaitingAlone(t *testing.T) {
 		why := errors.New("SIGTERM")
 		wait, cancel := context.WithCancelCause(bg)
 		k, err := l.Lock(bg, "a", holdfast.WaitContext(wait))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.AfterFunc(time.Second, func() { cancel(why) })
 		began := time.Now()
 		_, err = other.Lock(bg, "a", holdfast.WaitContext(wait))
@@ -306,9 +285,7 @@ func TestPingReportsWhetherTheStoreAnswers(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		for range 2 {
-			if err := l.Ping(bg); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, l.Ping(bg))
 			s.Script().Stop()
 			if err := l.Ping(bg); !errors.Is(err, holdfast.ErrUnavailable) {
 				t.Errorf("while the store is away: %v", err)
@@ -348,13 +325,9 @@ func TestInstanceAloneKeepsTheHost(t *testing.T) {
 	l, named := newLocker(t, s), newLocker(t, s.Client(), holdfast.Process("", "web-1"))
 	k, j := mustLock(t, l, "a"), mustLock(t, named, "b")
 	a, err := l.Inspect(bg, "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	b, err := l.Inspect(bg, "b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if a.Holders[0].Host == "" || a.Holders[0].Host != b.Holders[0].Host || b.Holders[0].Instance != "web-1" {
 		t.Errorf("%+v and %+v", a.Holders, b.Holders)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -160,9 +161,7 @@ func TestLossEndsALingeringLease(t *testing.T) {
 		l, _ := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
 		k := mustLock(t, l, "a")
 		j, err := l.Lock(k.Context(), "a", holdfast.Reentrant(), holdfast.MinHold(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		unlock(t, j)
 		unlock(t, k)
 		synctest.Wait()
@@ -218,13 +217,9 @@ func TestJoinKeepsTheLeaseRenewed(t *testing.T) {
 		l := newLocker(t, memstore.New())
 		ctx, cancel := context.WithCancel(bg)
 		outer, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		inner, err := l.Lock(context.WithoutCancel(outer.Context()), "a", holdfast.Reentrant())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		cancel()
 		time.Sleep(time.Minute)
 		if inner.Context().Err() != nil {

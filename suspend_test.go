@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -47,9 +48,7 @@ func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 		st := onSuspendClock{memstore.New(), c, make(chan time.Time, 10)}
 		l, _ := New(st)
 		k, err := l.Lock(context.Background(), "a") // TTL 30 s
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		l.mu.Lock()
 		l.schedule.checked = driver.NowOn(c)
 		l.mu.Unlock()
@@ -73,9 +72,7 @@ func TestDoneClosesSoonAfterASuspend(t *testing.T) {
 		m := memstore.New()
 		l, _ := New(onSuspendClock{m, c, make(chan time.Time, 10)})
 		k, err := l.Lock(context.Background(), "a") // TTL 30 s
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		m.Script().FailRenewals("a", 1<<30, nil)
 		l.mu.Lock()
 		l.schedule.checked = driver.NowOn(c)

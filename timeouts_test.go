@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -98,9 +99,7 @@ func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	c := &frozen{now: time.Now()}
 	l := newLocker(t, advancing{onClock{memstore.New(), c}, c})
 	k, err := l.LockAll(bg, []string{"a", "b"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if k.Context().Err() != nil {
 		t.Fatal("the context has ended while both locks are valid")
 	}

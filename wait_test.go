@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -187,17 +188,13 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				began := time.Now()
 				if waits {
 					k, err := l.Lock(bg, "a")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					unlock(t, k)
 				} else if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
 					t.Fatalf("TryLock: %v", err)
 				}
 				k, err := other.Lock(bg, "a")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				if took := time.Since(began); took > 5*time.Second {
 					t.Errorf("outcome %d: free after %s", outcome, took)
 				}
@@ -237,9 +234,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 		s.Script().FailAcquire("a", 10, driver.Errorf(driver.CodeUnknown, "cut"))
 		time.Sleep(time.Minute)
 		unlock(t, k)
-		if err := <-got; err != nil {
-			t.Error(err)
-		}
+		must.Report(t, <-got)
 
 		// A wait with a timeout ends with ErrBusy, although the store has become unavailable. Its text has the
 		// store's error.
@@ -466,9 +461,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 
 		// After the lease has certainly expired, the client does not retry the release.
 		l2, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k = mustLock(t, l2, "a", holdfast.TTL(3*time.Second))
 		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
@@ -493,9 +486,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
 		l, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k := mustLock(t, l, "a")
 		foreign := mustLock(t, other, "b")
 		got := make(chan error, 2)
@@ -503,9 +494,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 			go func() { _, err := l.Lock(bg, "b"); got <- err }()
 		}
 		synctest.Wait()
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 		wantCause(t, k.Context(), holdfast.CauseClosed)
 		for range 2 {
 			if err := <-got; !errors.Is(err, holdfast.ErrClosed) {
@@ -556,9 +545,7 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 	for range 4 {
 		// A grant that is never released would stand forever.
 		l, err := holdfast.New(s.Client(), holdfast.Defaults(holdfast.TTL(holdfast.MaxTTL)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		lockers = append(lockers, l)
 	}
 	names := []string{"a", "b", "c"}
@@ -581,9 +568,7 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 		unlock(t, mustLock(t, lockers[0], name, holdfast.Wait(20*time.Second)))
 	}
 	for _, l := range lockers {
-		if err := l.Close(bg); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(bg))
 	}
 	for st := range newLocker(t, s).List(bg, "") {
 		t.Errorf("left: %+v", st)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -59,9 +60,7 @@ func TestWantedReportsAWaiter(t *testing.T) {
 				next := make(chan bool)
 				go func() {
 					k, err := other.Lock(bg, "a")
-					if err != nil {
-						t.Error(err)
-					}
+					must.Report(t, err)
 					next <- wanted(k.Wanted())
 					unlock(t, k)
 				}()
@@ -96,9 +95,7 @@ func TestWantedOfLockAll(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		k, err := l.LockAll(bg, []string{"a", "b"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ch := k.Wanted()
 		if wanted(ch) {
 			t.Error("wanted without a waiter")

@@ -8,20 +8,18 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestFaultMayEndWithItsRound requires that a fault may still wait for a silent server when
 // the faults of its round end. The check does not fail then, and calls the fault's End.
 func TestFaultMayEndWithItsRound(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer silent.Close()
 	log, err := newLog(filepath.Join(t.TempDir(), "log.jsonl"), "c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer log.Close()
 
 	ended := false

@@ -9,31 +9,24 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestHistoryKeepsCompleteLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h.jsonl")
 	log, err := newLog(path, "w1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	before := machineTime()
 	log.Add(Event{K: kindLock, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
 	log.Add(Event{K: kindKill, W: "w2", T: 7})
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, log.Close())
 	// A worker that is killed while it writes a line leaves a part of the line.
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := f.WriteString(`{"t":99,"k":"gra`); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Close())
 	events, err := ReadFiles(path)
 	if err != nil || len(events) != 2 {
 		t.Fatalf("%d events, %v; want 2", len(events), err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestPauseIfHolderStopsTheHolderOfAFittingLock: of a worker's locks, pauseIfHolder considers the
@@ -49,9 +50,7 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 	}
 
 	m.proc = &process{cmd: exec.Command("sleep", "600"), done: make(chan struct{})}
-	if err := m.proc.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.proc.cmd.Start())
 	go func() {
 		_ = m.proc.cmd.Wait()
 		close(m.proc.done)
@@ -76,16 +75,12 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 	if m.mu.TryLock() {
 		t.Fatal("another fault may affect the stopped worker")
 	}
-	if err := p.resume(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, p.resume())
 	if !m.mu.TryLock() {
 		t.Fatal("no other fault may affect the worker that continues")
 	}
 	events, err := ReadFiles(filepath.Join(dir, "coordinator.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var kinds []Kind
 	for _, e := range events {
 		kinds = append(kinds, e.K)

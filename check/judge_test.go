@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 const ms = int64(time.Millisecond)
@@ -330,9 +331,7 @@ func (l *lock) unlock() *lock {
 func (s *story) judge(t *testing.T) *Report {
 	t.Helper()
 	r, err := Judge(s.events)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return r
 }
 
@@ -1060,13 +1059,9 @@ func TestExplanationNamesTheCause(t *testing.T) {
 		s.request("w2.1", "n", driver.Exclusive).granted().unlock()
 	}
 	r, err := Judge(s.events)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var b strings.Builder
-	if err := r.Explain(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.Explain(&b))
 	for _, want := range []string{
 		"before it: token 51 of w0.1 was last renewed",
 		"before it: fault refuse-command (HSET)",

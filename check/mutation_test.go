@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/internal/must"
 	plant "github.com/holdfast-go/holdfast/internal/mutation"
 )
 
@@ -179,9 +180,7 @@ func TestSimulationFindsMistakes(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			bin, err := plant.BuildTest(t.TempDir(), "github.com/holdfast-go/holdfast/check", marks, m.plants)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			began := time.Now()
 			run := exec.CommandContext(t.Context(), bin, "-test.run", "^TestSimulationKeepsEveryRule$", "-simulate", "1m")
 			out, err := run.CombinedOutput()
@@ -198,9 +197,7 @@ func TestSimulationFindsMistakes(t *testing.T) {
 // of the core.
 func TestEveryMarkIsPlanted(t *testing.T) {
 	explored, err := os.ReadFile("../explore_mistakes_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for mark, path := range marks(t) {
 		planted := strings.Contains(string(explored), strconv.Quote(mark)+": plant.")
 		if !planted && !slices.ContainsFunc(slices.Concat(mutations, simulated), func(m mutation) bool { return m.plants[mark] != nil }) {
@@ -228,9 +225,7 @@ func TestUnmutatedSourcePasses(t *testing.T) {
 func (m *mutation) build(t *testing.T, marks map[string]string) string {
 	t.Helper()
 	bin, err := plant.Build(t.TempDir(), "./testdata/torture", marks, m.plants)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return bin
 }
 
@@ -238,9 +233,7 @@ func (m *mutation) build(t *testing.T, marks map[string]string) string {
 func marks(t *testing.T) map[string]string {
 	t.Helper()
 	found, err := plant.Marks("memstore", "filestore", "optimistic", "sequence")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return found
 }
 
@@ -265,9 +258,7 @@ func (m *mutation) workers() int {
 func (m *mutation) torture(ctx context.Context, t *testing.T, bin string, seed uint64) *check.Report {
 	t.Helper()
 	config, err := json.Marshal(check.Config{Local: m.local, Seed: seed, Duration: m.duration(), Faults: m.faults, TTL: m.ttl, Long: m.long, Workers: m.workers(), Dir: filepath.Join(t.TempDir(), "run")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd := exec.CommandContext(ctx, bin, string(config))
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -276,8 +267,6 @@ func (m *mutation) torture(ctx context.Context, t *testing.T, bin string, seed u
 		t.Fatalf("no verdict after four minutes: %v (%v)\n%s", err, ctx.Err(), said.String())
 	}
 	r := &check.Report{}
-	if err := json.Unmarshal(out, r); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(out, r))
 	return r
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var updateImage = flag.Bool("update", false, "write docs/images/check-timeline.png anew")
@@ -49,12 +51,8 @@ func writePage(t *testing.T, s *story) string {
 	r := s.judge(t)
 	path := filepath.Join(t.TempDir(), "report.html")
 	var b bytes.Buffer
-	if err := renderPage(&b, s.events, r); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, renderPage(&b, s.events, r))
+	must.Succeed(t, os.WriteFile(path, b.Bytes(), 0o600))
 	return path
 }
 
@@ -65,9 +63,7 @@ func TestPageIsSelfContained(t *testing.T) {
 	ending := "</script><img src=x onerror=alert(1)>"
 	s.request("w1", ending, 1).granted().unlock()
 	b, err := os.ReadFile(writePage(t, s))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, bad := range []string{"http://", "https://", "src=", "@import", "url("} {
 		if text := strings.ReplaceAll(string(b), "src=x", ""); strings.Contains(text, bad) {
 			t.Errorf("the page contains %q", bad)
@@ -124,12 +120,8 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 		if _, err := png.Decode(bytes.NewReader(shot)); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.MkdirAll("../docs/images", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile("../docs/images/check-timeline.png", shot, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll("../docs/images", 0o755))
+		must.Succeed(t, os.WriteFile("../docs/images/check-timeline.png", shot, 0o644))
 	}
 	// The buttons zoom.
 	whole := after(`document.getElementById("all").click()`)

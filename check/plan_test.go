@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestSameSeedGivesSameSchedule requires that the plan of work and of faults depends only
@@ -23,9 +24,7 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 	}
 	make := func(seed uint64, round int) (p plan) {
 		c := Config{Local: "memory", Seed: seed}
-		if err := c.complete(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.complete())
 		for worker := range c.Workers {
 			for life := range 2 {
 				for lane := range c.Lanes {
@@ -83,9 +82,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	every := driver.Guarantees{MaxTTL: time.Hour, Shared: true, Semaphore: true, Mixed: true}
 	draw := func(round, long int, g *driver.Guarantees) (all []plannedLock) {
 		c := Config{Local: "memory", Long: long}
-		if err := c.complete(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, c.complete())
 		for worker := range 4 {
 			n := 0
 			for s := range c.planLocks(round, worker, 0, 0, g) {
@@ -169,9 +166,7 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 // a fault of the store, in which faults of workers continue.
 func TestStoreRestsInEachRound(t *testing.T) {
 	c := Config{Local: "memory"}
-	if err := c.complete(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.complete())
 	for _, length := range []time.Duration{10 * time.Second, 30 * time.Second} {
 		seen := map[string]int{}
 		for _, f := range c.faults(0, []string{faultKill, faultCut, faultPauseServer, faultKillServer}, length) {

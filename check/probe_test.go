@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // keeper is a store that keeps a lock after its release, and whose first answer to that is lost. It finds no
@@ -47,9 +48,7 @@ func TestRepeatedReleaseDoesNotFreeKeptLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), HistoryFile)
 			log, err := newLog(path, "w1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			p := newProbe(&keeper{codes: c.codes}, log, 1)
 			for _, code := range c.codes {
 				if code == done {
@@ -59,9 +58,7 @@ func TestRepeatedReleaseDoesNotFreeKeptLock(t *testing.T) {
 					t.Fatal("a release without an error")
 				}
 			}
-			if err := log.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, log.Close())
 			events, err := ReadFiles(path)
 			if err != nil || len(events) != len(c.want) {
 				t.Fatalf("%+v, %v, want %v", events, err, c.want)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -19,9 +20,7 @@ func TestClockAheadContinuesHolderOnce(t *testing.T) {
 	if errors.Is(err, servers.ErrNotInstalled) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer g.Kill()
 	p := &redisPair{target: &Target{}, primary: g.Primary, replica: g.Replicas[0]}
 	if err := p.replica.FakeClock(t.Context()); errors.Is(err, servers.ErrNotInstalled) {

@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/checktest"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/explore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -42,9 +43,7 @@ func tortureLocal(t *testing.T, local string) {
 	// With two rounds the test shows that tokens continue to rise after all clients ended.
 	r := checktest.Run(t, check.Config{Local: local, Duration: 20 * time.Second, Round: 10 * time.Second})
 	kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	// A plan may have no room for a kind, and the fault break may find no holder. A busy
 	// machine may begin a fault too late.
 	if len(r.Stats.Faults) < len(kinds)/2 {
@@ -66,13 +65,9 @@ func TestHistoryFileGivesTheSameVerdict(t *testing.T) {
 	t.Parallel()
 	r := checktest.Run(t, check.Config{Local: "memory", Duration: time.Second, Faults: []string{}})
 	events, err := check.ReadFiles(filepath.Join(r.Dir, check.HistoryFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	again, err := check.Judge(events)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	again.Stats.Took, r.Stats.Took = 0, 0
 	if !reflect.DeepEqual(again.Stats, r.Stats) {
 		t.Errorf("judged again: %+v, at first: %+v", again.Stats, r.Stats)

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestSkippedFaultBegins: a kind of fault that was skipped, because another one was under way, begins before
@@ -19,9 +21,7 @@ func TestSkippedFaultBegins(t *testing.T) {
 		t.Fatal("two faults are under way")
 	}
 	end := func() {
-		if err := long.End(t.Context(), Fault{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, long.End(t.Context(), Fault{}))
 	}
 	end()
 	if !long.Admit(Fault{}) {
@@ -66,9 +66,7 @@ func TestFaultEndsWhereItBegan(t *testing.T) {
 			t.Fatal(err)
 		}
 		primary = b
-		if err := f.End(t.Context(), Fault{N: 3}); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, f.End(t.Context(), Fault{N: 3}))
 	}
 	if want := []string{"kill a", "restart a", "pause b", "continue b"}; !slices.Equal(did, want) {
 		t.Errorf("the faults did %q, want %q", did, want)

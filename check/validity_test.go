@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -42,34 +43,22 @@ func TestAliveRecordsValidity(t *testing.T) {
 	store := memstore.New()
 	defer store.Close(t.Context())
 	l, err := holdfast.New(store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(t.Context())
 	k, err := l.Lock(t.Context(), "n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	path := filepath.Join(t.TempDir(), "log")
 	log, err := newLog(path, "w")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	w := &worker{log: log}
 	if !w.alive(k, k.Leases()[0], 1) {
 		t.Fatal("the context of a held lock has ended")
 	}
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, log.Close())
 	events, err := ReadFiles(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if len(events) != 2 || events[0].K != kindRenewed || events[1].K != kindAlive || events[0].T != events[1].T || events[0].Until <= events[1].T {
 		t.Errorf("%+v", events)
 	}
-	if err := k.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, k.Unlock())
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -22,15 +23,11 @@ import (
 // serves: the status, the media type, and each field with its type.
 func TestOpenAPIDescribesTheAnswers(t *testing.T) {
 	l, err := holdfast.New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	h, err := Handler(ctx, map[string]*holdfast.Locker{"m": l}, Options{Log: slog.New(slog.DiscardHandler),
 		Client: func(*http.Request) (Client, bool) { return Everything(""), true }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer func() { cancel(); _ = l.Close(context.Background()) }()
 	send := func(method, path, body string) *httptest.ResponseRecorder {
 		// Streams end with their context.
@@ -49,13 +46,9 @@ func TestOpenAPIDescribesTheAnswers(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(send("GET", "/v1/openapi.json", "").Body.Bytes(), &doc); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(send("GET", "/v1/openapi.json", "").Body.Bytes(), &doc))
 	var held struct{ ID, Token string }
-	if err := json.Unmarshal(send("POST", "/v1/grants/held", "").Body.Bytes(), &held); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(send("POST", "/v1/grants/held", "").Body.Bytes(), &held))
 	called := map[string]bool{}
 	for _, c := range []struct{ method, path, template, body, status string }{
 		{"GET", "/v1/openapi.json", "", "", "200"},
@@ -171,14 +164,10 @@ func differs(schema map[string]any, v any, at string) (problems []string) {
 // has sent the request; and a tenth of the TTL before the handler gives up a grant that is not renewed.
 func TestValidityCountsFromTheSend(t *testing.T) {
 	l, err := holdfast.New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	k, err := l.Lock(t.Context(), "x", holdfast.TTL(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, waited := range []time.Duration{0, time.Minute, 10 * time.Hour} {
 		received := time.Now().Add(-waited)
 		g := &grant{lock: k}
@@ -193,9 +182,7 @@ func TestValidityCountsFromTheSend(t *testing.T) {
 			t.Errorf("after %s: the grant is valid for %s, and given up in %s", waited, until, time.Until(g.until))
 		}
 	}
-	if err := k.Unlock(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, k.Unlock())
 	if valid := (&grant{lock: k}).describe(time.Now().Add(-time.Hour)).Valid; valid > time.Hour.Seconds()+60 {
 		t.Errorf("an ended lock is valid for %v s after the send an hour ago", valid)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cronlock"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/robfig/cron/v3"
 )
@@ -40,9 +41,7 @@ func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 		var running sync.WaitGroup
 		for i := range 5 {
 			locker, err := holdfast.New(s.Client())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer locker.Close(context.Background())
 			job := cron.NewChain(cronlock.New(locker, 30*time.Minute).Once("report", log)).Then(cron.FuncJob(func() {
 				mu.Lock()
@@ -79,9 +78,7 @@ func TestOnceRunsBehindAProlongedLock(t *testing.T) {
 		var jobs []cron.Job
 		for range 2 {
 			locker, err := holdfast.New(prolonging{s.Client()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer locker.Close(context.Background())
 			jobs = append(jobs, cronlock.New(locker, 10*time.Minute).Once("report", log)(cron.FuncJob(func() { runs++ })))
 		}
@@ -107,13 +104,9 @@ func TestOnceReportsRunsBehindALongJob(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := memstore.New(), &logger{}
 		locker, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		other, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer other.Close(context.Background())
 		defer locker.Close(context.Background())
 		runs := 0
@@ -143,9 +136,7 @@ func TestOnceLogsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := memstore.New(), &logger{}
 		locker, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer locker.Close(context.Background())
 		s.Script().Stop()
 		cronlock.New(locker, time.Minute).Once("report", log)(cron.FuncJob(func() { t.Error("the job runs without the lock") })).Run()
@@ -161,19 +152,13 @@ func TestOnceLogsAnOutage(t *testing.T) {
 func TestEveryTakesCronSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker, err := holdfast.New(memstore.New())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer locker.Close(context.Background())
 		schedule, err := cron.ParseStandard("15 3 * * *")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		n := 0
 		for tick, err := range locker.Every(t.Context(), "report", schedule) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if at := tick.Time.UTC(); at.Hour() != 3 || at.Minute() != 15 {
 				t.Error(at)
 			}
@@ -182,9 +167,7 @@ func TestEveryTakesCronSchedule(t *testing.T) {
 			}
 		}
 		relative, err := cron.ParseStandard("@every 90m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.Sleep(time.Second)
 		for _, err := range locker.Every(t.Context(), "relative", relative) {
 			if !errors.Is(err, holdfast.ErrInvalid) {
@@ -199,9 +182,7 @@ func TestEveryTakesCronSchedule(t *testing.T) {
 // time and back.
 func TestEveryEvaluatesCronSchedulesInLocalTime(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	local := time.Local
 	time.Local = berlin
 	defer func() { time.Local = local }()
@@ -217,14 +198,10 @@ func TestEveryEvaluatesCronSchedulesInLocalTime(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			locker, err := holdfast.New(memstore.New())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer locker.Close(context.Background())
 			schedule, err := cron.ParseStandard(test.expression)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			time.Sleep(time.Until(test.start))
 			var got []string
 			for tick, err := range locker.Every(t.Context(), "report", schedule) {

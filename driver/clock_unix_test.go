@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestPauseBetweenClockReadingsIsNoSuspend: the process pauses between the readings of the
@@ -100,16 +102,10 @@ func TestStoppedProcessSeesNoSuspend(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestStoppedProcessSeesNoSuspend$")
 	cmd.Env = append(os.Environ(), pausedEnv+"=1")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	defer func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -120,9 +116,7 @@ func TestStoppedProcessSeesNoSuspend(t *testing.T) {
 	}
 	for range 200 {
 		for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-			if err := cmd.Process.Signal(s); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, cmd.Process.Signal(s))
 			time.Sleep(3 * time.Millisecond) // stopped for this time, and running for this time
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestCodesHaveNames(t *testing.T) {
@@ -66,13 +67,9 @@ func TestNamesAreChecked(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"a", " ", "/", strings.Repeat("x", 512), "ü", "\n"} {
-		if err := driver.CheckName(name); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, driver.CheckName(name))
 	}
-	if err := driver.CheckNamespace(""); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, driver.CheckNamespace(""))
 	if err := driver.CheckNamespace(strings.Repeat("x", 129)); err == nil || !strings.Contains(err.Error(), "namespace is 129 bytes") {
 		t.Error(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // leaseServer imitates etcd. Its first keepalive streams accept requests and do not answer. An early one ends each
@@ -112,9 +113,7 @@ func TestKeepalivesShareAStream(t *testing.T) {
 		for lease := range clientv3.LeaseID(50) {
 			go func() {
 				for range 20 {
-					if err := s.keepAlive(t.Context(), lease+1, time.Second, func(driver.Instant) {}); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, s.keepAlive(t.Context(), lease+1, time.Second, func(driver.Instant) {}))
 				}
 			}()
 		}

@@ -11,6 +11,8 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // memberServer imitates a member of a cluster with a member list. It refuses watches, as with authentication.
@@ -52,9 +54,7 @@ func (m *memberServer) Watch(stream etcdserverpb.Watch_WatchServer) error {
 // serve starts the server, and returns its address.
 func (m *memberServer) serve(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := grpc.NewServer()
 	etcdserverpb.RegisterClusterServer(s, m)
 	etcdserverpb.RegisterWatchServer(s, m)
@@ -79,13 +79,9 @@ func TestEndpointsFollowTheMemberList(t *testing.T) {
 	_, port, _ := net.SplitHostPort(address)
 	listed := member("other", "http://"+other)
 	cfg, _, err := parseURL(&url.URL{Scheme: "etcd", Host: address})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	client, err := clientv3.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer client.Close()
 	m := &members{client: client, cfg: cfg, used: cfg.Endpoints}
 	for _, step := range []struct {

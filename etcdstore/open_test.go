@@ -9,13 +9,12 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestBadURLsAreRefused(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty.pem")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(empty, nil, 0o600))
 	for url, says := range map[string]string{
 		"http://h":                             "etcd or etcds",
 		"etcd:///locks":                        "no host",
@@ -98,15 +97,11 @@ func TestOptionsAreChecked(t *testing.T) {
 // The client library would try again, and report a passed deadline.
 func TestRefusedConnectionIsReported(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	host := l.Addr().String()
 	l.Close()
 	s, err := Open(t.Context(), "etcd://"+host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close(t.Context())
 	if _, err := s.Guarantees(t.Context()); driver.CodeOf(err) != driver.CodeUnavailable || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("%v, want unavailable: connection refused", err)

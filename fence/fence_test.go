@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -27,16 +28,12 @@ var badResources = map[string]string{
 // refuses the write all the same.
 func TestWriteAfterLossIsStale(t *testing.T) {
 	locker, err := holdfast.New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer locker.Close(context.Background())
 	var guard fence.Memory
 	_ = locker.Do(t.Context(), "a", func(ctx context.Context) error {
 		token := holdfast.Token(ctx, "a")
-		if err := locker.Break(t.Context(), "a", token); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, locker.Break(t.Context(), "a", token))
 		<-ctx.Done()
 		err := guard.Write(t.Context(), "r", holdfast.Token(ctx, "a"), func(context.Context) error { return nil })
 		if !errors.Is(err, fence.ErrStale) {
@@ -53,9 +50,7 @@ func TestWriteAfterLossIsStale(t *testing.T) {
 // lost lock writes nothing.
 func TestDoGuardedWritesUnderItsToken(t *testing.T) {
 	locker, err := holdfast.New(memstore.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer locker.Close(context.Background())
 	var guard fence.Memory
 	written := 0
@@ -179,9 +174,7 @@ func wantStale(t *testing.T, err error, token, newest uint64) {
 func TestVerifyRaisesNothing(t *testing.T) {
 	var guard fence.Memory
 	ctx := t.Context()
-	if err := guard.Raise(ctx, "r", 5); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, guard.Raise(ctx, "r", 5))
 	// Three readers share the lock: a larger token must not exclude a smaller one.
 	for _, token := range []uint64{7, 6, 5} {
 		if err := fence.Verify(ctx, &guard, "r", token); err != nil {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var _ fence.Guard[[]byte] = (*fence.Files)(nil)
@@ -53,9 +54,7 @@ func newFile(t *testing.T) (oneFile, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state")
 	f, err := guardOf(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return f, path
 }
 
@@ -103,9 +102,7 @@ func TestFilesWriteRefusesStaleToken(t *testing.T) {
 
 func TestFilesRaiseRefusesStaleToken(t *testing.T) {
 	f, path := newFile(t)
-	if err := f.Raise(t.Context(), 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Raise(t.Context(), 7))
 	wantStale(t, f.Write(t.Context(), 6, nil), 6, 7)
 	wantStale(t, f.Raise(t.Context(), 6), 6, 7)
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -115,9 +112,7 @@ func TestFilesRaiseRefusesStaleToken(t *testing.T) {
 
 func TestFilesFailedWriteKeepsContent(t *testing.T) {
 	f, path := newFile(t)
-	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Write(t.Context(), 5, []byte("good")))
 	half := func(w io.Writer) error { _, _ = io.WriteString(w, "half"); return errWrite }
 	if err := f.WriteFunc(t.Context(), 6, half); err != errWrite {
 		t.Errorf("got %v, want the write's own error", err)
@@ -145,17 +140,11 @@ func TestFilesFailedWriteKeepsContent(t *testing.T) {
 // TestFilesWaitEndsWithContext: a writer that waits for another process ends with its context.
 func TestFilesWaitEndsWithContext(t *testing.T) {
 	f, path := newFile(t)
-	if err := f.Raise(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Raise(t.Context(), 1))
 	other, err := os.Open(path + ".fence")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer other.Close()
-	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Flock(int(other.Fd()), unix.LOCK_EX))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	if err := f.Write(ctx, 2, nil); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, fence.ErrUnavailable) {
@@ -170,33 +159,21 @@ func TestFilesWaitEndsWithContext(t *testing.T) {
 // uses the new record, because the old record's lock no longer excludes other writers.
 func TestFilesWaiterUsesReplacedRecord(t *testing.T) {
 	f, path := newFile(t)
-	if err := f.Raise(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Raise(t.Context(), 1))
 	g, other := newFile(t)
-	if err := g.Raise(t.Context(), 9); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, g.Raise(t.Context(), 9))
 	held, err := os.Open(path + ".fence")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer held.Close()
-	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
 	done, wrote := make(chan error, 1), make(chan struct{})
 	go func() {
 		done <- f.WriteFunc(t.Context(), 5, func(io.Writer) error { close(wrote); return nil })
 	}()
 	<-wrote
 	time.Sleep(50 * time.Millisecond) // the writer probably waits by then; the test passes in any case
-	if err := os.Rename(other+".fence", path+".fence"); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(int(held.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Rename(other+".fence", path+".fence"))
+	must.Succeed(t, unix.Flock(int(held.Fd()), unix.LOCK_UN))
 	wantStale(t, <-done, 5, 9)
 }
 
@@ -208,9 +185,7 @@ func TestFilesRefuseFileSystemsNotKnownToBeLocal(t *testing.T) {
 	}
 	open := func(o ...fence.FilesOption) *fence.Files {
 		f, err := fence.NewFiles("/proc/self", o...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return f
 	}
 	err := open(fence.AllowFileSystem("nfs")).Write(t.Context(), "state", 1, nil)
@@ -227,24 +202,14 @@ func TestFilesRefuseBadNames(t *testing.T) {
 	path := filepath.Join(dir, "state")
 	link, dangling := filepath.Join(dir, "link"), filepath.Join(dir, "dangling")
 	for name, to := range map[string]string{link: path, dangling: filepath.Join(dir, "nothing")} {
-		if err := os.Symlink(to, name); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Symlink(to, name))
 	}
-	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(path, []byte("old"), 0o600))
 	f, err := guardOf(link)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Write(t.Context(), 5, []byte("new")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, f.Write(t.Context(), 5, []byte("new")))
 	g, err := guardOf(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	wantStale(t, g.Write(t.Context(), 4, nil), 4, 5)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the replacement's mode: %v, %v", info.Mode(), err)
@@ -263,9 +228,7 @@ func TestFilesRefuseBadNames(t *testing.T) {
 		"a token record": {"state.fence", fence.ErrInvalid},
 		"no directory":   {"no/such", fence.ErrUnavailable},
 	} {
-		if err := os.MkdirAll(filepath.Join(dir, "sub"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o700))
 		_, newest := files.Newest(t.Context(), test.resource)
 		for how, err := range map[string]error{
 			"Write": files.Write(t.Context(), test.resource, 9, nil), "Raise": files.Raise(t.Context(), test.resource, 9), "Newest": newest,
@@ -292,9 +255,7 @@ func TestFilesRefuseBadNames(t *testing.T) {
 // copy does not.
 func TestFilesRefuseCorruptRecord(t *testing.T) {
 	f, path := newFile(t)
-	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Write(t.Context(), 5, []byte("good")))
 	whole := read(t, path+".fence")
 	for what, test := range map[string]struct {
 		record string
@@ -305,9 +266,7 @@ func TestFilesRefuseCorruptRecord(t *testing.T) {
 		"empty":            {"", fence.ErrCorrupt},
 		"both spoiled":     {strings.ReplaceAll(whole, "5", "6"), fence.ErrCorrupt},
 	} {
-		if err := os.WriteFile(path+".fence", []byte(test.record), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path+".fence", []byte(test.record), 0o600))
 		err := f.Write(t.Context(), 4, []byte("bad"))
 		if test.err == nil {
 			wantStale(t, err, 4, 5)
@@ -352,9 +311,7 @@ func TestFilesContentNeverGoesBack(t *testing.T) {
 	}
 	wg.Wait()
 	close(stop)
-	if err := <-watched; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-watched)
 	if left := names(t, path); len(left) != 2 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -366,26 +323,16 @@ func TestFilesStayInTheirDirectory(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	other := filepath.Join(outside, "other")
 	guard, err := guardOf(other)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Write(t.Context(), 5, []byte("old")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, guard.Write(t.Context(), 5, []byte("old")))
 	for name, to := range map[string]string{
 		"file": other, "sub": outside, "record": other + ".fence", "state.fence": other + ".fence", "own": filepath.Join(dir, "x.fence"),
 	} {
-		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
-	if err := os.WriteFile(filepath.Join(dir, "x.fence"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(filepath.Join(dir, "x.fence"), nil, 0o600))
 	files, err := fence.NewFiles(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for resource, want := range map[string]error{
 		"file": fence.ErrInvalid, "sub/other": fence.ErrInvalid, "sub/new": fence.ErrInvalid,
 		"record": fence.ErrInvalid, "own": fence.ErrInvalid, "state": fence.ErrUnavailable,
@@ -418,12 +365,8 @@ func TestFilesAcceptFileMadeMeanwhile(t *testing.T) {
 				return
 			default:
 			}
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Error(err)
-			}
-			if err := os.Remove(path); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, os.WriteFile(path, nil, 0o600))
+			must.Report(t, os.Remove(path))
 		}
 	}()
 	for range 5000 {
@@ -495,9 +438,7 @@ func watch(path string, stop <-chan struct{}) error {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return string(b)
 }
 
@@ -505,9 +446,7 @@ func read(t *testing.T, path string) string {
 func names(t *testing.T, path string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var s []string
 	for _, e := range entries {
 		s = append(s, e.Name())

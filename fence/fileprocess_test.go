@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // The variables that start the test binary as a writer in a process of its own.
@@ -80,16 +81,10 @@ func start(t *testing.T, path string, token uint64, env ...string) *process {
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	return &process{cmd, stdin, bufio.NewReader(stdout)}
 }
@@ -134,17 +129,13 @@ func TestFilesSurviveKilledWriters(t *testing.T) {
 	_ = last.cmd.Process.Kill()
 	_ = last.cmd.Wait()
 	close(stop)
-	if err := <-watched; err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, <-watched)
 	// No writer waits for a dead one, and the next holder removes its files.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	newest := uint64(rounds)
 	wantStale(t, f.Write(ctx, newest-1, nil), newest-1, newest)
-	if err := f.Raise(ctx, newest+1); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Raise(ctx, newest+1))
 	if left := names(t, path); len(left) != 2 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -160,20 +151,14 @@ func TestFilesRefusePausedHolder(t *testing.T) {
 	old := start(t, path, 1, childPause+"=1")
 	old.expect(t, "wrote")
 	old.expect(t, "paused")
-	if err := old.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, old.cmd.Process.Signal(syscall.SIGSTOP))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if err := f.Write(ctx, 2, content(2, 0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, f.Write(ctx, 2, content(2, 0)))
 	if _, err := io.WriteString(old.stdin, "go on\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := old.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, old.cmd.Process.Signal(syscall.SIGCONT))
 	var exit *exec.ExitError
 	if err := old.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitStale {
 		t.Errorf("the old holder ended with %v, want status %d", err, exitStale)

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -72,9 +73,7 @@ func objects(t *testing.T, values driver.Values) {
 		Write: func(_, content string) []byte { return []byte(content) },
 		Read: func(t testing.TB, resource string) string {
 			data, _, err := guard.Read(t.Context(), resource)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return string(data)
 		},
 	})
@@ -106,13 +105,9 @@ func TestFilesPassFencetest(t *testing.T) {
 	}
 	dir := t.TempDir()
 	guard, err := fence.NewFiles(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	other, err := fence.NewFiles(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	fencetest.Run(t, fencetest.Harness[[]byte]{
 		Guard: guard, Other: other,
 		Write: func(_, content string) []byte { return []byte(content) },
@@ -131,32 +126,22 @@ func TestFilesPassFencetest(t *testing.T) {
 func TestPausedHolderInMemory(t *testing.T) {
 	store := memstore.New()
 	a, err := holdfast.New(store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer a.Close(context.Background())
 	b, err := holdfast.New(store.Client())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer b.Close(context.Background())
 	lockA, err := a.Lock(t.Context(), "n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_ = store.Script().Lose("n", holdfast.CauseExpired)
 	lockB, err := b.Lock(t.Context(), "n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var guard fence.Memory
 	content := ""
 	write := func(by string) fence.Func {
 		return func(context.Context) error { content = by; return nil }
 	}
-	if err := guard.Write(t.Context(), "n", lockB.Token(), write("B")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, guard.Write(t.Context(), "n", lockB.Token(), write("B")))
 	fencetest.Stale(t, guard.Write(t.Context(), "n", lockA.Token(), write("A")), lockA.Token(), lockB.Token())
 	if content != "B" {
 		t.Errorf("after the guarded write of A the content is %q", content)

@@ -13,14 +13,13 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestSetHeaderReplacesToken(t *testing.T) {
 	req := httptest.NewRequest("PUT", "/", nil)
 	req.Header.Add("fencing-token", "1")
-	if err := fence.SetHeader(req, 42); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, fence.SetHeader(req, 42))
 	if token, err := fence.FromRequest(req); token != 42 || err != nil {
 		t.Errorf("got %d, %v", token, err)
 	}
@@ -105,9 +104,7 @@ func TestHandlerRefusesStaleToken(t *testing.T) {
 			req.Header.Set(fence.Header, test.token)
 		}
 		resp, err := srv.Client().Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		stale := fence.FromResponse(resp)
 		answer, _ := io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
@@ -154,9 +151,7 @@ func TestHandlerReportsNoUnconfirmedSuccess(t *testing.T) {
 		})
 		req := httptest.NewRequest("PUT", "/r", nil)
 		req = req.WithContext(context.WithValue(req.Context(), http.ServerContextKey, &http.Server{ErrorLog: log.New(&logged, "", 0)}))
-		if err := fence.SetHeader(req, 7); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, fence.SetHeader(req, 7))
 		w := httptest.NewRecorder()
 		fence.Handler(guard, byPath, next).ServeHTTP(w, req)
 		if w.Code != http.StatusServiceUnavailable || strings.Contains(w.Body.String(), "saved") || strings.Contains(w.Body.String(), "hunter2") {
@@ -278,9 +273,7 @@ func TestTransportSendsToken(t *testing.T) {
 	put := func(token uint64) error {
 		t.Helper()
 		req, err := http.NewRequestWithContext(context.WithValue(t.Context(), key{}, token), "PUT", srv.URL+"/r", strings.NewReader("x"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		resp, err := client.Do(req)
 		if len(req.Header) != 0 {
 			t.Errorf("the transport changed the request: %v", req.Header)
@@ -291,9 +284,7 @@ func TestTransportSendsToken(t *testing.T) {
 		defer resp.Body.Close()
 		return fence.FromResponse(resp)
 	}
-	if err := put(34); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, put(34))
 	wantStale(t, put(33), 33, 34)
 	for _, token := range badTokens {
 		var te *fence.TokenError

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var _ fence.Guard[fence.Func] = (*fence.Memory)(nil)
@@ -117,9 +118,7 @@ func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 		}
 		close(out)
 		for range 2 {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			must.Report(t, <-done)
 		}
 		if !entered {
 			t.Error("the write that waited did not run")
@@ -133,20 +132,14 @@ func TestMemoryPanicEndsTheWrite(t *testing.T) {
 		defer func() { _ = recover() }()
 		_ = guard.Write(t.Context(), "r", 5, func(context.Context) error { panic("boom") })
 	}()
-	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, guard.Write(t.Context(), "r", 5, nil))
 	wantStale(t, guard.Write(t.Context(), "r", 4, nil), 4, 5)
 }
 
 func TestMemoryForgetDropsToken(t *testing.T) {
 	var guard fence.Memory
-	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Forget(t.Context(), "r"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, guard.Write(t.Context(), "r", 5, nil))
+	must.Succeed(t, guard.Forget(t.Context(), "r"))
 	if err := guard.Write(t.Context(), "r", 1, nil); err != nil {
 		t.Errorf("after Forget: %v", err)
 	}

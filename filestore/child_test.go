@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // The test binary runs itself as other processes of the same directory.
@@ -164,16 +165,10 @@ func startCommand(t testing.TB, cmd *exec.Cmd, role, dir, name string) *child {
 	cmd.Env = append(os.Environ(), envRole+"="+role, envDir+"="+dir, envName+"="+name)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	c := &child{t: t, cmd: cmd, in: in, lines: make(chan string, 64)}
 	go func() {
 		defer close(c.lines)

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func drawEntry(t *rapid.T) entry {
@@ -131,14 +132,10 @@ func FuzzHeader(f *testing.F) {
 func TestLongListIsRefused(t *testing.T) {
 	ctx := t.Context()
 	s, err := Open(ctx, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close(ctx)
 	b := s.bucketOf("a")
-	if err := b.lock(ctx, true); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.lock(ctx, true))
 	e := entry{name: "a", id: "x", sid: "abcdefghijkl2345", limit: 1, reason: strings.Repeat("r", maxField)}
 	for range maxBody/maxField + 1 {
 		b.entries = append(b.entries, e)
@@ -155,9 +152,7 @@ func TestLongListIsRefused(t *testing.T) {
 	if cap(b.out) > keptBody || cap(b.entries) > 0 {
 		t.Errorf("%d bytes and %d entries are kept", cap(b.out), cap(b.entries))
 	}
-	if err := os.Truncate(b.path, 1<<29); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Truncate(b.path, 1<<29))
 	if err := b.lock(ctx, true); driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), b.path) {
 		t.Errorf("reading a list that is too long: %v", err)
 	}
@@ -168,9 +163,7 @@ func TestLongListIsRefused(t *testing.T) {
 func TestCutWriteKeepsOldState(t *testing.T) {
 	ctx := context.Background()
 	s, err := Open(ctx, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close(ctx)
 	b := s.bucketOf("a")
 	fill := func(n int, reason string) {
@@ -180,26 +173,18 @@ func TestCutWriteKeepsOldState(t *testing.T) {
 		}
 	}
 	for _, sizes := range [][2]int{{0, 1}, {1, 2}, {2, 200}, {200, 300}, {300, 100}, {100, 101}, {101, 1}, {1, 0}} {
-		if err := b.lock(ctx, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.lock(ctx, true))
 		fill(sizes[0], strings.Repeat("o", 60))
-		if err := b.write(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.write())
 		old := b.header
 		b.unlock()
 
-		if err := b.lock(ctx, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.lock(ctx, true))
 		if b.header != old || len(b.entries) != sizes[0] {
 			t.Fatalf("%d entries became %d", sizes[0], len(b.entries))
 		}
 		fill(sizes[1], strings.Repeat("n", 60))
-		if err := b.write(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, b.write())
 		// A kill before the last write leaves the old header and the new body, if the body
 		// has a region of its own.
 		if b.off >= pageLen {
@@ -212,9 +197,7 @@ func TestCutWriteKeepsOldState(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.unlock()
-			if err := b.lock(ctx, true); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, b.lock(ctx, true))
 			if len(b.entries) != sizes[0] {
 				t.Fatalf("%d entries became %d by a cut write", sizes[0], len(b.entries))
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestConformance(t *testing.T) {
@@ -23,24 +24,18 @@ func TestConformance(t *testing.T) {
 	drivertest.Run(t, drivertest.Harness{
 		Open: func(t testing.TB, namespace string) driver.Store {
 			s, err := filestore.Open(context.Background(), dir, filestore.Namespace(namespace))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return s
 		},
 		OpenWithoutFallback: func(t testing.TB, namespace string) driver.Store {
 			s, err := filestore.Open(context.Background(), dir, filestore.Namespace(namespace))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			s.NoFallback()
 			return s
 		},
 		Outside: func(t testing.TB, namespace string) driver.Store {
 			s, err := filestore.Open(context.Background(), tempDir(t), filestore.Namespace(namespace))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return s
 		},
 		Leftovers: func(t testing.TB) []string { return leftovers(t, dir) },
@@ -57,9 +52,7 @@ func forge(t testing.TB, dir string, ids []string, token uint64) {
 	}
 	for _, socket := range sockets {
 		conn, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer conn.Close()
 		for _, text := range append(ids, strings.TrimSuffix(filepath.Base(socket), ".sock"), "../../"+session, strings.Repeat("x", 255)) {
 			for kind := range 256 {
@@ -72,9 +65,7 @@ func forge(t testing.TB, dir string, ids []string, token uint64) {
 			}
 		}
 		// The store closes the connection after it has handled all messages.
-		if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, conn.(*net.UnixConn).CloseWrite())
 		if _, err := io.Copy(io.Discard, conn); err != nil {
 			t.Fatal(err)
 		}
@@ -85,19 +76,13 @@ func forge(t testing.TB, dir string, ids []string, token uint64) {
 func leftovers(t testing.TB, dir string) (left []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "sessions", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	left = append(left, paths...)
 	paths, err = filepath.Glob(filepath.Join(dir, "buckets", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, p := range paths {
 		raw, err := os.ReadFile(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if n, err := filestore.Entries(raw); err != nil || n > 0 {
 			left = append(left, fmt.Sprintf("%s: %d entries, %v", p, n, err))
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestKilledHolderWakesWaiter: the holder's process is killed. The waiters of this test have no
@@ -113,9 +114,7 @@ func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "parent", dir, "a")
 	pid, err := strconv.Atoi(c.says("child"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer syscall.Kill(pid, syscall.SIGKILL)
 	c.says("granted")
 	s := open(t, dir)
@@ -195,9 +194,7 @@ func TestSweepSparesNewSessions(t *testing.T) {
 				if _, err := os.Stat(s.SessionPath()); err != nil {
 					t.Error(err)
 				}
-				if err := s.Release(context.Background(), g, 0); err != nil {
-					t.Error(err)
-				}
+				must.Report(t, s.Release(context.Background(), g, 0))
 				if _, err := os.Stat(s.SessionPath()); err != nil {
 					t.Error(err)
 				}
@@ -230,9 +227,7 @@ func TestKilledWriterLeavesReadableBucket(t *testing.T) {
 		c.signal(syscall.SIGKILL)
 		c.kill()
 		raw, err := os.ReadFile(s.BucketPath("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if n, err := filestore.Entries(raw); err != nil || n < 100 {
 			t.Fatalf("%d entries, %v", n, err)
 		}
@@ -253,9 +248,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 	}
 	size := func() int64 {
 		info, err := os.Stat(filepath.Join(dir, "log"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return info.Size()
 	}
 	for range 20 {
@@ -272,9 +265,7 @@ func TestKilledWorkersExclude(t *testing.T) {
 		w.finish()
 	}
 	log, err := os.ReadFile(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var standing, last uint64
 	var by, grants int
 	for line := range strings.Lines(string(log)) {

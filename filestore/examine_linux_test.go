@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // mounted mounts a file system, and returns its directory. It skips the test without the right to do so.
@@ -28,14 +29,10 @@ func TestExamineFindsBadFileSystems(t *testing.T) {
 	examine := func(t *testing.T, dir string, o ...filestore.Option) (names []string) {
 		t.Helper()
 		s, err := filestore.Open(t.Context(), dir, o...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer s.Close(t.Context())
 		found, err := s.Examine(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, f := range found {
 			if !slices.Contains(s.Checks(), f.Check) || f.Evidence == "" || f.Weight == driver.WeightBreaks && f.Name != "barrier" {
 				t.Errorf("%+v", f)
@@ -59,12 +56,8 @@ func TestExamineFindsBadFileSystems(t *testing.T) {
 	})
 	t.Run("no barrier", func(t *testing.T) {
 		image := filepath.Join(t.TempDir(), "image")
-		if err := os.WriteFile(image, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(image, 64<<20); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(image, nil, 0o600))
+		must.Succeed(t, os.Truncate(image, 64<<20))
 		if out, err := exec.Command("mkfs.ext4", "-q", image).CombinedOutput(); err != nil {
 			t.Skipf("mkfs.ext4: %v: %s", err, out)
 		}

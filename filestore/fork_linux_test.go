@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func init() { fork = forkSleeper }
@@ -39,9 +40,7 @@ func TestForkedChildKeepsTheLock(t *testing.T) {
 	s := open(t, dir)
 	c := start(t, "fork", dir, "a")
 	pid, err := strconv.Atoi(c.says("child"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer syscall.Kill(pid, syscall.SIGKILL)
 	c.says("granted")
 	p := queue(t, s, "a", driver.Exclusive)
@@ -54,8 +53,6 @@ func TestForkedChildKeepsTheLock(t *testing.T) {
 		t.Fatalf("granted beside the child: %+v, %v", p.g, p.err)
 	default:
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, syscall.Kill(pid, syscall.SIGKILL))
 	release(t, s, p.granted(t))
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // counter counts the losses of a request.
@@ -67,9 +68,7 @@ func FuzzBucket(f *testing.F) {
 		if raw {
 			page = body
 		}
-		if err := os.WriteFile(b.path, page, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(b.path, page, 0o600))
 		from := &counter{}
 		g, err := s.Acquire(t.Context(), request("request", from))
 		now, rerr := os.ReadFile(b.path)
@@ -87,9 +86,7 @@ func FuzzBucket(f *testing.F) {
 					t.Fatalf("granted beside %+v", e)
 				}
 			}
-			if err := s.Release(t.Context(), g, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, s.Release(t.Context(), g, 0))
 		case driver.CodeOf(err) == driver.CodeRefused:
 			_, whole := parseHeader(page) // then the entries of dead sessions may be removed meanwhile
 			if !bytes.Contains([]byte(err.Error()), []byte(b.path)) || !whole && !bytes.Equal(now, page) {
@@ -151,9 +148,7 @@ func FuzzValue(f *testing.F) {
 	f.Add([]byte("\n\n"))
 	f.Add([]byte("no line"))
 	f.Fuzz(func(t *testing.T, content []byte) {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(path, content, 0o600))
 		data, version, err := s.Get(t.Context(), "k")
 		if err != nil {
 			if driver.CodeOf(err) != driver.CodeRefused || !bytes.Contains([]byte(err.Error()), []byte(path)) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // testTimeout is how long a test waits for an event that must happen at once. It only decides when a
@@ -58,9 +59,7 @@ func tempDir(t testing.TB) string {
 		return t.TempDir()
 	}
 	dir, err := os.MkdirTemp("/tmp", "fs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -68,9 +67,7 @@ func tempDir(t testing.TB) string {
 func open(t testing.TB, dir string, o ...filestore.Option) *filestore.Store {
 	t.Helper()
 	s, err := filestore.Open(context.Background(), dir, o...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { s.Close(context.Background()) })
 	return s
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // attacker is a user of the machine without rights.
@@ -44,9 +45,7 @@ func publicDir(t testing.TB) string {
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir) // /tmp is a link on macOS
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -86,14 +85,10 @@ func secretDir(t testing.TB, parent string) string {
 	t.Helper()
 	dir := filepath.Join(parent, "secret")
 	for _, sub := range []string{"", "sessions", "buckets", "values"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(filepath.Join(dir, sub), 0o700))
 	}
 	for _, name := range []string{"file", "format", session, session + ".sock", "sessions/" + session, "buckets/00"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(secretText), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(secretText), 0o600))
 	}
 	return dir
 }
@@ -117,9 +112,7 @@ func tree(t testing.TB, dir string) map[string]string {
 		files[path] = fmt.Sprintf("%v %q", info.Mode(), content)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return files
 }
 
@@ -176,12 +169,8 @@ func TestOtherUserCannotLeadTheStoreOutside(t *testing.T) {
 				base := publicDir(t)
 				secret := secretDir(t, base)
 				dir := filepath.Join(base, "locks")
-				if err := os.Mkdir(dir, 0o777); err != nil {
-					t.Fatal(err)
-				}
-				if err := errors.Join(os.Chown(base, attacker, attacker), os.Chown(dir, attacker, attacker), os.Chmod(dir, 0o777|fs.ModeSticky)); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, os.Mkdir(dir, 0o777))
+				must.Succeed(t, errors.Join(os.Chown(base, attacker, attacker), os.Chown(dir, attacker, attacker), os.Chmod(dir, 0o777|fs.ModeSticky)))
 				before := tree(t, secret)
 				var says string
 				if when == "before" {
@@ -234,9 +223,7 @@ func TestHardLinksAreRefused(t *testing.T) {
 			files, _ = filepath.Glob(filepath.Join(path, "*"))
 		}
 		for _, f := range files {
-			if err := errors.Join(os.Remove(f), os.Link(secret, f)); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, errors.Join(os.Remove(f), os.Link(secret, f)))
 		}
 		if says := useStore(t, s); !strings.Contains(says, files[0]) || !strings.Contains(says, "second name") {
 			t.Errorf("%s: the errors do not name %s: %s", name, files[0], says)
@@ -262,9 +249,7 @@ func TestDirectoryOfAttackerIsRefused(t *testing.T) {
 		secret := secretDir(t, base)
 		before := tree(t, secret)
 		tmp := filepath.Join(base, "tmp")
-		if err := errors.Join(os.Mkdir(tmp, 0o777), os.Chmod(tmp, 0o777|fs.ModeSticky)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Mkdir(tmp, 0o777), os.Chmod(tmp, 0o777|fs.ModeSticky)))
 		mustAttack(t, tmp, script)
 		for _, mode := range []fs.FileMode{0o700, 0o770, 0o777} {
 			s, err := filestore.Open(testContext(t), filepath.Join(tmp, dir), filestore.Mode(mode))
@@ -291,9 +276,7 @@ func TestHomeOfAnotherUserIsRefused(t *testing.T) {
 		base := publicDir(t)
 		secretDir(t, base)
 		home := filepath.Join(base, "home")
-		if err := errors.Join(os.Mkdir(home, 0o755), os.Chown(home, attacker, attacker)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Mkdir(home, 0o755), os.Chown(home, attacker, attacker)))
 		mustAttack(t, home, script)
 		t.Setenv("HOME", home)
 		t.Setenv("XDG_STATE_HOME", "")
@@ -318,9 +301,7 @@ func TestSharedDirectoryIsSticky(t *testing.T) {
 	base := publicDir(t)
 	made := filepath.Join(base, "made")
 	given := filepath.Join(base, "given")
-	if err := errors.Join(os.Mkdir(given, 0o777), os.Chmod(given, 0o777)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Mkdir(given, 0o777), os.Chmod(given, 0o777)))
 	for _, dir := range []string{made, given} {
 		take(t, open(t, dir, filestore.Mode(0o777)), "a", driver.Exclusive)
 		for _, script := range []string{"mv buckets other", "mv sessions other", "rm format", "rmdir values"} {
@@ -329,9 +310,7 @@ func TestSharedDirectoryIsSticky(t *testing.T) {
 			}
 		}
 	}
-	if err := errors.Join(os.Chmod(given, 0o777), os.Chown(given, attacker, attacker)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, errors.Join(os.Chmod(given, 0o777), os.Chown(given, attacker, attacker)))
 	_, err := filestore.Open(testContext(t), given, filestore.Mode(0o777))
 	if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "chmod +t "+given) {
 		t.Errorf("%v", err)
@@ -344,24 +323,16 @@ func TestUsersShareADirectory(t *testing.T) {
 	base := publicDir(t)
 	binary := filepath.Join(base, "test")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	from, err := os.Open(self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer from.Close()
 	to, err := os.OpenFile(binary, os.O_WRONLY|os.O_CREATE, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := io.Copy(to, from); err != nil {
 		t.Fatal(err)
 	}
-	if err := to.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, to.Close())
 	dir := filepath.Join(base, "locks")
 	s := open(t, dir, filestore.Mode(0o777))
 	s.NoFallback()
@@ -388,9 +359,7 @@ func TestFIFODelaysNothing(t *testing.T) {
 	s := open(t, dir)
 	bucket := s.BucketPath("a")
 	for _, path := range []string{bucket, filepath.Join(dir, "sessions", session), filepath.Join(dir, "sessions", "3bcdefghijkl2345.sock")} {
-		if err := syscall.Mkfifo(path, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, syscall.Mkfifo(path, 0o666))
 	}
 	g := take(t, s, otherName(t, s, bucket), driver.Exclusive)
 	_, err := s.Acquire(testContext(t), request("a", driver.Exclusive))
@@ -423,15 +392,11 @@ func TestSocketReplacedByALinkIsNotUsed(t *testing.T) {
 	take(t, a, "a", driver.Exclusive)
 	private := filepath.Join(tempDir(t), "private.sock")
 	ln, err := net.Listen("unix", private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer ln.Close()
 	socket := a.SessionPath() + ".sock"
 	for _, link := range []func(old, new string) error{os.Symlink, os.Link} {
-		if err := errors.Join(os.Chmod(private, 0o700), os.Remove(socket), link(private, socket)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, errors.Join(os.Chmod(private, 0o700), os.Remove(socket), link(private, socket)))
 		if b.Dial(a) {
 			t.Error("connected to another program's socket")
 		}
@@ -452,9 +417,7 @@ func TestSecondHolderInTheFileIsNotBelieved(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := queue(t, b, "a", driver.Exclusive)
-	if err := b.ForgeGrant("a", p.r.ID); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.ForgeGrant("a", p.r.ID))
 	err := p.ended(t)
 	wantCode(t, b, err, driver.CodeRefused)
 	if !strings.Contains(err.Error(), b.BucketPath("a")) {
@@ -481,20 +444,14 @@ func TestDamagedFileIsRefused(t *testing.T) {
 			path := s.BucketPath("a")
 			r := request("a", driver.Exclusive)
 			g, err := s.Acquire(testContext(t), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			other := otherName(t, s, path)
 			take(t, s, other, driver.Exclusive)
 			p := queue(t, s, "a", driver.Exclusive)
 			page, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			harm(page)
-			if err := os.WriteFile(path, page, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(path, page, 0o600))
 			names := func(err error) {
 				t.Helper()
 				if wantCode(t, s, err, driver.CodeRefused); !strings.Contains(err.Error(), path) {
@@ -512,9 +469,7 @@ func TestDamagedFileIsRefused(t *testing.T) {
 				names(err)
 				var all []driver.State
 				for st, err := range s.List(testContext(t), "") {
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.Succeed(t, err)
 					all = append(all, st)
 				}
 				if len(all) != 2 || all[0].Name != "" || all[1].Name != other || len(all[1].Holders) != 1 {
@@ -527,9 +482,7 @@ func TestDamagedFileIsRefused(t *testing.T) {
 			}
 			_, err = s.Acquire(testContext(t), request("a", driver.Exclusive))
 			names(err)
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Remove(path))
 			if h := take(t, s, "a", driver.Exclusive); h.Token <= g.Token {
 				t.Errorf("token %d after %d", h.Token, g.Token)
 			}
@@ -544,9 +497,7 @@ func TestDeadSessionsAreNamesOfSessions(t *testing.T) {
 	s := open(t, dir)
 	stay := []string{"UPPERCASEABCDEFG", "sixteen-letters-", "abcdefghijkl2345x", "ABCDEFGHIJKL2345.sock"}
 	for _, name := range append(stay, session) {
-		if err := os.WriteFile(filepath.Join(dir, "sessions", name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "sessions", name), nil, 0o600))
 	}
 	take(t, s, "a", driver.Exclusive)
 	eventually(t, "the dead session's file is removed", func() bool {
@@ -569,9 +520,7 @@ func TestStoreStartsNoProgram(t *testing.T) {
 	}
 	for _, f := range files {
 		source, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for _, means := range []string{`"os/exec"`, `"plugin"`, ".Exec(", ".ForkExec(", ".StartProcess("} {
 			if !strings.HasSuffix(f, "_test.go") && strings.Contains(string(source), means) {
 				t.Errorf("%s has %s", f, means)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestManyCancelledWaitersLeaveNothing: 10,000 waiters of eight Lockers are cancelled at
@@ -25,9 +26,7 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 	var lockers []*holdfast.Locker
 	for range 8 {
 		l, err := holdfast.Open(t.Context(), "file://"+dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		lockers = append(lockers, l)
 	}
 	names := []string{"a", "b", "c"}
@@ -52,20 +51,14 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 	wg.Wait()
 	for _, name := range names { // the Lockers release late grants in the background
 		k, err := lockers[0].Lock(t.Context(), name, holdfast.Wait(20*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, err)
+		must.Report(t, k.Unlock())
 	}
 	for st, err := range lockers[0].List(t.Context(), "") {
 		t.Errorf("a lock remains: %+v, %v", st, err)
 	}
 	for _, l := range lockers {
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 	}
 	left, err := os.ReadDir(dir + "/sessions")
 	if err != nil || len(left) != 0 {
@@ -80,8 +73,6 @@ func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 // descriptors returns the number of open descriptors of this process.
 func descriptors(t *testing.T) int {
 	fds, err := os.ReadDir("/dev/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return len(fds)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestBreakReportsAStoppedHolder(t *testing.T) {
@@ -29,9 +30,7 @@ func TestBreakReportsAStoppedHolder(t *testing.T) {
 		return err == nil && len(st.Holders) == 1 && st.Holders[0].Note == "stopped"
 	})
 	st, err := s.Inspect(testContext(t), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	broken := make(chan error, 1)
@@ -59,52 +58,34 @@ func TestBreakEndsADeadHoldersGrant(t *testing.T) {
 	c.says("granted")
 	s := open(t, dir)
 	st, err := s.Inspect(testContext(t), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c.kill()
-	if err := s.Break(testContext(t), "a", st.Holders[0].Token); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Break(testContext(t), "a", st.Holders[0].Token))
 	wantCode(t, s, s.Break(testContext(t), "a", st.Holders[0].Token), driver.CodeNotHeld)
 }
 
 func TestDamagedFilesEndGrants(t *testing.T) {
 	remove := func(t *testing.T, path string) {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(path))
 	}
 	for name, harm := range map[string]func(t *testing.T, dir string, s *filestore.Store){
 		"bucket deleted": func(t *testing.T, _ string, s *filestore.Store) { remove(t, s.BucketPath("a")) },
 		"bucket replaced": func(t *testing.T, dir string, s *filestore.Store) {
 			b, err := os.ReadFile(s.BucketPath("a"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			other := filepath.Join(dir, "other")
-			if err := os.WriteFile(other, b, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(other, s.BucketPath("a")); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(other, b, 0o600))
+			must.Succeed(t, os.Rename(other, s.BucketPath("a")))
 		},
 		"bucket emptied": func(t *testing.T, _ string, s *filestore.Store) {
-			if err := os.Truncate(s.BucketPath("a"), 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Truncate(s.BucketPath("a"), 0))
 		},
 		"session deleted": func(t *testing.T, _ string, s *filestore.Store) { remove(t, s.SessionPath()) },
 		"directory deleted": func(t *testing.T, dir string, _ *filestore.Store) {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.RemoveAll(dir))
 		},
 		"directory moved": func(t *testing.T, dir string, _ *filestore.Store) {
-			if err := os.Rename(dir, dir+".old"); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Rename(dir, dir+".old"))
 		},
 	} {
 		// A waiter of the same store may notice the loss first. So each harm also meets a holder
@@ -116,9 +97,7 @@ func TestDamagedFilesEndGrants(t *testing.T) {
 				s := open(t, dir)
 				r := request("a", driver.Exclusive)
 				g, err := s.Acquire(testContext(t), r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				next := func() driver.Grant { return take(t, s, "a", driver.Exclusive) }
 				if waits {
 					p := queue(t, s, "a", driver.Exclusive)
@@ -155,9 +134,7 @@ func TestFilesInUseStayFresh(t *testing.T) {
 	}
 	old := time.Now().Add(-24 * time.Hour)
 	for _, path := range files { // last the sessions, whose times decide when a store renews all
-		if err := os.Chtimes(path, old, old); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Chtimes(path, old, old))
 	}
 	for _, path := range files {
 		eventually(t, path+" is fresh", func() bool {
@@ -175,9 +152,7 @@ func TestReplacedFileDividesNoClients(t *testing.T) {
 	dir := tempDir(t)
 	a := open(t, dir)
 	release(t, a, take(t, a, "a", driver.Exclusive))
-	if err := os.Remove(a.BucketPath("a")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(a.BucketPath("a")))
 	b := open(t, dir)
 	take(t, b, "a", driver.Exclusive)
 	_, err := a.Acquire(testContext(t), request("a", driver.Exclusive))
@@ -191,9 +166,7 @@ func TestStalledBucketHonoursDeadlines(t *testing.T) {
 	s := open(t, dir)
 	release(t, s, take(t, s, "a", driver.Exclusive))
 	resume, err := s.StallBucket("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, wait := range []bool{false, true} {
 		var err error
 		// The error differs if the context ends before the call has reached the file. The
@@ -222,9 +195,7 @@ func TestStalledBucketHonoursDeadlines(t *testing.T) {
 		done <- err
 	}()
 	resume()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-done)
 }
 
 // TestConcurrentDialsLeaveNoConnection: several waiters dial one session at the same time.
@@ -275,9 +246,7 @@ func TestGrantDuringCloseIsLost(t *testing.T) {
 	go func() { closed <- s.Close(testContext(t)) }()
 	<-s.Closing()
 	close(l.resume)
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-closed)
 	if <-granted != nil {
 		return
 	}

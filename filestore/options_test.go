@@ -16,21 +16,16 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestUnusableDirectoriesAreRefused(t *testing.T) {
 	tmp := tempDir(t)
 	file := filepath.Join(tmp, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	newer := filepath.Join(tmp, "newer")
-	if err := os.Mkdir(newer, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(newer, "format"), []byte("holdfast filestore 2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Mkdir(newer, 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(newer, "format"), []byte("holdfast filestore 2\n"), 0o600))
 	type unusable struct {
 		name, dir string
 		code      driver.Code
@@ -52,18 +47,12 @@ func TestUnusableDirectoriesAreRefused(t *testing.T) {
 	}
 	if os.Getuid() != 0 {
 		locked := filepath.Join(tmp, "locked")
-		if err := os.Mkdir(locked, 0o500); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(locked, 0o500))
 		tests = append(tests, unusable{"unwritable", locked, driver.CodeRefused, []string{locked, "may write"}, nil})
 	} else {
 		foreign := filepath.Join(tmp, "foreign")
-		if err := os.Mkdir(foreign, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chown(foreign, 4711, -1); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Mkdir(foreign, 0o700))
+		must.Succeed(t, os.Chown(foreign, 4711, -1))
 		tests = append(tests, unusable{"another user's", foreign, driver.CodeRefused, []string{foreign, "user 4711", "user 0", "0770"}, nil})
 	}
 	for _, tt := range tests {
@@ -94,9 +83,7 @@ func TestURLsNameDirectories(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", dir)
 	t.Setenv("HOME", dir)
 	def, err := filestore.DefaultDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for raw, want := range map[string]string{
 		"file://" + dir + "/a%20b":       "file://" + dir + "/a%20b",
 		"file://" + dir + "/c?mode=0770": "file://" + dir + "/c",
@@ -114,9 +101,7 @@ func TestURLsNameDirectories(t *testing.T) {
 		"file:///x#y":                    "!%23",
 	} {
 		u, err := url.Parse(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s, err := opener(context.Background(), u, "ns")
 		if says, bad := strings.CutPrefix(want, "!"); bad {
 			if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) {
@@ -196,9 +181,7 @@ func TestModeIsKept(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	}
 	// A private directory is shared later.
 	dir := tempDir(t)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestCloseRemovesSession(t *testing.T) {
@@ -23,9 +24,7 @@ func TestCloseRemovesSession(t *testing.T) {
 	own := queue(t, a, "a", driver.Exclusive)
 	other := queue(t, b, "a", driver.Exclusive)
 	path := a.SessionPath()
-	if err := a.Close(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Close(testContext(t)))
 	wantLost(t, r.From, driver.CauseClosed)
 	wantCode(t, a, own.ended(t), driver.CodeClosed)
 	other.granted(t)
@@ -60,9 +59,7 @@ func TestWaitersWorkWithoutSockets(t *testing.T) {
 	g := take(t, a, "a", driver.Exclusive)
 	take(t, b, "b", driver.Exclusive)
 	for _, s := range []*filestore.Store{a, b} {
-		if err := os.Remove(s.SessionPath() + ".sock"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.Remove(s.SessionPath()+".sock"))
 	}
 	p := queue(t, b, "a", driver.Exclusive)
 	if a.Links()+b.Links() > 0 {
@@ -75,9 +72,7 @@ func TestWaitersWorkWithoutSockets(t *testing.T) {
 	go func() { done <- a.Break(testContext(t), "a", p.g.Token) }()
 	wantLost(t, p.r.From, driver.CauseTaken)
 	release(t, b, p.g)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-done)
 }
 
 // TestKeptGrantNeedsNoProcess: a grant that is kept for a while outlives its store, and is not tied to a boot of the
@@ -87,17 +82,13 @@ func TestKeptGrantNeedsNoProcess(t *testing.T) {
 	a, b := open(t, dir), open(t, dir)
 	keep := func(s *filestore.Store) driver.Grant {
 		g := take(t, s, "a", driver.Exclusive)
-		if err := s.Release(testContext(t), g, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Release(testContext(t), g, time.Hour))
 		return g
 	}
 	g := keep(a)
 	a.Close(testContext(t))
 	b.PretendBoot()
-	if err := b.Undo(testContext(t), driver.Request{ID: g.ID, Name: g.Name}); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.Undo(testContext(t), driver.Request{ID: g.ID, Name: g.Name}))
 	_, err := b.Acquire(testContext(t), request("a", driver.Exclusive))
 	wantCode(t, b, err, driver.CodeBusy)
 	st, err := b.Inspect(testContext(t), "a")
@@ -105,9 +96,7 @@ func TestKeptGrantNeedsNoProcess(t *testing.T) {
 		t.Fatalf("%+v, %v", st, err)
 	}
 	w := queue(t, b, "a", driver.Exclusive)
-	if err := b.Break(testContext(t), "a", g.Token); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, b.Break(testContext(t), "a", g.Token))
 	release(t, b, w.granted(t))
 
 	g = keep(b)
@@ -128,9 +117,7 @@ func TestWaiterBehindKeptGrant(t *testing.T) {
 	g := take(t, a, "a", driver.Exclusive)
 	first, second := queue(t, b, "a", driver.Exclusive), queue(t, open(t, dir), "a", driver.Exclusive)
 	began := time.Now()
-	if err := a.Release(testContext(t), g, 100*time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, a.Release(testContext(t), g, 100*time.Millisecond))
 	next := first.granted(t)
 	if stood := time.Since(began); stood < 90*time.Millisecond {
 		t.Errorf("stood for %s", stood)

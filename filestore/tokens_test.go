@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestTokensSurviveReopening(t *testing.T) {
@@ -34,14 +35,10 @@ func TestTokensSurviveReopening(t *testing.T) {
 	}
 	s := open(t, dir)
 	rising(s)
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll(dir))
 	rising(s)
 	s.Close(testContext(t))
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.RemoveAll(dir))
 	rising(open(t, dir))
 }
 
@@ -117,12 +114,8 @@ func TestDifferentBootIDsKeepTokensNearTheClock(t *testing.T) {
 func TestTokensRiseAfterARestore(t *testing.T) {
 	restore := func(t *testing.T, dir, backup string) {
 		t.Helper()
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.CopyFS(dir, os.DirFS(backup)); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.RemoveAll(dir))
+		must.Succeed(t, os.CopyFS(dir, os.DirFS(backup)))
 	}
 	t.Run("directory", func(t *testing.T) {
 		root := tempDir(t)
@@ -145,13 +138,9 @@ func TestTokensRiseAfterARestore(t *testing.T) {
 		a, b := open(t, dir), open(t, dir)
 		tokenAfter(t, a, 0)
 		old, err := os.ReadFile(a.BucketPath("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		g := take(t, a, "a", driver.Exclusive)
-		if err := os.WriteFile(a.BucketPath("a"), old, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(a.BucketPath("a"), old, 0o600))
 		if h := take(t, b, "a", driver.Exclusive); h.Token <= g.Token {
 			t.Errorf("token %d after %d", h.Token, g.Token)
 		}
@@ -160,9 +149,7 @@ func TestTokensRiseAfterARestore(t *testing.T) {
 
 func closeStore(t *testing.T, s *filestore.Store) {
 	t.Helper()
-	if err := s.Close(testContext(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Close(testContext(t)))
 }
 
 // tokenAfter takes and releases the name "a". It returns the token, which must be larger than last.

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestPutWaitsForTheLockAtThePath replaces the lock file of the values while a Put waits for it. It requires
@@ -18,18 +19,14 @@ func TestPutWaitsForTheLockAtThePath(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
 	version, err := s.Put(t.Context(), "k", []byte("1"), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	path := filepath.Join(dir, "values", "lock")
 	lock := func() *os.File {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 		if err == nil {
 			err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
@@ -44,9 +41,7 @@ func TestPutWaitsForTheLockAtThePath(t *testing.T) {
 	for descriptorsOf(t, path) < 2 { // until the Put has opened the old file
 		time.Sleep(time.Millisecond)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(path))
 	lock()
 	old.Close()
 	if err := <-put; s.Classify(err) != driver.CodeUnavailable {
@@ -57,9 +52,7 @@ func TestPutWaitsForTheLockAtThePath(t *testing.T) {
 // descriptorsOf returns the number of this process's descriptors of a file.
 func descriptorsOf(t *testing.T, path string) (n int) {
 	all, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, fd := range all {
 		if to, err := os.Readlink(fd); err == nil && to == path {
 			n++

@@ -11,15 +11,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestValues(t *testing.T) {
 	dir := tempDir(t)
 	open := func(t testing.TB, namespace string) *filestore.Store {
 		s, err := filestore.Open(t.Context(), dir, filestore.Namespace(namespace))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return s
 	}
 	drivertest.RunValues(t, open)
@@ -37,9 +36,7 @@ func TestValues(t *testing.T) {
 	defer s.Close(t.Context())
 	for _, content := range []string{"no version", "version\nk\n" + strings.Repeat("x", 1<<20)} {
 		for _, f := range files {
-			if err := os.WriteFile(f, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.WriteFile(f, []byte(content), 0o600))
 		}
 		if _, _, err := s.Get(t.Context(), "k"); s.Classify(err) != driver.CodeRefused {
 			t.Errorf("a damaged file of %d bytes: %v", len(content), err)

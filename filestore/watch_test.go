@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestWatchReportsOtherProcesses: a watch reports a grant of another process, and its death, to which nothing
@@ -63,9 +64,7 @@ func TestWatchFollowsANewFile(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Watch(ctx, "a", func() { changed <- struct{}{} }) }()
 	<-changed
-	if err := os.Remove(s.BucketPath("a")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, os.Remove(s.BucketPath("a")))
 	<-changed
 	s.Release(testContext(t), g, 0)
 	h := take(t, s, "a", driver.Exclusive)
@@ -99,13 +98,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 		last := queue(t, b, "a", driver.Exclusive)
 		cancel()
 		<-watched
-		if err := b.Close(testContext(t)); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, b.Close(testContext(t)))
 		last.ended(t)
-		if err := a.Close(testContext(t)); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, a.Close(testContext(t)))
 	}
 	// The number may be lower than before, and the last descriptors may close a moment after Close.
 	eventually(t, fmt.Sprintf("at most %d descriptors are open, as before", before), func() bool { return descriptors(t) <= before })

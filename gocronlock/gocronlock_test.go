@@ -15,15 +15,14 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/gocronlock"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
 func open(t *testing.T, s driver.Store) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.New(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return l
 }
 
@@ -37,13 +36,9 @@ func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 		for range 4 {
 			l := open(t, s.Client())
 			scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(l, 30*time.Minute)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			_, err = scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("report"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			scheduler.Start()
 			shutdown = append(shutdown, func() { _, _ = scheduler.Shutdown(), l.Close(context.Background()) })
 			time.Sleep(5 * time.Minute)
@@ -66,9 +61,7 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 		defer l.Close(context.Background())
 		locks := gocronlock.New(l, time.Minute)
 		scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(locks))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var runs, refused atomic.Int32
 		for range 2 {
 			_, err := scheduler.NewJob(gocron.CronJob("0 * * * *", false), gocron.NewTask(func() { runs.Add(1) }),
@@ -77,9 +70,7 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 						refused.Add(1)
 					}
 				})))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		}
 		if err := locks.Check(scheduler); !errors.Is(err, holdfast.ErrInvalid) || !strings.Contains(err.Error(), "two jobs have the name") {
 			t.Errorf("Check: %v", err)
@@ -87,13 +78,9 @@ func TestJobsWithOneNameAreRefused(t *testing.T) {
 		for range 2 {
 			scheduler.Start()
 			time.Sleep(70 * time.Minute)
-			if err := scheduler.StopJobs(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, scheduler.StopJobs())
 		}
-		if err := scheduler.Shutdown(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, scheduler.Shutdown())
 		if runs, refused := runs.Load(), refused.Load(); runs != 2 || refused != 2 {
 			t.Errorf("in 2 hours %d runs, and %d errors for the second job", runs, refused)
 		}
@@ -125,9 +112,7 @@ func testIntervalJobs(t *testing.T) {
 	} {
 		locks := gocronlock.New(l, c.hold)
 		scheduler, err := gocron.NewScheduler(gocronlock.WithLocker(locks), gocron.WithLocation(time.UTC))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		first := make(chan error, 100)
 		refused := gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { first <- err })
 		_, err = scheduler.NewJob(c.job, gocron.NewTask(func() { first <- nil }), gocron.WithName(name), gocron.WithEventListeners(refused))
@@ -144,9 +129,7 @@ func testIntervalJobs(t *testing.T) {
 		if err := <-first; named(err) != c.wrong || (err == nil) == c.wrong {
 			t.Errorf("%s: the first run: %v", name, err)
 		}
-		if err := scheduler.Shutdown(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, scheduler.Shutdown())
 	}
 }
 
@@ -168,9 +151,7 @@ func TestLockerLocksBehindAProlongedLock(t *testing.T) {
 			if err != nil {
 				t.Fatalf("hour %d: %v", hour, err)
 			}
-			if err := k.Unlock(t.Context()); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, k.Unlock(t.Context()))
 			if _, err := locks.Lock(t.Context(), "report"); !errors.Is(err, holdfast.ErrBusy) {
 				t.Errorf("the same run again: %v", err)
 			}
@@ -188,28 +169,20 @@ func TestElectorHasOneLeader(t *testing.T) {
 		defer first.Close(context.Background())
 		defer second.Close(context.Background())
 		a, err := gocronlock.NewElector(t.Context(), first, "leader")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		synctest.Wait()
 		b, err := gocronlock.NewElector(t.Context(), second, "leader")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		synctest.Wait()
 		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); a != nil || !errors.Is(b, gocronlock.ErrNotLeader) {
 			t.Errorf("%v, %v", a, b)
 		}
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, a.Close())
 		synctest.Wait()
 		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); b != nil || !errors.Is(a, gocronlock.ErrNotLeader) {
 			t.Errorf("%v, %v", a, b)
 		}
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, b.Close())
 	})
 }
 
@@ -224,13 +197,9 @@ func TestElectorReportsImpossibleElection(t *testing.T) {
 			}
 		}
 		e, err := gocronlock.NewElector(t.Context(), l, "leader")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		synctest.Wait()
-		if err := l.Close(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, l.Close(context.Background()))
 		synctest.Wait()
 		if err := e.IsLeader(t.Context()); !errors.Is(err, gocronlock.ErrNotLeader) || !errors.Is(err, holdfast.ErrClosed) {
 			t.Errorf("IsLeader after Close of the Locker: %v", err)

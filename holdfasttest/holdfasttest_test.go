@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/holdfasttest"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 const ttl = time.Second
@@ -33,14 +34,10 @@ func inBubble(t *testing.T, f func(t *testing.T, s *holdfasttest.Store, l *holdf
 	synctest.Test(t, func(t *testing.T) {
 		s := holdfasttest.NewStore()
 		l, err := holdfast.New(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		f(t, s, l)
 		s.Heal()
-		if err := l.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(context.Background()))
 		for st := range s.List(context.Background(), "") {
 			t.Errorf("left at the store: %+v", st)
 		}
@@ -71,9 +68,7 @@ func TestRefusedRequestIsNotExecuted(t *testing.T) {
 			t.Errorf("%v, want %v", err, holdfast.ErrRefused)
 		}
 		k, err := l.Lock(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if k.Token() != 1 {
 			t.Errorf("token %d, want 1", k.Token())
 		}
@@ -86,9 +81,7 @@ func TestDelayDelaysEachWay(t *testing.T) {
 		s.Delay(30*time.Millisecond, 20*time.Millisecond)
 		began := time.Now()
 		k, err := l.TryLock(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if took := time.Since(began); took != 50*time.Millisecond {
 			t.Errorf("it took %s, want 50ms", took)
 		}
@@ -99,26 +92,18 @@ func TestDelayDelaysEachWay(t *testing.T) {
 func TestPartitionOfOneClientSparesAnother(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *holdfasttest.Store, l *holdfast.Locker) {
 		other, err := holdfast.New(s.Client())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		k, err := l.Lock(t.Context(), "a", holdfast.TTL(ttl))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s.Partition()
 		next, err := other.Lock(t.Context(), "a", holdfast.TTL(ttl))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if k.Context().Err() == nil || next.Token() <= k.Token() {
 			t.Errorf("the next holder has token %d, and the lock with token %d has not ended", next.Token(), k.Token())
 		}
 		s.Heal()
 		_, _ = k.Unlock(), next.Unlock()
-		if err := other.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, other.Close(t.Context()))
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
@@ -92,9 +93,7 @@ func TestObjectsPassFencetest(t *testing.T) {
 		Write: func(_, content string) []byte { return []byte(content) },
 		Read: func(t testing.TB, resource string) string {
 			content, _, err := guard.Read(t.Context(), resource)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return string(content)
 		},
 	})
@@ -205,9 +204,7 @@ func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
 				add := func(text string) func(context.Context, []byte) ([]byte, error) {
 					return func(_ context.Context, old []byte) ([]byte, error) { return append(old, text...), nil }
 				}
-				if err := optimistic.Update(t.Context(), values, "k", add("a")); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, optimistic.Update(t.Context(), values, "k", add("a")))
 				proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if r.Method == http.MethodPut {
 						body, _ := io.ReadAll(r.Body)
@@ -215,9 +212,7 @@ func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
 						first.Body = io.NopCloser(bytes.NewReader(body))
 						o.ServeHTTP(httptest.NewRecorder(), first)
 						if followed { // another client writes before the repetition
-							if err := optimistic.Update(r.Context(), values, "k", add("c")); err != nil {
-								t.Error(err)
-							}
+							must.Report(t, optimistic.Update(r.Context(), values, "k", add("c")))
 						}
 						r.Body = io.NopCloser(bytes.NewReader(body))
 					}
@@ -236,9 +231,7 @@ func TestHTTPUpdateBehindRepeatingProxyAppliesOnce(t *testing.T) {
 					return
 				}
 				_, version, err := optimistic.Get(t.Context(), behind, "k")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				if version, err = optimistic.Put(t.Context(), behind, "k", []byte("d"), version); err != nil {
 					t.Fatal(err)
 				}

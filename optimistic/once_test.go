@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/holdfast-go/holdfast/optimistic"
 )
@@ -17,9 +18,7 @@ import (
 func locker(t *testing.T, s *memstore.Store) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.New(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = l.Close(context.Background()) })
 	return l
 }
@@ -27,14 +26,10 @@ func locker(t *testing.T, s *memstore.Store) *holdfast.Locker {
 // TestValuesOfLockerServeURL: a program that configures its store by URL has values, too.
 func TestValuesOfLockerServeURL(t *testing.T) {
 	l, err := holdfast.Open(t.Context(), "memory://")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	values, err := l.Values()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, want := range []bool{true, false} {
 		ran, err := optimistic.Once(t.Context(), l, values, "k", func(context.Context) error { return nil })
 		if ran != want || err != nil {
@@ -42,9 +37,7 @@ func TestValuesOfLockerServeURL(t *testing.T) {
 		}
 	}
 	without, err := holdfast.New(struct{ driver.Store }{memstore.New()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer without.Close(context.Background())
 	if _, err := without.Values(); !errors.Is(err, holdfast.ErrUnsupported) {
 		t.Errorf("a store without values: %v", err)
@@ -74,9 +67,7 @@ func TestOnceRunsOneOfManyCallers(t *testing.T) {
 		l := locker(t, client)
 		wg.Go(func() {
 			did, err := optimistic.Once(t.Context(), l, client, "k", job)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			if did {
 				ran.Add(1)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/holdfast-go/holdfast/optimistic"
 )
@@ -92,9 +93,7 @@ func TestConcurrentUpdatesLoseNothing(t *testing.T) {
 				err := optimistic.Update(t.Context(), store, "n", func(_ context.Context, old []byte) ([]byte, error) {
 					return append(old[:len(old):len(old)], 'x'), nil
 				}, optimistic.Backoff(time.Microsecond, time.Millisecond), optimistic.OnConflict(func(context.Context, optimistic.Conflict) { conflicts.Add(1) }))
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 			}
 		})
 	}

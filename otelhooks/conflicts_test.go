@@ -6,6 +6,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/optimistic"
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
@@ -22,9 +23,7 @@ func overtaken(t *testing.T, ctx context.Context, values optimistic.Values, n in
 		}
 		return append(old, 'b'), nil
 	}, optimistic.Backoff(1, 1), count)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // TestConflictsAreCounted compares the counter, and the events on the caller's span, with
@@ -33,9 +32,7 @@ func TestConflictsAreCounted(t *testing.T) {
 	r := newRig(t)
 	for _, names := range []bool{true, false} {
 		count, err := otelhooks.Conflicts(otelhooks.WithMeterProvider(r.meters), otelhooks.WithNameOnSpans(names))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		ctx, span := r.tracer.Tracer("test").Start(r.ctx, "caller")
 		overtaken(t, ctx, r.store, 3, count)
 		overtaken(t, ctx, r.store, 0, count)

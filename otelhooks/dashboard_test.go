@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
@@ -74,9 +75,7 @@ func TestDashboardShowsEveryMetric(t *testing.T) {
 		t.Fatalf("%v", n.series)
 	}
 	text, err := os.ReadFile("../docs/grafana.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var dashboard struct {
 		Title  string
 		Panels []struct {
@@ -84,9 +83,7 @@ func TestDashboardShowsEveryMetric(t *testing.T) {
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal(text, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, json.Unmarshal(text, &dashboard))
 	labels := map[string]bool{"holdfast_store_kind": true, "holdfast_mode": true, "holdfast_outcome": true, "holdfast_cause": true}
 	shown := map[string]bool{}
 	for _, p := range dashboard.Panels {
@@ -107,9 +104,7 @@ func TestDashboardShowsEveryMetric(t *testing.T) {
 		}
 	}
 	page, err := os.ReadFile("../docs/observe.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	alerts := regexp.MustCompile(`(?m)^ +expr: .*$`).FindAllString(string(page), -1)
 	if len(alerts) == 0 {
 		t.Error("docs/observe.md has no alert")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
@@ -34,9 +35,7 @@ func TestReleasedLockHasTwoSpans(t *testing.T) {
 			t.Errorf("the lock's context shows span %v, want the caller's", got.SpanContext())
 		}
 		time.Sleep(3 * second)
-		if err := k.Unlock(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, k.Unlock())
 		job.End()
 		r.close()
 
@@ -107,13 +106,9 @@ func TestStoreSeesAcquireSpan(t *testing.T) {
 	r := newRig(t)
 	s := spanRecorder{&embedded{r.store}, make(chan trace.SpanContext, 8)}
 	l, err := holdfast.New(s, holdfast.WithHooks(r.hooks))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	k, err := l.Lock(r.ctx, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	_ = k.Unlock()
 	_ = l.Close(r.ctx)
 	if got, want := (<-s.seen).SpanID(), r.one("holdfast.acquire").SpanContext().SpanID(); got != want {
@@ -145,9 +140,7 @@ func TestModeIsAnAttribute(t *testing.T) {
 func TestBusyIsNoError(t *testing.T) {
 	r := newRig(t)
 	k, err := r.other().Lock(r.ctx, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := r.TryLock(r.ctx, "x"); !errors.Is(err, holdfast.ErrBusy) {
 		t.Fatal(err)
 	}
@@ -169,9 +162,7 @@ func TestQueuedEventAndWaitTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k, err := r.other().Lock(r.ctx, "x")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := r.Lock(r.ctx, "x", holdfast.Wait(2*second)); !errors.Is(err, holdfast.ErrBusy) {
 			t.Fatal(err)
 		}
@@ -207,9 +198,7 @@ func TestPresentWaitsAreMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k, err := r.other().Lock(r.ctx, "x")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() { _ = r.lock(r.ctx, "x").Unlock() })
@@ -219,9 +208,7 @@ func TestPresentWaitsAreMeasured(t *testing.T) {
 		if got := r.total("holdfast.wait.longest"); got != 6*second {
 			t.Errorf("the longest wait is %s, want 6s", got)
 		}
-		if err := k.Unlock(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, k.Unlock())
 		all.Wait()
 		r.close()
 		r.balanced()
@@ -366,9 +353,7 @@ func TestFailedRenewalIsAnEvent(t *testing.T) {
 		k := r.lock(r.ctx, "x", holdfast.TTL(9*second))
 		r.store.Script().FailRenewals("x", 2, nil)
 		time.Sleep(5 * second)
-		if err := k.Unlock(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, k.Unlock())
 		r.close()
 		r.want("holdfast.renewals", map[string]int64{"memory,exclusive,failed": 2, "memory,exclusive,renewed": 1})
 		r.want("holdfast.losses", nil)
@@ -391,9 +376,7 @@ func TestHoldLimitIsAnEvent(t *testing.T) {
 		k := r.lock(r.ctx, "x", holdfast.MaxHold(second))
 		time.Sleep(2 * second)
 		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
-		if err := k.Unlock(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, k.Unlock())
 		r.close()
 		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
 		r.want("holdfast.losses", nil)
@@ -477,13 +460,9 @@ func TestReentrantLockCountsOnce(t *testing.T) {
 func TestLockAllHasSpansForEachLock(t *testing.T) {
 	r := newRig(t)
 	k, err := r.LockAll(r.ctx, []string{"c", "a", "b", "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 3})
-	if err := r.store.Script().Lose("b", holdfast.CauseTaken); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.store.Script().Lose("b", holdfast.CauseTaken))
 	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 		t.Fatal(err)
 	}
@@ -511,9 +490,7 @@ func TestLockAllHasSpansForEachLock(t *testing.T) {
 func TestBusyLockAllReleasesFirstLock(t *testing.T) {
 	r := newRig(t)
 	other, err := r.other().Lock(r.ctx, "b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := r.LockAll(r.ctx, []string{"a", "b"}, holdfast.Wait(20*time.Millisecond)); !errors.Is(err, holdfast.ErrBusy) {
 		t.Fatal(err)
 	}
@@ -593,13 +570,9 @@ func TestEventsWithoutStartContextAreCounted(t *testing.T) {
 func TestNestedHooksCountTheirOwn(t *testing.T) {
 	a, b := newRig(t), newRig(t)
 	both, err := holdfast.New(a.store, holdfast.WithHooks(a.hooks), holdfast.WithHooks(b.hooks))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	k, err := both.Lock(a.ctx, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	inner := b.lock(k.Context(), "y")
 	a.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
 	b.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 2})
@@ -703,20 +676,12 @@ func TestUnsampledTraceIsCounted(t *testing.T) {
 // nothing.
 func TestGlobalProvidersAreDefault(t *testing.T) {
 	hooks, err := otelhooks.New(otelhooks.WithTracerProvider(nil), otelhooks.WithMeterProvider(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	r := newRig(t)
 	l, err := holdfast.New(r.store, holdfast.WithHooks(hooks))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Do(r.ctx, "x", func(context.Context) error { return nil }); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(r.ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, l.Do(r.ctx, "x", func(context.Context) error { return nil }))
+	must.Succeed(t, l.Close(r.ctx))
 }
 
 // TestCancelReachesLockThroughStart: the caller cancels its context. The lock's context, which derives

@@ -7,14 +7,14 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestLastHostIsTriedFirst: the host of the last connection comes first, with and without TLS in their order.
 func TestLastHostIsTriedFirst(t *testing.T) {
 	pg, err := pgconn.ParseConfig("postgres://u@a:1,b:2,c:3/db?sslmode=prefer")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	pg.LookupFunc = func(_ context.Context, host string) ([]string, error) {
 		return []string{map[string]string{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}[host]}, nil
 	}

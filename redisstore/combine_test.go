@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // allGranted returns the answer to a batch in which every request is granted or released.
@@ -174,9 +175,7 @@ func TestServerOfSeveralIsNotCombined(t *testing.T) {
 	for _, n := range []int{maxSingles + 1, 100} {
 		_, errs := crowd(t, s, n)
 		for _, err := range errs {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 		}
 	}
 	if batches != 1 {

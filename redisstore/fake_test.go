@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // fake is a Client whose answers a test sets.
@@ -93,9 +94,7 @@ func (f *fake) SubscribeSharded(ctx context.Context, channel string, ready func(
 func overFake(t *testing.T, f *fake, o ...Option) *Store {
 	t.Helper()
 	s, err := NewOver(f, o...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	return s
 }
@@ -148,9 +147,7 @@ func TestReleaseOfPassedGrantRefusesLateRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	held, err := s.Acquire(ctx, driver.Request{ID: "held", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	type result struct {
 		g   driver.Grant
 		err error
@@ -170,16 +167,12 @@ func TestReleaseOfPassedGrantRefusesLateRequest(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err := s.Release(ctx, held, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Release(ctx, held, 0))
 	r := <-done
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
-	if err := s.Release(ctx, r.g, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Release(ctx, r.g, 0))
 	last := released[len(released)-1]
 	if len(last) < 4 || last[3] == "0" {
 		t.Errorf("the release sends %q: the request without an answer may still be granted", last)
@@ -264,9 +257,7 @@ func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {
 		t.Error("a cancelled Acquire waits for the probe of another request")
 	}
 	close(f.probe)
-	if err := <-first; err != nil {
-		t.Error(err)
-	}
+	must.Report(t, <-first)
 }
 
 // silent is a client whose Close waits until its server answers.
@@ -282,9 +273,7 @@ func (s *silent) Close() { <-s.answers }
 func TestCloseReturnsWithItsContext(t *testing.T) {
 	f := &silent{answers: make(chan struct{})}
 	s, err := NewOver(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	done := make(chan error, 1)
@@ -298,9 +287,7 @@ func TestCloseReturnsWithItsContext(t *testing.T) {
 		t.Error("Close waits for the client")
 	}
 	close(f.answers)
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Close(t.Context()))
 }
 
 // TestWaiterCallOutlastsReplicaTimeout requires that a waiter's call has a longer timeout than
@@ -388,16 +375,12 @@ func TestActiveActiveIsRefused(t *testing.T) {
 		"redis_version:7.4.0\r\nrole:master\r\nmaxmemory_policy:noeviction\r\nmodule:name=crdt,ver=1,api=1\r\n",
 	} {
 		s, err := NewOver(&multiMaster{info: info})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		_, err = s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}})
 		if err == nil || s.Classify(err) != driver.CodeRefused {
 			t.Errorf("%q: %v", info, err)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	}
 }
 
@@ -445,9 +428,7 @@ func TestMessageWakesWaiter(t *testing.T) {
 				}
 			}
 			s, err := NewOver(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(func() { _ = s.Close(context.Background()) })
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
@@ -510,9 +491,7 @@ func TestUnansweredProbeKeepsRefusal(t *testing.T) {
 			e.info = "redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\n"
 			e.eval = func(*Script, []string, []string) ([]string, error) { return []string{"B", serverNow()}, nil }
 			s, err := NewOver(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			acquire := func() error {
 				time.Sleep(time.Minute) // so that the request needs a new probe
 				_, err := s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Second, From: noRequester{}})
@@ -529,9 +508,7 @@ func TestUnansweredProbeKeepsRefusal(t *testing.T) {
 			if err := acquire(); s.Classify(err) == driver.CodeBusy {
 				t.Errorf("mode %d: an unanswered probe permits new locks", mode)
 			}
-			if err := s.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, s.Close(t.Context()))
 		})
 	}
 }

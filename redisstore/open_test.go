@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
 
@@ -35,9 +36,7 @@ func TestStoreOverClientRefusesFairWait(t *testing.T) {
 func TestRegisteredURLOpensLayouts(t *testing.T) {
 	for raw, layout := range map[string]bool{"redis://h": false, "redis://u:p%2Bw@h?layout=redisson": true} {
 		u, err := url.Parse(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		s, err := openURL(t.Context(), u, "ns")
 		if err != nil {
 			t.Fatalf("%s: %v", raw, err)
@@ -45,9 +44,7 @@ func TestRegisteredURLOpensLayouts(t *testing.T) {
 		if _, ok := s.(*layouts.Store); ok != layout {
 			t.Errorf("%s opens a %T", raw, s)
 		}
-		if err := s.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(context.Background()))
 	}
 	u, _ := url.Parse("redis://h?layout=redison")
 	if s, err := openURL(t.Context(), u, ""); s != nil || driver.CodeOf(err) != driver.CodeInvalid {

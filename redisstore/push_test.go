@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // ownerOf is a requester whose owner can change.
@@ -140,9 +141,7 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 				return answer, nil
 			}
 			s, err := NewOver(m.f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			m.s = s
 			defer func() { _ = s.Close(context.Background()) }()
 			s.mu.Lock()
@@ -160,9 +159,7 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: ttl, Wait: true, Provisional: true, From: ownerOf{reason: m.reason}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if g.Provisional != c.starts || g.Token != token {
 				t.Fatalf("provisional %t, token %d, after %d calls", g.Provisional, g.Token, len(sent))
 			}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestBadURLIsRefused: Open refuses a URL before it connects, names the parameter, and shows no secret.
@@ -51,9 +52,7 @@ func TestBadURLIsRefused(t *testing.T) {
 func TestPlainSecretIsReported(t *testing.T) {
 	for at, exposed := range map[string]bool{"http://h": true, "http://127.0.0.1": false, "https://h": false} {
 		s, err := Open(t.Context(), "s3://key:hush@bucket?endpoint="+at, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if (s.Exposed() != "") != exposed || strings.Contains(s.Exposed()+s.String(), "hush") {
 			t.Errorf("%s: %q, %s", at, s.Exposed(), s)
 		}
@@ -69,9 +68,7 @@ func TestEachRequestGetsKeys(t *testing.T) {
 	store, err := OpenWithKeys("s3://bucket/locks?endpoint="+s.URL, "", func(context.Context) (Keys, error) {
 		return Keys{ID: "id", Secret: "secret", Session: "session"}, failure
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer store.Close(context.Background())
 	if _, err := store.Put(t.Context(), "key", nil, ""); err != nil {
 		t.Fatal(err)

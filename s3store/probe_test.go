@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // faults are what a server of the tests does wrong.
@@ -51,9 +52,7 @@ func serve(t *testing.T, f faults) *server {
 func (s *server) open(t *testing.T) *Store {
 	t.Helper()
 	store, err := Open(t.Context(), "s3://key:secret@bucket/locks?skew=1s&endpoint="+url.QueryEscape(s.URL), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = store.Close(context.Background()) })
 	return store
 }
@@ -211,12 +210,8 @@ func TestBucketIsProbedOnce(t *testing.T) {
 	for i := range 3 {
 		store := s.open(t)
 		g, err := store.Acquire(t.Context(), request(fmt.Sprint(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := store.Release(t.Context(), g, 0); err != nil {
-			t.Error(err)
-		}
+		must.Succeed(t, err)
+		must.Report(t, store.Release(t.Context(), g, 0))
 	}
 	reads, writes, deletes := s.count("GET probe"), s.count("PUT probe"), s.count("DELETE")
 	if reads != 35 || writes != 35 || deletes != 1 {

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver/record"
 	"github.com/holdfast-go/holdfast/internal/gather"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // pipes is a listener whose connections pass no network, so that the time of a bubble passes.
@@ -67,9 +68,7 @@ func TestWaitingMinuteCostsReads(t *testing.T) {
 		store := open()
 		defer store.Close(context.Background())
 		locker, err := holdfast.New(store)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer locker.Close(context.Background())
 		reads, writes := s.count("GET"), s.count("PUT")
 		minute, end := context.WithTimeout(t.Context(), time.Minute)
@@ -90,9 +89,7 @@ func TestWaitingMinuteCostsReads(t *testing.T) {
 			t.Errorf("a waiting minute made %d writes, want about 13", n)
 		}
 		lock, err := locker.Lock(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if after := time.Since(granted); after < r.TTL || after > r.TTL+2*tick+skew+time.Second {
 			t.Errorf("the lock was free after %s", after)
 		}

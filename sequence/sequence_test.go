@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/holdfast-go/holdfast/optimistic"
 	"github.com/holdfast-go/holdfast/sequence"
@@ -40,9 +41,7 @@ func TestNoIDIsDrawnTwice(t *testing.T) {
 	var wg sync.WaitGroup
 	for p := range processes {
 		s, err := sequence.New(sequence.Values(store.Client()), "order", sequence.Blocks(1, 64))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for g := range goroutines {
 			wg.Go(func() {
 				last := int64(0)
@@ -101,9 +100,7 @@ func (s *source) Reserve(_ context.Context, _ string, n int64) (int64, error) {
 func TestBlocksGrowWithTheRate(t *testing.T) {
 	src := &source{}
 	s, err := sequence.New(src, "n", sequence.Blocks(2, 256))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for range 5000 { // each block is used up in much less than a second
 		if _, err := s.Next(t.Context()); err != nil {
 			t.Fatal(err)
@@ -132,9 +129,7 @@ func TestUnknownOutcomeLeavesAGap(t *testing.T) {
 		return nil
 	}}
 	s, err := sequence.New(src, "n", sequence.Blocks(10, 10))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if id, err := s.Next(t.Context()); id != 21 || err != nil {
 		t.Errorf("%d, %v; want 21, the first of the third block", id, err)
 	}
@@ -171,9 +166,7 @@ func TestNextEndsWithContext(t *testing.T) {
 		}
 		return calls.Load() * n, nil
 	}), "n", sequence.Blocks(100, 100))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("shutting down")
 	done := make(chan error)
@@ -207,9 +200,7 @@ func TestNextForgetsAnOldFailure(t *testing.T) {
 			}
 			return src.Reserve(ctx, name, n)
 		}), "x", sequence.Blocks(4, 4))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		for want := int64(1); want <= 8; want++ {
 			away = want == 3 || want == 4 // the draw of id 3 begins the reservation
 			if id, err := s.Next(t.Context()); id != want || err != nil {
@@ -239,9 +230,7 @@ func TestBadInputIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		s, err := sequence.New(sequence.Values(store), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := s.Next(t.Context()); !errors.Is(err, holdfast.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
@@ -251,9 +240,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	}
 	for _, end := range []int64{-1, 0, math.MaxInt64} {
 		s, err := sequence.New(reserveFunc(func(context.Context, string, int64) (int64, error) { return end, nil }), "n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if _, err := s.Next(t.Context()); !errors.Is(err, holdfast.ErrInvalid) {
 			t.Errorf("a block that ends with %d: %v, want ErrInvalid", end, err)
 		}
@@ -266,9 +253,7 @@ func second(_ *sequence.Sequence, err error) error { return err }
 // BenchmarkAtomicAdd.
 func BenchmarkNext(b *testing.B) {
 	s, err := sequence.New(&source{}, "n", sequence.Blocks(1<<16, 1<<20))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	ctx := context.Background()
 	for b.Loop() {
 		if _, err := s.Next(ctx); err != nil {
@@ -286,9 +271,7 @@ func BenchmarkAtomicAdd(b *testing.B) {
 
 func BenchmarkNextParallel(b *testing.B) {
 	s, err := sequence.New(&source{}, "n", sequence.Blocks(1<<16, 1<<20))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	ctx := context.Background()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {

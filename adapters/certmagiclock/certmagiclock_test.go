@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/adapters/certmagiclock"
 	"github.com/holdfast-go/holdfast/internal/adaptertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -19,18 +20,14 @@ func TestReplicasExcludeEachOther(t *testing.T) {
 	ctx := t.Context()
 	a, b := &certmagic.FileStorage{Path: t.TempDir()}, &certmagic.FileStorage{Path: t.TempDir()}
 	for _, s := range []certmagic.Storage{a, b} {
-		if err := s.Lock(ctx, "issue_cert_example.com"); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Lock(ctx, "issue_cert_example.com"))
 		defer func() { _ = s.Unlock(ctx, "issue_cert_example.com") }()
 	}
 
 	s := memstore.New()
 	first, second := certmagiclock.New(a, adaptertest.Open(t, s)), certmagiclock.New(b, adaptertest.Open(t, s.Client()))
 	attempt, cancel := context.WithCancel(ctx)
-	if err := first.Lock(attempt, "issue_cert_example.com"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, first.Lock(attempt, "issue_cert_example.com"))
 	cancel() // certmagic ends the context of an attempt before it unlocks
 	if ok, err := second.TryLock(ctx, "issue_cert_example.com"); ok || err != nil {
 		t.Errorf("TryLock of a held lock: %t, %v", ok, err)
@@ -68,9 +65,7 @@ func TestLossIsReported(t *testing.T) {
 	ctx := t.Context()
 	s := memstore.New()
 	storage, other := certmagiclock.New(&certmagic.FileStorage{Path: t.TempDir()}, adaptertest.Open(t, s)), adaptertest.Open(t, s.Client())
-	if err := storage.Lock(ctx, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, storage.Lock(ctx, "a"))
 	adaptertest.Break(t, other, certmagiclock.Prefix+"a")
 	for storage.RenewLockLease(ctx, "a", time.Minute) == nil && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
@@ -87,9 +82,7 @@ func TestLossIsReported(t *testing.T) {
 func TestWaitEndsWithItsContext(t *testing.T) {
 	s := memstore.New()
 	first, second := certmagiclock.New(nil, adaptertest.Open(t, s)), certmagiclock.New(nil, adaptertest.Open(t, s.Client()))
-	if err := first.Lock(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, first.Lock(t.Context(), "a"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := second.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {

@@ -12,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/adapters/gooselock"
 	"github.com/holdfast-go/holdfast/internal/adaptertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 	"github.com/pressly/goose/v3"
 	_ "modernc.org/sqlite"
@@ -20,15 +21,11 @@ import (
 // replica returns the provider of one replica, with one migration.
 func replica(t *testing.T, file string, up func(context.Context, *sql.DB) error, o ...goose.ProviderOption) *goose.Provider {
 	db, err := sql.Open("sqlite", file+"?_pragma=busy_timeout(60000)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	m := goose.NewGoMigration(1, &goose.GoFunc{RunDB: up}, nil)
 	p, err := goose.NewProvider(goose.DialectSQLite3, db, nil, append(o, goose.WithGoMigrations(m))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return p
 }
 

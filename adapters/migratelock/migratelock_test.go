@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/adapters/migratelock"
 	"github.com/holdfast-go/holdfast/internal/adaptertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -32,21 +33,15 @@ func (m *meeting) Run(r io.Reader) error {
 
 func driver(t *testing.T, file string, run func()) database.Driver {
 	d, err := (&sqlite.Sqlite{}).Open("sqlite://" + file + "?x-no-tx-wrap=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return &meeting{d, run}
 }
 
 func replica(t *testing.T, d database.Driver) *migrate.Migrate {
 	s, err := iofs.New(fstest.MapFS{"1_a.up.sql": {Data: []byte("CREATE TABLE IF NOT EXISTS a (x int)")}}, ".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	m, err := migrate.NewWithInstance("iofs", s, "db", d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _, _ = m.Close() })
 	return m
 }
@@ -113,9 +108,7 @@ func TestLostLockStopsTheMigrations(t *testing.T) {
 func TestHeldLockIsReported(t *testing.T) {
 	s := memstore.New()
 	k, err := adaptertest.Open(t, s).Lock(t.Context(), "migrations")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	d := driver(t, filepath.Join(t.TempDir(), "db"), func() {})
 	m := replica(t, migratelock.New(d, adaptertest.Open(t, s.Client()), "migrations", holdfast.Wait(time.Millisecond)))
 	if err := m.Up(); !errors.Is(err, database.ErrLocked) || !errors.Is(err, holdfast.ErrBusy) {

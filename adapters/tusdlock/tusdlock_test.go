@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/adapters/tusdlock"
 	"github.com/holdfast-go/holdfast/internal/adaptertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 	tusfiles "github.com/tus/tusd/v2/pkg/filestore"
 	"github.com/tus/tusd/v2/pkg/handler"
@@ -32,9 +33,7 @@ func server(t *testing.T, dir string, locker interface {
 	locker.UseIn(c)
 	h, err := handler.NewHandler(handler.Config{BasePath: "/files/", StoreComposer: c,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s := httptest.NewServer(http.StripPrefix("/files/", h))
 	t.Cleanup(s.Close)
 	return s
@@ -136,13 +135,9 @@ func TestReturningClientTakesItsUploadOver(t *testing.T) {
 func TestLockTimeout(t *testing.T) {
 	s := memstore.New()
 	k, err := adaptertest.Open(t, s).Lock(t.Context(), tusdlock.Prefix+"a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	l, err := tusdlock.New(adaptertest.Open(t, s.Client())).NewLock("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := l.Lock(ctx, func() { t.Error("requestUnlock without a lock") }); !errors.Is(err, handler.ErrLockTimeout) {
@@ -158,13 +153,9 @@ func TestLossRequestsUnlock(t *testing.T) {
 	s := memstore.New()
 	other := adaptertest.Open(t, s)
 	l, err := tusdlock.New(adaptertest.Open(t, s.Client())).NewLock("a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	requested := make(chan struct{})
-	if err := l.Lock(t.Context(), func() { close(requested) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, l.Lock(t.Context(), func() { close(requested) }))
 	adaptertest.Break(t, other, tusdlock.Prefix+"a")
 	<-requested
 	if err := l.Unlock(); !errors.Is(err, holdfast.ErrLost) {

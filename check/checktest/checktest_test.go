@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/checktest"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -44,9 +45,7 @@ func TestHistoryOfABrokenRuleIsKept(t *testing.T) {
 		t.Fatalf("the failure does not name a directory:\n%s", out)
 	}
 	events, err := check.ReadFiles(filepath.Join(string(found[1]), check.HistoryFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if r, err := check.Judge(events); err != nil || r.OK() {
 		t.Errorf("Judge(kept history) = %+v, %v; want a broken rule", r, err)
 	}

@@ -498,14 +498,20 @@ func (e *env) queue(s driver.Store, r driver.Request) *waiting {
 	return w
 }
 
-// granted requires that the wait ends with a grant.
-func (w *waiting) granted() driver.Grant {
+// await waits for the end of the request. The message, of a request that does not end, contains the timeout.
+func (w *waiting) await(message string) {
 	w.e.Helper()
 	select {
 	case <-w.done:
 	case <-time.After(w.e.timeout()):
-		w.e.Fatalf("waiting for %q, limit %d, request %s: not granted within %s although nothing stands before it", w.r.Name, w.r.Limit, w.r.ID, w.e.timeout())
+		w.e.Fatalf("waiting for %q, limit %d, request %s: "+message, w.r.Name, w.r.Limit, w.r.ID, w.e.timeout())
 	}
+}
+
+// granted requires that the wait ends with a grant.
+func (w *waiting) granted() driver.Grant {
+	w.e.Helper()
+	w.await("not granted within %s although nothing stands before it")
 	if w.err != nil {
 		w.e.Fatalf("waiting for %q, limit %d, request %s: %v, want a grant", w.r.Name, w.r.Limit, w.r.ID, w.err)
 	}
@@ -518,11 +524,7 @@ func (w *waiting) leave() {
 	w.e.Helper()
 	w.left = true
 	w.cancel()
-	select {
-	case <-w.done:
-	case <-time.After(w.e.timeout()):
-		w.e.Fatalf("waiting for %q, limit %d, request %s: Acquire did not return within %s after its context had ended", w.r.Name, w.r.Limit, w.r.ID, w.e.timeout())
-	}
+	w.await("Acquire did not return within %s after its context had ended")
 	if w.err == nil {
 		w.e.release(w.s, w.g)
 		return
@@ -635,24 +637,18 @@ func over(g driver.Grant) bool {
 }
 
 // kinds returns one limit of each kind.
-func (e *env) kinds() []int {
-	kinds := []int{driver.Exclusive}
-	if e.g.Shared {
-		kinds = append(kinds, driver.Unlimited)
-	}
-	if e.g.Semaphore {
-		kinds = append(kinds, 3)
-	}
-	return kinds
-}
+func (e *env) kinds() []int { return e.declared(3) }
 
-func (e *env) limits() []int {
+func (e *env) limits() []int { return e.declared(2, 3, 5) }
+
+// declared returns the limits that the store declares: an exclusive one, a shared one, and these numbers of permits.
+func (e *env) declared(permits ...int) []int {
 	limits := []int{driver.Exclusive}
 	if e.g.Shared {
 		limits = append(limits, driver.Unlimited)
 	}
 	if e.g.Semaphore {
-		limits = append(limits, 2, 3, 5)
+		limits = append(limits, permits...)
 	}
 	return limits
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -138,9 +139,7 @@ func list(e *env) {
 	slices.Sort(want)
 	var got []string
 	for st, err := range i.List(e.Context(), base+"/") {
-		if err != nil {
-			e.Fatal(err)
-		}
+		must.Succeed(e, err)
 		got = append(got, st.Name)
 		if len(st.Holders) != 1 || st.Err != nil {
 			e.Errorf("%+v", st)

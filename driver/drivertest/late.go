@@ -469,7 +469,7 @@ func lateRequests(e *env) {
 	}
 }
 
-// inTurns runs the cases, n at a time.
+// inTurns runs the cases, n at a time. They mostly wait, so there may be more of them than go test runs in parallel.
 func (e *env) inTurns(n int, cases map[string]func(*env)) {
 	turns := make(chan struct{}, n)
 	var wg sync.WaitGroup

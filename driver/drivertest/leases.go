@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // renew requires that a renewed grant stands beyond its TTL.
@@ -128,7 +129,7 @@ func renewAfterDeadline(e *env) {
 			e.release(b, next)
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // expiresWithoutRenewal requires that a grant that is not renewed expires although its
@@ -189,9 +190,7 @@ func linger(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	g := e.must(a, e.request(name, driver.Exclusive, long))
 	from := time.Now()
-	if err := a.Release(e.Context(), g, e.h.TTL); err != nil {
-		e.Fatal(err)
-	}
+	must.Succeed(e, a.Release(e.Context(), g, e.h.TTL))
 	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing a grant that lingers")
 	next := e.queueOrGranted(b, name)
 	if stood := time.Since(from); stood < e.h.TTL*9/10 {

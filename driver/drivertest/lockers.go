@@ -12,15 +12,14 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // locker makes a Locker with its own client.
 func (e *env) locker(o ...holdfast.Option) *holdfast.Locker {
 	e.Helper()
 	l, err := holdfast.New(e.open(), o...)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must.Succeed(e, err)
 	return l
 }
 
@@ -246,9 +245,7 @@ func lockersLoseAnswers(e *env) {
 	for _, options := range [][]holdfast.Option{nil, {holdfast.LocalHandoff(0)}} {
 		d := lossy(e)
 		l, err := holdfast.New(d.s, options...)
-		if err != nil {
-			e.Fatal(err)
-		}
+		must.Succeed(e, err)
 		mayFail := func(err error) bool {
 			return err == nil || errors.Is(err, holdfast.ErrUnavailable) ||
 				e.g.Crash == driver.CrashFreesAtOnce && errors.Is(err, holdfast.ErrLost)
@@ -394,9 +391,7 @@ func lockersBreak(e *env) {
 	l, operator, s, name := e.locker(), e.locker(), e.open(), e.name()
 	e.free(s, name) // a store may give the first grant token 1, which has no older one
 	k, err := l.Lock(e.Context(), name)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must.Succeed(e, err)
 	e.shown(s, name, k.Token())
 	st, err := operator.Inspect(e.Context(), name)
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != k.Token() {
@@ -415,15 +410,11 @@ func lockersBreak(e *env) {
 		e.Errorf("Break: %v", err)
 	}
 	next, err := operator.Lock(e.Context(), name)
-	if err != nil {
-		e.Fatal(err)
-	}
+	must.Succeed(e, err)
 	if next.Token() <= k.Token() {
 		e.Errorf("token %d after %d", next.Token(), k.Token())
 	}
-	if err := next.Unlock(); err != nil {
-		e.Error(err)
-	}
+	must.Report(e, next.Unlock())
 	e.closeLocker(l)
 	e.closeLocker(operator)
 }
@@ -459,9 +450,7 @@ func lockersDown(e *env) {
 	if err != nil {
 		e.Fatalf("after the store is back: %v", err)
 	}
-	if err := next.Unlock(); err != nil {
-		e.Error(err)
-	}
+	must.Report(e, next.Unlock())
 	e.closeLocker(l)
 }
 

@@ -6,6 +6,7 @@ import (
 	"unicode"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func namespaces(e *env) {
@@ -23,9 +24,7 @@ func namespaces(e *env) {
 	if i, ok := one.(driver.Inspector); ok {
 		e.shown(one, name, b.Token)
 		for st, err := range i.List(e.Context(), name) {
-			if err != nil {
-				e.Fatal(err)
-			}
+			must.Succeed(e, err)
 			if len(st.Holders) != 1 || st.Holders[0].Token != b.Token {
 				e.Errorf("namespace one shows %+v, want token %d", st, b.Token)
 			}
@@ -114,9 +113,7 @@ func strangeNames(e *env) {
 	if insp, ok := b.(driver.Inspector); ok {
 		listed := map[string]bool{}
 		for st, err := range insp.List(e.Context(), "") {
-			if err != nil {
-				e.Fatal(err)
-			}
+			must.Succeed(e, err)
 			listed[st.Name] = true
 		}
 		for _, name := range names {

@@ -3,28 +3,11 @@ package drivertest
 import (
 	"context"
 	"fmt"
-	"sync"
-	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
-
-// together runs tests at the same time. They mostly wait, so there may be more of them than
-// go test runs in parallel.
-func (e *env) together(all map[string]func(*env)) {
-	var wg sync.WaitGroup
-	for name, run := range all {
-		wg.Go(func() {
-			e.Run(name, func(t *testing.T) {
-				own := &env{suite: e.suite, T: t}
-				t.Cleanup(own.closeAll)
-				run(own)
-			})
-		})
-	}
-	wg.Wait()
-}
 
 // everyLimitEnds requires that Undo and Break end grants of every limit, and that the holder is
 // notified of a break.
@@ -43,13 +26,11 @@ func everyLimitEnds(e *env) {
 			}
 			r = e.request(name, limit, long)
 			g := e.must(a, r)
-			if err := br.Break(e.Context(), name, g.Token); err != nil {
-				e.Fatal(err)
-			}
+			must.Succeed(e, br.Break(e.Context(), name, g.Token))
 			await(e, from(r).lost, "the holder was not notified")
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // semaphoreQueue requires that permits are granted in order, and never beyond the limit.
@@ -135,9 +116,7 @@ func lingerIsNotRenewed(e *env) {
 	e.leases()
 	s, name := e.open(), e.name()
 	g := e.must(s, e.request(name, driver.Exclusive, long))
-	if err := s.Release(e.Context(), g, e.h.TTL); err != nil {
-		e.Fatal(err)
-	}
+	must.Succeed(e, s.Release(e.Context(), g, e.h.TTL))
 	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing a grant that lingers")
 	e.release(s, e.takeExpired(s, name))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -290,9 +291,7 @@ func lockersDelayed(e *env) {
 	other := e.locker()
 	name := e.name()
 	for _, l := range []*holdfast.Locker{holder, other} { // connects the clients
-		if err := l.Do(e.Context(), name, func(context.Context) error { return nil }, options...); err != nil {
-			e.Fatal(err)
-		}
+		must.Succeed(e, l.Do(e.Context(), name, func(context.Context) error { return nil }, options...))
 	}
 	short := func(what string, k *holdfast.Lock) {
 		e.Helper()
@@ -387,7 +386,7 @@ func standsForItsTTL(e *env) {
 			all[fmt.Sprintf("limit %d, after a wait", limit)] = stands(limit, true, false)
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // standsAfterDelays is standsForItsTTL for grants that were made and renewed while every answer
@@ -465,7 +464,7 @@ func standsAfterDelays(e *env) {
 			tests[it.what] = func(e *env) { e.standsUntilItsEnd(e.open(), it.g) }
 		}
 	}
-	e.together(tests)
+	e.inTurns(len(tests), tests)
 }
 
 // canFill reports whether full can make a request of the limit wait.
@@ -551,7 +550,7 @@ func longerTTLStands(e *env) {
 			}
 		}
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // longerTTLOutlastsStop requires that a grant with a longer TTL stands when its client was unreachable for longer than

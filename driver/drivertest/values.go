@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // RunValues tests the values of a store whose type is S. Client returns a client of a store
@@ -151,9 +152,7 @@ func RunValues[S interface {
 
 	t.Run("Closed", func(t *testing.T) {
 		closed := open(t, "")
-		if err := closed.Close(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, closed.Close(context.Background()))
 		_, _, err := closed.Get(ctx, "k")
 		code(err, driver.CodeClosed, "Get after Close")
 		_, err = closed.Put(ctx, "k", nil, "")

@@ -169,7 +169,7 @@ func wakesWithoutFallback(e *env) {
 			return []*waiting{back}
 		})
 	}
-	e.together(all)
+	e.inTurns(len(all), all)
 }
 
 // wakesAfterReconnect requires that a client is notified after its connections have ended while

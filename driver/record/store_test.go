@@ -21,6 +21,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -265,9 +266,7 @@ func TestFewRoundTrips(t *testing.T) {
 	for i := range batch {
 		r := driver.Request{ID: "new", Name: fmt.Sprint(i), Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}}
 		g, err := e.Acquire(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		after("Acquire", 1)
 		grants = append(grants, g)
 	}
@@ -277,9 +276,7 @@ func TestFewRoundTrips(t *testing.T) {
 		}
 	}
 	after("Renew", batch)
-	if err := e.Release(t.Context(), grants[0], 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Release(t.Context(), grants[0], 0))
 	after("Release", 1)
 }
 
@@ -316,17 +313,13 @@ func TestBreakIsNoticedOnSlowStorage(t *testing.T) {
 		e := NewEngine(slow{each: interval * 9 / 10}, Options{})
 		l := lostTo{lost: make(chan driver.Cause, 1)}
 		_, err := e.keep(driver.Request{From: l}, driver.Grant{ID: "id", Name: "n", Token: 1}, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		select {
 		case <-l.lost:
 		case <-time.After(2 * interval):
 			t.Error("the holder is not notified")
 		}
-		if err := e.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, e.Close(t.Context()))
 	})
 }
 
@@ -351,9 +344,7 @@ func TestWatchEndsAfterLastWaiter(t *testing.T) {
 		e := NewEngine(w, Options{Poll: time.Second})
 		for range 5 {
 			_, stop, err := e.waiters.listen(t.Context(), "a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			stop()
 			time.Sleep(watchOn * 6 / 10)
 		}
@@ -366,9 +357,7 @@ func TestWatchEndsAfterLastWaiter(t *testing.T) {
 		if len(w.calls) != 1 {
 			t.Errorf("%d watches have ended, want 1", len(w.calls))
 		}
-		if err := e.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, e.Close(t.Context()))
 	})
 }
 
@@ -423,9 +412,7 @@ func TestCodesWithoutMeaningAreNotReturned(t *testing.T) {
 		if _, err := s.Acquire(t.Context(), r); driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("Acquire returns code %v after %v of Get", driver.CodeOf(err), code)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	}
 }
 
@@ -452,9 +439,7 @@ func TestSilentRecordDelaysNoRenewal(t *testing.T) {
 			r := request(fmt.Sprint("id", i))
 			r.Name = fmt.Sprint("n", i)
 			g, err := s.Acquire(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			grants = append(grants, g)
 		}
 		c.key = s.key("n3")
@@ -469,9 +454,7 @@ func TestSilentRecordDelaysNoRenewal(t *testing.T) {
 			}
 		}
 		cancel()
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	})
 }
 
@@ -486,9 +469,7 @@ func TestWaiterPollsBeforeWatchBegins(t *testing.T) {
 		m := newMemory()
 		s := m.open(unanswered{&client{memory: m}}, "")
 		g, err := s.Acquire(t.Context(), request("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		time.AfterFunc(time.Millisecond, func() { _ = s.Release(t.Context(), g, 0) })
 		ctx, cancel := context.WithTimeout(t.Context(), 2*s.guarantees.Fallback)
 		defer cancel()
@@ -497,9 +478,7 @@ func TestWaiterPollsBeforeWatchBegins(t *testing.T) {
 		if _, err := s.Acquire(ctx, r); err != nil {
 			t.Error(err)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	})
 }
 
@@ -526,9 +505,7 @@ func TestClientReportsOnlyWakingChanges(t *testing.T) {
 	grant := func() driver.Grant {
 		t.Helper()
 		g, err := s.Acquire(t.Context(), request("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		return g
 	}
 	g := grant()
@@ -536,22 +513,14 @@ func TestClientReportsOnlyWakingChanges(t *testing.T) {
 		t.Error(a[0].Err)
 	}
 	woken("a grant and its renewal", 0)
-	if err := s.Release(t.Context(), g, 0); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Release(t.Context(), g, 0))
 	woken("a release", 1)
-	if err := s.Break(t.Context(), g.Name, grant().Token); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Break(t.Context(), g.Name, grant().Token))
 	woken("a break", 2)
 	grant()
-	if err := s.Undo(t.Context(), request("a")); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Undo(t.Context(), request("a")))
 	woken("a rollback", 3)
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Close(t.Context()))
 }
 
 // refusing is a client whose storage reports each write as a conflict: after it has applied the write, if apply is set.
@@ -602,9 +571,7 @@ func TestWriteThatConflictsWithItselfIsConfirmed(t *testing.T) {
 		if _, found, err := s.Get(ctx, "key"); err != nil || found != version {
 			t.Errorf("version %q, %v; Put has returned %q", found, err, version)
 		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 	}
 }
 
@@ -614,17 +581,13 @@ func TestRenewalStandsAlthoughSkewChanges(t *testing.T) {
 	e := NewEngine(single{&client{memory: newMemory()}},
 		Options{Skew: func() time.Duration { skew += time.Microsecond; return skew }})
 	g, err := e.Acquire(t.Context(), request("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if a := e.Renew(ctx, []driver.Grant{g}); a[0].Err != nil {
 		t.Error(a[0].Err)
 	}
-	if err := e.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, e.Close(t.Context()))
 }
 
 // beforePut is a client that calls a function before the next Put.
@@ -649,9 +612,7 @@ func TestReleaseKeepsLateRenewalOut(t *testing.T) {
 	s := m.open(unwatched{c}, "")
 	defer s.Close(t.Context())
 	g, err := s.Acquire(t.Context(), request("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	c.call, m.ahead = c.Hold, g.TTL-time.Second
 	if a := s.Renew(t.Context(), []driver.Grant{g}); driver.CodeOf(a[0].Err) != driver.CodeUnknown {
 		t.Errorf("the renewal returns %v", a[0].Err)
@@ -690,9 +651,7 @@ func TestWaiterPollsCoarseClockSlowly(t *testing.T) {
 	if _, err := s.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, s.Close(t.Context()))
 	if m.requests > 100 {
 		t.Errorf("the waiter made %d requests", m.requests)
 	}
@@ -713,13 +672,9 @@ func TestReleaseOfBrokenGrantIsRefused(t *testing.T) {
 		},
 	} {
 		g, err := s.Acquire(t.Context(), request(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		c.call = func() {
-			if err := s.Break(t.Context(), g.Name, g.Token); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, s.Break(t.Context(), g.Name, g.Token))
 		}
 		if err := release(g); driver.CodeOf(err) != driver.CodeNotHeld || err == nil {
 			t.Errorf("%s returns %v, want not held", name, err)
@@ -788,9 +743,7 @@ func TestGrantLastsFromItsWrite(t *testing.T) {
 		for ahead, want := range map[time.Duration]int{r.TTL - time.Second: 1, r.TTL + time.Second: 0} {
 			m.ahead = ahead
 			st, err := s.Inspect(t.Context(), r.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if len(st.Holders) != want {
 				t.Errorf("after %s, %s has %d holders, want %d", ahead, of, len(st.Holders), want)
 			}
@@ -800,9 +753,7 @@ func TestGrantLastsFromItsWrite(t *testing.T) {
 	r := request("a")
 	stale()
 	g, err := s.Acquire(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	standsForTTL("the grant", r)
 	m.ahead = 0
 	stale()
@@ -857,9 +808,7 @@ func TestLongestWaiterIsNext(t *testing.T) {
 	}
 	release := func(g driver.Grant) {
 		t.Helper()
-		if err := s.Release(t.Context(), g, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, s.Release(t.Context(), g, 0))
 	}
 	const busy = driver.CodeBusy
 	a, _ := acquire("a", 0, 0)
@@ -877,9 +826,7 @@ func TestLongestWaiterIsNext(t *testing.T) {
 	acquire("young", time.Second, busy)
 	release(old)
 	acquire("new", 0, busy)
-	if err := s.Undo(t.Context(), request("young")); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Undo(t.Context(), request("young")))
 	next, _ := acquire("new", 0, 0)
 
 	acquire("dead", time.Minute, busy)

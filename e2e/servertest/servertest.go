@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -26,15 +27,8 @@ func Started(t testing.TB, err error) {
 	if errors.Is(err, servers.ErrNotInstalled) {
 		Missing(t, err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	Check(t, err)
 }
 
 // Check ends t at an error.
-func Check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var Check = must.Succeed

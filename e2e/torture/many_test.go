@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 
 	_ "github.com/go-sql-driver/mysql"
@@ -79,21 +80,15 @@ func TestManyLocksOverASlowLink(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			address, form, err := start(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			p, err := servers.NewProxy(address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			t.Cleanup(p.Close)
 			at := fmt.Sprintf(form, p.Address())
 			if strings.Contains(name, "optimistic") {
 				initialize(t, at)
 			}
-			if err := p.Delay(*manyDelay); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, p.Delay(*manyDelay))
 			holdMany(t, at)
 		})
 	}
@@ -103,25 +98,17 @@ func TestManyLocksOverASlowLink(t *testing.T) {
 func initialize(t *testing.T, raw string) {
 	t.Helper()
 	u, err := url.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	open, _ := driver.OpenerOf(u.Scheme)
 	s, err := open(t.Context(), u, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(s.(interface{ Init(context.Context) error }).Init(t.Context()), s.Close(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(s.(interface{ Init(context.Context) error }).Init(t.Context()), s.Close(t.Context())))
 }
 
 func holdMany(t *testing.T, at string) {
 	t.Helper()
 	l, err := holdfast.Open(t.Context(), at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close(context.Background())
 	held := make([]*holdfast.Lock, *many)
 	each := func(do func(int) error) time.Duration {
@@ -130,9 +117,7 @@ func holdMany(t *testing.T, at string) {
 		for range 200 {
 			running.Go(func() {
 				for i := range next {
-					if err := do(i); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, do(i))
 				}
 			})
 		}

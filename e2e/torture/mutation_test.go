@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/mutation"
 )
 
@@ -155,9 +156,7 @@ func TestFormerDefectsAreConvicted(t *testing.T) {
 		t.Skip("takes minutes: run it with -mistakes")
 	}
 	marks, err := mutation.Marks(serverStores...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, d := range formerDefects {
 		for _, local := range d.locals {
 			t.Run(local+"/"+d.name, func(t *testing.T) {
@@ -173,9 +172,7 @@ var serverStores = []string{"redisstore", "etcdstore", "zkstore", "mysqlstore", 
 // that a plant does not fit is found without a check.
 func TestMistakesBuild(t *testing.T) {
 	marks, err := mutation.Marks(serverStores...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	all := mutation.Plants{}
 	for _, d := range formerDefects {
 		maps.Copy(all, d.plants)
@@ -205,9 +202,7 @@ func TestServerMistakesAreConvicted(t *testing.T) {
 		t.Skip("takes minutes: run it with -mistakes")
 	}
 	marks, err := mutation.Marks(serverStores...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, m := range serverMistakes {
 		t.Run(m.local+"/"+m.name, func(t *testing.T) {
 			convict(t, marks, m.plants, m.local, m.rule, 20*time.Second, 18)
@@ -222,16 +217,12 @@ func TestSuiteConvictsMistakes(t *testing.T) {
 		t.Skip("takes minutes: run it with -mistakes")
 	}
 	marks, err := mutation.Marks(serverStores...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, m := range suiteMistakes {
 		t.Run(m.suite+"/"+m.name, func(t *testing.T) {
 			dir := filepath.Join("..", "conformance", m.suite)
 			bin, err := mutation.BuildTest(t.TempDir(), "./"+dir, marks, m.plants)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			cmd := exec.CommandContext(t.Context(), bin, "-test.run", "^"+strings.ReplaceAll(m.test, "/", "$/^")+"$")
 			cmd.Dir = dir
 			out, err := cmd.CombinedOutput()
@@ -248,9 +239,7 @@ func TestSuiteConvictsMistakes(t *testing.T) {
 func convict(t *testing.T, marks map[string]string, plants mutation.Plants, local, rule string, duration time.Duration, most int) {
 	t.Helper()
 	bin, err := mutation.Build(t.TempDir(), "../../cmd/holdfast", marks, plants)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	broken := regexp.MustCompile(`(?m)^(` + rule + `) +BROKEN.*$`)
 	began := time.Now()
 	for run := range most {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // Harness is a guard and a resource whose content the suite can read.
@@ -76,12 +77,8 @@ func (h Harness[W]) write(t testing.TB, g fence.Guard[W], resource string, token
 // the first holder.
 func (h Harness[W]) pausedHolder(t *testing.T) {
 	r := h.Resource(t, 0)
-	if err := h.write(t, h.Guard, r, 33, "first"); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.write(t, h.Other, r, 34, "second"); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.write(t, h.Guard, r, 33, "first"))
+	must.Succeed(t, h.write(t, h.Other, r, 34, "second"))
 	Stale(t, h.write(t, h.Guard, r, 33, "late"), 33, 34)
 	if got := h.Read(t, r); got != "second" {
 		t.Errorf("the content is %q, want that of the second holder", got)
@@ -136,21 +133,15 @@ func (h Harness[W]) raise(t *testing.T) {
 			t.Errorf("before the first write: %v, want ErrNotExist", err)
 		}
 	}
-	if err := h.write(t, h.Guard, r, 6, "six"); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Other.Raise(t.Context(), r, 7); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.write(t, h.Guard, r, 6, "six"))
+	must.Succeed(t, h.Other.Raise(t.Context(), r, 7))
 	if got := h.Read(t, r); got != "six" {
 		t.Errorf("Raise changed the content to %q", got)
 	}
 	Stale(t, h.write(t, h.Guard, r, 6, "late"), 6, 7)
 	Stale(t, h.Guard.Raise(t.Context(), r, 6), 6, 7)
 	Stale(t, fence.Verify(t.Context(), h.Guard, r, 6), 6, 7)
-	if err := fence.Verify(t.Context(), h.Guard, r, 9); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, fence.Verify(t.Context(), h.Guard, r, 9))
 	if err := h.write(t, h.Other, r, 7, "seven"); err != nil {
 		t.Errorf("after Verify with a larger token: %v", err)
 	}
@@ -206,9 +197,7 @@ func (h Harness[W]) endedContext(t *testing.T) {
 // largest accepted token.
 func (h Harness[W]) concurrent(t *testing.T) {
 	r := h.Resource(t, 6)
-	if err := h.write(t, h.Guard, r, 1, content(1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, h.write(t, h.Guard, r, 1, content(1)))
 	var wg sync.WaitGroup
 	var largest, refused atomic.Uint64
 	for i := range h.Concurrent {

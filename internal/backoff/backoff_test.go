@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestNextDoublesUpToMax(t *testing.T) {
@@ -24,9 +26,7 @@ func TestNextDoublesUpToMax(t *testing.T) {
 func TestSleepEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	b := Backoff{First: time.Millisecond, Max: time.Millisecond}
-	if err := b.Sleep(ctx); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, b.Sleep(ctx))
 	cancel()
 	if err := Sleep(ctx, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("Sleep returned %v after the end of its context, want Canceled", err)

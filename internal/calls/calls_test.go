@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestStopAdmitsNoCallsAndTasks(t *testing.T) {
@@ -28,9 +30,7 @@ func TestCloseWaitsForCallsAndTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New()
 		ctx, end, err := c.Call(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		release := make(chan struct{})
 		c.Go(func() { <-release })
 		c.Stop()

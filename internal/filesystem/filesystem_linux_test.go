@@ -1,6 +1,10 @@
 package filesystem
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
+)
 
 // TestOnlyKnownFileSystemsAreLocal requires that a file system counts as local only if localTypes
 // contains it. A file system without a name in this package does not count as local.
@@ -36,9 +40,7 @@ func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 // TestOtherKindIsFound requires a finding for a file system that is not known to be local.
 func TestOtherKindIsFound(t *testing.T) {
 	f, err := Read("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	found := Checks.Find(f)
 	if len(found) == 0 || found[len(found)-1].Name != "filesystem" || found[len(found)-1].Evidence != "the directory is on proc" {
 		t.Errorf("%+v", found)

@@ -10,3 +10,11 @@ func Succeed(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Report fails t if err is not nil, and lets it continue.
+func Report(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}

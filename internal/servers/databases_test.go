@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -37,21 +38,13 @@ func TestDatabasesServeAfterKill(t *testing.T) {
 			if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 				t.Skip(err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer d.Close()
 			first := d.PID()
-			if err := d.Pause(); err != nil {
-				t.Error(err)
-			}
-			if err := d.Cont(); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, d.Pause())
+			must.Report(t, d.Cont())
 			d.Kill()
-			if err := d.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, d.Restart(t.Context()))
 			if d.PID() == first || d.PID() == 0 {
 				t.Errorf("pid %d after %d", d.PID(), first)
 			}
@@ -71,9 +64,7 @@ func TestPgBouncerStarts(t *testing.T) {
 	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	must.Report(t, err)
 }
 
 // TestPostgresRestartsBesideASurvivor restarts a killed server while one of its processes
@@ -83,9 +74,7 @@ func TestPostgresRestartsBesideASurvivor(t *testing.T) {
 	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer p.Close()
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.PID(), p.PID()))
 	if err != nil {
@@ -99,9 +88,7 @@ func TestPostgresRestartsBesideASurvivor(t *testing.T) {
 		pid    int
 		signal syscall.Signal
 	}{{child, syscall.SIGSTOP}, {p.PID(), syscall.SIGKILL}} {
-		if err := syscall.Kill(kill.pid, kill.signal); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, syscall.Kill(kill.pid, kill.signal))
 	}
 	for p.PID() != 0 && syscall.Kill(p.PID(), 0) == nil {
 		time.Sleep(time.Millisecond)

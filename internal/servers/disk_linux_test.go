@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestStalledDiskHoldsSync requires that a sync waits while the disk is stalled, and
@@ -26,9 +28,7 @@ func TestStalledDiskHoldsSync(t *testing.T) {
 		t.Helper()
 		command := d.Command([]string{"dd", "if=/dev/zero", "of=" + file, "bs=1", "count=1", "conv=fsync", "status=none"})
 		cmd := exec.Command(command[0], command[1:]...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, cmd.Start())
 		done := make(chan error, 1)
 		go func() { done <- cmd.Wait() }()
 		return cmd, done
@@ -44,9 +44,7 @@ func TestStalledDiskHoldsSync(t *testing.T) {
 		}
 	}
 	_, first := sync()
-	if err := ends(first); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, ends(first))
 	d.Stall()
 	waits, second := sync()
 	_, third := sync()
@@ -57,16 +55,12 @@ func TestStalledDiskHoldsSync(t *testing.T) {
 		t.Fatalf("a sync returned from a stalled disk: %v", err)
 	case <-time.After(300 * time.Millisecond):
 	}
-	if err := waits.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, waits.Process.Kill())
 	if err := ends(second); err == nil {
 		t.Error("a process that was killed ended well")
 	}
 	d.Resume()
-	if err := ends(third); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, ends(third))
 }
 
 // syncing is the environment variable that makes this binary a process that syncs many
@@ -112,18 +106,14 @@ func TestSignalsKeepDiskGoing(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), syncing+"="+t.TempDir())
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Start())
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	patience := time.After(2 * time.Minute)
 	for {
 		select {
 		case err := <-done:
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return
 		case <-patience:
 			_ = cmd.Process.Kill()
@@ -149,9 +139,7 @@ func TestResumeEndsRepeatedStall(t *testing.T) {
 	d.Stall()
 	command := d.Command([]string{"dd", "if=/dev/zero", "of=" + filepath.Join(t.TempDir(), "f"), "bs=1", "count=1", "conv=fsync", "status=none"})
 	cmd := exec.Command(command[0], command[1:]...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, cmd.Start())
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	select {
@@ -163,9 +151,7 @@ func TestResumeEndsRepeatedStall(t *testing.T) {
 	d.Resume()
 	select {
 	case err := <-done:
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 	case <-time.After(5 * time.Second):
 		_ = cmd.Process.Kill()
 		t.Fatal("the sync still waits after Resume")

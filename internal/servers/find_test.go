@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -18,12 +19,8 @@ func TestFindPrefersGivenDirectories(t *testing.T) {
 	root := t.TempDir()
 	place := func(dir string, mode os.FileMode) string {
 		path := filepath.Join(root, dir, "program")
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		must.Succeed(t, os.WriteFile(path, nil, mode))
 		return path
 	}
 	t.Setenv("PATH", filepath.Join(root, "path"))

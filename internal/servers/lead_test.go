@@ -8,6 +8,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -19,23 +20,17 @@ func nameServer(t *testing.T, name string) (address string) {
 
 func TestLeadMovesNewConnectionsOnly(t *testing.T) {
 	r, err := servers.NewProxy(nameServer(t, "first"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	connect := func() (net.Conn, func() string) {
 		t.Helper()
 		c, err := net.Dial("tcp", r.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		answers := bufio.NewReader(c)
 		return c, func() string {
 			t.Helper()
 			fmt.Fprintln(c)
 			line, err := answers.ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			return line
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -40,30 +41,20 @@ func TestServersEndWithTheirProcess(t *testing.T) {
 			cmd := exec.Command(os.Args[0])
 			// Other users must reach the directory, which t.TempDir does not allow.
 			dir, err := os.MkdirTemp("", "hf")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer os.RemoveAll(dir)
 			cmd.Dir = dir
-			if err := os.Chmod(dir, 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, os.Chmod(dir, 0o777))
 			cmd.Env = append(os.Environ(), parentEnv+"="+cmd.Dir)
 			for pair := range strings.Lines(c.env) {
 				cmd.Env = append(cmd.Env, parentEnv+"_"+strings.TrimSpace(pair))
 			}
 			cmd.Stderr = os.Stderr
 			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
+			must.Succeed(t, cmd.Start())
 			line, err := bufio.NewReader(out).ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			pids := strings.Fields(line)
 			want := 2
 			if strings.Contains(c.env, "CHILD") {
@@ -77,9 +68,7 @@ func TestServersEndWithTheirProcess(t *testing.T) {
 					t.Errorf("process %s does not run before the end of its parent", pid)
 				}
 			}
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, cmd.Process.Kill())
 			_ = cmd.Wait()
 			deadline := time.Now().Add(20 * time.Second)
 			for _, pid := range pids {

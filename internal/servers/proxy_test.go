@@ -275,11 +275,7 @@ func TestProxyLeavesNoGoroutine(t *testing.T) {
 	must.Succeed(t, p.Redirect(address))
 	use()
 	ofServer := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/internal/servers_test.lineServer.func2.1")
-	if err := goleak.Find(open, ofServer); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, goleak.Find(open, ofServer))
 	p.Close()
-	if err := goleak.Find(before, ofServer); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, goleak.Find(before, ofServer))
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestLostHandshakeBeginsAgain stops a node for longer than the node timeout during its
@@ -15,17 +17,11 @@ func TestLostHandshakeBeginsAgain(t *testing.T) {
 	}
 	ctx := t.Context()
 	c, err := StartRedisCluster(ctx, t.TempDir(), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer c.Kill()
 	r, err := c.startNode(ctx, t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, r.Pause())
 	met := make(chan error, 1)
 	go func() { met <- c.meet(ctx, r) }()
 	begun := false
@@ -38,13 +34,7 @@ func TestLostHandshakeBeginsAgain(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Cont(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-met; err != nil {
-		t.Error(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, r.Cont())
+	must.Report(t, <-met)
 }

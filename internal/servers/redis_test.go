@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -24,9 +25,7 @@ func TestRedisServesAndRestartsEmpty(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()
 	r, err := servers.StartRedis(ctx, t.TempDir(), "--requirepass", "secret")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer r.Kill()
 	if _, err := r.Do(ctx, "SET", "a", "b"); err != nil {
 		t.Fatal(err)
@@ -38,9 +37,7 @@ func TestRedisServesAndRestartsEmpty(t *testing.T) {
 	if _, err := stranger.Do(ctx, "GET", "a"); err == nil || !strings.Contains(err.Error(), "NOAUTH") {
 		t.Errorf("without a password: %v", err)
 	}
-	if err := r.RestartEmpty(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, r.RestartEmpty(ctx))
 	if v, err := r.Do(ctx, "GET", "a"); err != nil || v != nil {
 		t.Errorf("%v, %v", v, err)
 	}
@@ -52,14 +49,10 @@ func TestRedisReplicas(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()
 	g, err := servers.StartRedisReplicas(ctx, t.TempDir(), 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer g.Kill()
 	info, err := g.Primary.Info(ctx, "replication")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, name := range []string{"slave0", "slave1"} {
 		if state := info[name]; state == "" || strings.Contains(state, "offset=0,") {
 			t.Errorf("%s is %q: it has acknowledged nothing", name, state)
@@ -71,9 +64,7 @@ func TestSentinelsPromoteReplica(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()
 	s, err := servers.StartRedisSentinel(ctx, t.TempDir(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Kill()
 	old, err := s.Current(ctx)
 	if err != nil || old != s.Primary {
@@ -89,18 +80,12 @@ func TestRedisCluster(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()
 	c, err := servers.StartRedisCluster(ctx, t.TempDir(), true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer c.Kill()
 	slot, err := c.Slot(ctx, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	from, err := c.Owner(ctx, slot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	to := c.Nodes[0]
 	if to == from {
 		to = c.Nodes[1]
@@ -108,12 +93,8 @@ func TestRedisCluster(t *testing.T) {
 	if _, err := from.Do(ctx, "SET", "x", "y"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.BeginMove(ctx, slot, from, to); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.EndMove(ctx, slot, from, to); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.BeginMove(ctx, slot, from, to))
+	must.Succeed(t, c.EndMove(ctx, slot, from, to))
 	if v, err := to.Do(ctx, "GET", "x"); err != nil || v != "y" {
 		t.Errorf("%v, %v", v, err)
 	}

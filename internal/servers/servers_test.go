@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -56,9 +57,7 @@ func TestMain(m *testing.M) {
 func start(t *testing.T, env ...string) (s *servers.Server, address string) {
 	t.Helper()
 	s, address, err := tryStart(t, env...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(s.Kill)
 	return s, address
 }
@@ -66,9 +65,7 @@ func start(t *testing.T, env ...string) (s *servers.Server, address string) {
 func tryStart(t *testing.T, env ...string) (*servers.Server, string, error) {
 	t.Helper()
 	port, err := servers.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	s, err := servers.Start(t.Context(), servers.Config{
 		Name: "counter", Command: []string{os.Args[0]}, Dir: t.TempDir(), Ready: servers.Dial(address),
@@ -105,27 +102,19 @@ func TestServerLifecycle(t *testing.T) {
 	want(t, address, "1")
 	first := s.PID()
 
-	if err := s.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Restart(t.Context()))
 	want(t, address, "2") // the restarted server still has its data
 	if s.PID() == first || s.PID() == 0 {
 		t.Errorf("pid %d after %d", s.PID(), first)
 	}
-	if err := s.RestartEmpty(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.RestartEmpty(t.Context()))
 	want(t, address, "1")
 
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Pause())
 	if got, err := exchange(address, 300*time.Millisecond); err == nil {
 		t.Errorf("a paused server answers %q", got)
 	}
-	if err := s.Cont(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Cont())
 	want(t, address, "1")
 
 	done := s.Done()
@@ -150,13 +139,9 @@ func TestServerLifecycle(t *testing.T) {
 
 func TestStopEndsPausedServer(t *testing.T) {
 	s, address := start(t)
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Pause())
 	// Stop also ends a paused server.
-	if err := s.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.Stop())
 	if _, err := exchange(address, time.Second); err == nil {
 		t.Error("a stopped server answers")
 	}
@@ -201,9 +186,7 @@ func TestFreePortIsReturnedOnce(t *testing.T) {
 	drawn := map[int]bool{}
 	for range 500 {
 		port, err := servers.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		if drawn[port] {
 			t.Fatalf("port %d was returned twice", port)
 		}

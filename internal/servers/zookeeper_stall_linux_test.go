@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -22,13 +23,9 @@ func TestResumeDiskAfterRefusedStall(t *testing.T) {
 		t.Skip(err)
 	}
 	z, err := servers.StartZooKeeper(t.Context(), t.TempDir(), servers.ZooKeeperConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(z.Kill)
-	if err := z.StallDisk(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, z.StallDisk())
 	if err := z.StallDisk(); err == nil {
 		t.Fatal("a stalled disk was stalled again")
 	}
@@ -50,9 +47,7 @@ func TestResumeDiskAfterRefusedStall(t *testing.T) {
 func stoppedThreads(t *testing.T, pid int) (n int) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	for _, task := range tasks {
 		status, err := os.ReadFile(task)
 		if err == nil && bytes.Contains(status, []byte("State:\tt ")) { // a thread may have ended

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -15,31 +16,23 @@ import (
 func TestJobOfEveryIsOneRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := holdfast.New(memstore.New())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer l.Close(context.Background())
 		var last time.Time
 		for tick, err := range l.Every(t.Context(), "a:job", holdfast.Period(time.Minute)) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if last = tick.Time; last.Minute() == 20 {
 				break
 			}
 		}
 		for _, name := range []string{"a", "a:job", "a:job:tick-0-99", "a:job:run-1-00"} {
 			k, err := l.Lock(t.Context(), name, holdfast.Reason("mine"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			defer k.Unlock()
 		}
 		var states []holdfast.State
 		for st, err := range l.List(t.Context(), "") {
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			states = append(states, st)
 		}
 		var rows []string

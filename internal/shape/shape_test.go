@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
@@ -18,9 +19,7 @@ func FuzzJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		s = strings.ToValidUTF8(s, "?")
 		var b strings.Builder
-		if err := shape.JSON(&b, map[string]string{"s": s}, false); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, shape.JSON(&b, map[string]string{"s": s}, false))
 		for _, r := range b.String() {
 			if r != '\n' && !unicode.IsPrint(r) {
 				t.Errorf("%q contains %q", b.String(), r)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 type countedLink struct{ closed atomic.Bool }
@@ -85,9 +86,7 @@ func TestCheckSkipsSessionInRenewal(t *testing.T) {
 	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Min: 2, Max: 2}, "")
 	defer e.Close(t.Context())
 	g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	e.mu.Lock()
 	l := e.leases["1"]
 	l.since = time.Now().Add(time.Hour) // the engine's own checks see a young grant
@@ -114,7 +113,5 @@ func TestCheckSkipsSessionInRenewal(t *testing.T) {
 	if !pinged() {
 		t.Error("no later check of the session")
 	}
-	if err := e.Release(t.Context(), g, 0); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, e.Release(t.Context(), g, 0))
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestPoolKeepsLinksUsedTogether: links that were in use at the same time stay for a while,
@@ -36,9 +37,7 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 		var all []Link
 		for range 2 {
 			l, _, err := p.Get(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			all = append(all, l)
 		}
 		if _, _, err := p.Get(t.Context()); driver.CodeOf(err) != driver.CodeUnavailable {
@@ -105,9 +104,7 @@ func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)
 	var all []T
 	for range n {
 		one, err := take()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		all = append(all, one)
 	}
 	for _, one := range all {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/record"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // rowServer is a database with the rows of names. It is also the only link to that
@@ -235,9 +236,7 @@ func (s *rowServer) renewed(t *testing.T, g driver.Grant, a driver.Renewal) {
 		return
 	}
 	c, err := decode(s.rows["\x00"+g.Name].state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	h := c.byID(g.ID)
 	if h == nil || h.Expires-g.TTL.Microseconds() < a.SentAt.Time().UnixMicro() || h.Expires > time.Now().Add(g.TTL).UnixMicro() {
 		t.Errorf("the row of %s has %+v for a renewal that was sent at %d", g.Name, h, a.SentAt.Time().UnixMicro())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // testTimeout is longer than any timeout of the store, and shorter than TCP's.
@@ -130,9 +131,7 @@ func TestSilentPoolIsReplaced(t *testing.T) {
 		var all []Link
 		for range 8 {
 			l, _, err := p.Get(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if _, err := l.Run(t.Context(), "read"); err != nil {
 				t.Fatal(err)
 			}
@@ -192,9 +191,7 @@ func TestSilentSessionIsClosed(t *testing.T) {
 			if !l.closed.Load() {
 				t.Error("the session stays open")
 			}
-			if err := e.Undo(ctx, r); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, e.Undo(ctx, r))
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {

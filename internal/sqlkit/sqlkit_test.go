@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestLabelSurvivesStatement: FindLabel reads a label back from a statement. With any
@@ -59,18 +60,12 @@ func TestStatementsSkipsComments(t *testing.T) {
 func pipe(t *testing.T) (*Conn, net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	s, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return NewConn(c), s
 }
 
@@ -136,9 +131,7 @@ func TestWatchDuringReadNoticesTheEnd(t *testing.T) {
 	if _, err := io.WriteString(other, "last data"); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, <-done)
 	other.Close()
 	select {
 	case <-c.Gone():

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // mute is a recipe whose sessions end during the unlock, without an answer.
@@ -47,9 +48,7 @@ func TestUnansweredReleaseIsUncertain(t *testing.T) {
 			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &mute{ended: c.ended}, Idle{Min: 2, Max: 2}, "")
 			defer e.Close(t.Context())
 			g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			clock := &ahead{}
 			e.mu.Lock()
 			l := e.leases["1"]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
@@ -18,9 +19,7 @@ func open(t *testing.T, url string, l Layout, o ...Option) *Store {
 		t.Fatalf("%s: %v", url, err)
 	}
 	t.Cleanup(func() {
-		if err := s.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(context.Background()))
 	})
 	return s
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
@@ -62,14 +63,10 @@ func resident(b *testing.B, pid int) float64 {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return 0 // a child that has ended
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	_, rest, _ := strings.Cut(string(text), "\nPss:")
 	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	sum := float64(kib) * 1024
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
@@ -77,9 +74,7 @@ func resident(b *testing.B, pid int) float64 {
 	}
 	for _, child := range strings.Fields(string(children)) {
 		pid, err := strconv.Atoi(child)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		sum += resident(b, pid)
 	}
 	return sum
@@ -116,9 +111,7 @@ func measure(b *testing.B, url string, pid, locks int) {
 		for i := range 16 {
 			first.Go(func() {
 				for n := range 8 {
-					if err := l.Do(b.Context(), fmt.Sprintf("first-%d-%d", i, n), func(context.Context) error { return nil }); err != nil {
-						b.Error(err)
-					}
+					must.Report(b, l.Do(b.Context(), fmt.Sprintf("first-%d-%d", i, n), func(context.Context) error { return nil }))
 				}
 			})
 		}
@@ -130,9 +123,7 @@ func measure(b *testing.B, url string, pid, locks int) {
 	for i := range locks {
 		ahead(i, &held)
 		all.Go(func() {
-			if err := lock(holder, b.Context(), i); err != nil {
-				b.Error(err)
-			}
+			must.Report(b, lock(holder, b.Context(), i))
 			held.Add(1)
 		})
 	}
@@ -157,9 +148,7 @@ func measure(b *testing.B, url string, pid, locks int) {
 
 func open(b *testing.B, url string, o ...holdfast.Option) *holdfast.Locker {
 	l, err := holdfast.Open(b.Context(), url, o...)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	b.Cleanup(func() { _ = l.Close(context.Background()) })
 	return l
 }
@@ -167,49 +156,38 @@ func open(b *testing.B, url string, o ...holdfast.Option) *holdfast.Locker {
 // prepare makes the tables of a store.
 func prepare(b *testing.B, raw string) {
 	u, err := url.Parse(raw)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	open, _ := driver.OpenerOf(u.Scheme)
 	s, err := open(b.Context(), u, "")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	defer s.Close(context.Background())
-	if err := s.(interface{ Init(context.Context) error }).Init(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, s.(interface{ Init(context.Context) error }).Init(b.Context()))
 }
 
 func BenchmarkCapacity(b *testing.B) {
-	must := func(b *testing.B, err error) {
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
 	b.Run("file", func(b *testing.B) { measure(b, "file://"+b.TempDir(), 0, locks) })
 	b.Run("redis", func(b *testing.B) {
 		s, err := servers.StartRedis(b.Context(), b.TempDir())
-		must(b, err)
+		must.Succeed(b, err)
 		b.Cleanup(func() { _ = s.Stop() })
 		measure(b, "redis://"+s.Address(), s.PID(), locks)
 	})
 	b.Run("etcd", func(b *testing.B) {
 		s, err := servers.StartEtcd(b.Context(), servers.EtcdConfig{Dir: b.TempDir()})
-		must(b, err)
+		must.Succeed(b, err)
 		b.Cleanup(func() { _ = s[0].Stop() })
 		measure(b, "etcd://"+s[0].Client, s[0].PID(), locks)
 	})
 	b.Run("zookeeper", func(b *testing.B) {
 		s, err := servers.StartZooKeeper(b.Context(), filepath.Join(b.TempDir(), "zookeeper"), servers.ZooKeeperConfig{})
-		must(b, err)
+		must.Succeed(b, err)
 		b.Cleanup(s.Kill)
 		measure(b, "zk://"+s.Address(), s.PID(), locks)
 	})
 	for recipe, n := range map[string]int{"optimistic": rows, "named": sessions} {
 		b.Run("mariadb-"+recipe, func(b *testing.B) {
 			s, err := servers.StartMariaDB(b.Context())
-			must(b, err)
+			must.Succeed(b, err)
 			b.Cleanup(func() { _ = s.Close() })
 			url := "mysql://root@" + s.Address + "/test?recipe=" + recipe
 			prepare(b, url)
@@ -219,7 +197,7 @@ func BenchmarkCapacity(b *testing.B) {
 	for recipe, n := range map[string]int{"optimistic": rows, "advisory": sessions} {
 		b.Run("postgres-"+recipe, func(b *testing.B) {
 			s, err := servers.StartPostgres(b.Context())
-			must(b, err)
+			must.Succeed(b, err)
 			b.Cleanup(func() { _ = s.Close() })
 			url := s.URL("postgres", "&recipe="+recipe)
 			prepare(b, url)

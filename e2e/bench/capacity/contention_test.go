@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -35,9 +36,7 @@ func (l *losses) Event(_ context.Context, e holdfast.Event) {
 // processorTime returns the processor time that this process has used.
 func processorTime(b *testing.B) time.Duration {
 	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
@@ -52,9 +51,7 @@ func heap() float64 {
 
 func startRedis(b *testing.B) (url string) {
 	s, err := servers.StartRedis(b.Context(), b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	b.Cleanup(s.Kill)
 	return "redis://" + s.Address()
 }
@@ -131,9 +128,7 @@ func BenchmarkWaiters(b *testing.B) {
 						b.Errorf("token %d after %d", k.Token(), before)
 					}
 					holders.Add(-1)
-					if err := k.Unlock(); err != nil {
-						b.Error(err)
-					}
+					must.Report(b, k.Unlock())
 				}
 				b.ResetTimer()
 				var all sync.WaitGroup

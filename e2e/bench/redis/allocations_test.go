@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	_ "github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -12,18 +13,12 @@ import (
 func BenchmarkPair(b *testing.B) {
 	r := start(b)
 	l, err := holdfast.Open(context.Background(), "redis://"+r.Address())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	b.Cleanup(func() { _ = l.Close(context.Background()) })
 	b.ReportAllocs()
 	for b.Loop() {
 		k, err := l.Lock(context.Background(), "pair")
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := k.Unlock(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
+		must.Succeed(b, k.Unlock())
 	}
 }

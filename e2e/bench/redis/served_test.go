@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -21,9 +22,7 @@ func start(b testing.TB) *servers.Redis {
 	_, err := servers.RedisInstalled()
 	servertest.Started(b, err)
 	r, err := servers.StartRedis(context.Background(), b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	b.Cleanup(r.Kill)
 	return r
 }
@@ -38,23 +37,17 @@ func BenchmarkServerTime(b *testing.B) {
 	c := goredis.NewClient(&goredis.Options{Addr: r.Address()})
 	defer func() { _ = c.Close() }()
 	for _, setting := range [][2]string{{"slowlog-log-slower-than", "0"}, {"slowlog-max-len", "20000"}} {
-		if err := c.ConfigSet(ctx, setting[0], setting[1]).Err(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, c.ConfigSet(ctx, setting[0], setting[1]).Err())
 	}
 	for b.Loop() {
-		if err := c.SlowLogReset(ctx).Err(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, c.SlowLogReset(ctx).Err())
 		before := commandStats(b, c)
 		holds := 0
 		var mu sync.Mutex
 		var all sync.WaitGroup
 		for range 16 {
 			l, err := holdfast.Open(ctx, "redis://"+r.Address(), holdfast.LocalHandoff(0))
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			defer func() { _ = l.Close(ctx) }()
 			all.Go(func() {
 				for began := time.Now(); time.Since(began) < time.Second; {
@@ -77,9 +70,7 @@ func BenchmarkServerTime(b *testing.B) {
 		after := commandStats(b, c)
 		took := map[string][]float64{}
 		log, err := c.SlowLogGet(ctx, -1).Result()
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		for _, call := range log {
 			if step := stepOf(call.Args); step != "" {
 				took[step] = append(took[step], float64(call.Duration.Microseconds()))
@@ -130,9 +121,7 @@ func stepOf(args []string) string {
 func commandStats(b *testing.B, c *goredis.Client) float64 {
 	b.Helper()
 	text, err := c.Info(context.Background(), "commandstats").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	_, line, _ := strings.Cut(text, "cmdstat_evalsha:")
 	var calls, us float64
 	_, _ = fmt.Sscanf(line, "calls=%f,usec=%f", &calls, &us)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
@@ -37,28 +38,20 @@ func contenders(b *testing.B) []contender {
 	dir := b.TempDir()
 	for i := range 5 {
 		r, err := servers.StartRedis(context.Background(), filepath.Join(dir, fmt.Sprintf("redis-%d", i)))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		b.Cleanup(r.Kill)
 		c := goredis.NewClient(&goredis.Options{Addr: r.Address(), PoolSize: 64})
 		b.Cleanup(func() { _ = c.Close() })
 		pools = append(pools, redsyncgoredis.NewPool(c))
 		s, err := redisstore.Open(b.Context(), "redis://"+r.Address())
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		own = append(own, s)
 	}
 	holdfastOver := func(name string, stores []*redisstore.Store) contender {
 		s, err := redlock.New(stores, redlock.Fresh())
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		l, err := holdfast.New(s)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		b.Cleanup(func() {
 			_ = l.Close(context.Background())
 			_ = s.Close(context.Background())

@@ -2,6 +2,8 @@ package sql
 
 import (
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // BenchmarkPair measures the allocations of one lock and unlock of a free name.
@@ -11,15 +13,11 @@ func BenchmarkPair(b *testing.B) {
 			at := address(b, k)
 			prepare(b, k, at)
 			ours, err := k.ours(at)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			defer ours.close()
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := ours.pair(); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, ours.pair())
 			}
 		})
 	}

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -85,30 +86,22 @@ func BenchmarkSerialPair(b *testing.B) {
 			at := address(b, k)
 			prepare(b, k, at)
 			hand, err := k.hand(at, "bench")
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			defer hand.close()
 			ours, err := k.ours(at)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			defer ours.close()
 			times := map[*locker][]time.Duration{}
 			for range 20 {
 				for _, l := range []*locker{hand, ours} { // warm
-					if err := l.pair(); err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, l.pair())
 				}
 			}
 			b.ResetTimer()
 			for range b.N {
 				for _, l := range []*locker{hand, ours} {
 					began := time.Now()
-					if err := l.pair(); err != nil {
-						b.Fatal(err)
-					}
+					must.Succeed(b, l.pair())
 					times[l] = append(times[l], time.Since(began))
 				}
 			}
@@ -142,16 +135,12 @@ func BenchmarkFreeNames(b *testing.B) {
 			var hand, ours []func() error
 			for i := range callers {
 				l, err := k.hand(at, fmt.Sprint("bench", i))
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, err)
 				defer l.close()
 				hand = append(hand, l.pair)
 			}
 			locker, err := k.open(at)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Succeed(b, err)
 			defer locker.Close(b.Context())
 			for i := range callers {
 				name, last := fmt.Sprint("bench", i), uint64(0)
@@ -182,9 +171,7 @@ func BenchmarkFreeNames(b *testing.B) {
 						return nil
 					})
 				}
-				if err := running.Wait(); err != nil {
-					b.Fatal(err)
-				}
+				must.Succeed(b, running.Wait())
 				return float64(n.Load()) / turn.Seconds()
 			}
 			var rates [2][]float64
@@ -241,9 +228,7 @@ func BenchmarkFourProcesses(b *testing.B) {
 func runProcesses(b *testing.B, j job) []int {
 	b.Helper()
 	text, err := json.Marshal(j)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	var all []*exec.Cmd
 	var outs []*bufio.Reader
 	var ins []io.WriteCloser
@@ -252,16 +237,10 @@ func runProcesses(b *testing.B, j job) []int {
 		c.Env = append(os.Environ(), workerEnv+"="+string(text))
 		c.Stderr = os.Stderr
 		in, err := c.StdinPipe()
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		out, err := c.StdoutPipe()
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
+		must.Succeed(b, c.Start())
 		r := bufio.NewReader(out)
 		if _, err := r.ReadString('\n'); err != nil { // the process is ready
 			b.Fatal(err)
@@ -281,9 +260,7 @@ func runProcesses(b *testing.B, j job) []int {
 			b.Fatal(err)
 		}
 		counts = append(counts, n)
-		if err := c.Wait(); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, c.Wait())
 	}
 	return counts
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
@@ -54,17 +55,11 @@ func prepare(b *testing.B, k kind, address string) {
 	ctx := b.Context()
 	if k.postgres {
 		s, err := pgstore.Open(ctx, pgURL(address))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		defer s.Close(ctx)
-		if err := s.Init(ctx); err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, s.Init(ctx))
 		c, err := pgx.Connect(ctx, pgURL(address))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Succeed(b, err)
 		defer c.Close(ctx)
 		if _, err := c.Exec(ctx, "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY); INSERT INTO by_hand SELECT 'bench' UNION SELECT 'bench' || n FROM generate_series(0, 63) n ON CONFLICT DO NOTHING"); err != nil {
 			b.Fatal(err)
@@ -72,17 +67,11 @@ func prepare(b *testing.B, k kind, address string) {
 		return
 	}
 	s, err := mysqlstore.Open(ctx, "mysql://root@"+address+"/test")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	defer s.Close(ctx)
-	if err := s.Init(ctx); err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, s.Init(ctx))
 	db, err := sql.Open("mysql", myDSN(address))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	defer db.Close()
 	for _, q := range []string{"CREATE TABLE IF NOT EXISTS by_hand (name VARBINARY(100) PRIMARY KEY) ENGINE=InnoDB", "INSERT IGNORE INTO by_hand SELECT 'bench' UNION SELECT CONCAT('bench', seq) FROM seq_0_to_63"} {
 		if _, err := db.ExecContext(ctx, q); err != nil {

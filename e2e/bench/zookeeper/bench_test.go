@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
@@ -43,18 +44,14 @@ type pair func() error
 func ours(b *testing.B, address, name string) pair {
 	b.Helper()
 	s, err := zkstore.Open(b.Context(), "zk://"+address+"/bench", zkstore.WithLayout(zkstore.Mutex))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	return over(b, s, name, true)
 }
 
 func over(b *testing.B, s *zkstore.Store, name string, owned bool) pair {
 	b.Helper()
 	l, err := holdfast.New(s)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	b.Cleanup(func() {
 		_ = l.Close(context.Background())
 		if owned {
@@ -77,9 +74,7 @@ func (quiet) Printf(string, ...any) {}
 func dial(b *testing.B, address string) *zookeeper.Conn {
 	b.Helper()
 	c, events, err := zookeeper.Connect([]string{address}, 38*time.Second, zookeeper.WithLogger(quiet{}))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Succeed(b, err)
 	go func() {
 		for range events {
 		}
@@ -105,12 +100,6 @@ func theirs(c *zookeeper.Conn, name string, token bool) pair {
 	}
 }
 
-func must(b *testing.B, err error) {
-	if err != nil {
-		b.Fatal(err)
-	}
-}
-
 // cost counts the requests that a server has received, and its writes to the disk. One
 // write may serve several requests.
 type cost struct{ requests, writes float64 }
@@ -118,7 +107,7 @@ type cost struct{ requests, writes float64 }
 func costOf(b *testing.B, z *servers.ZooKeeper) (c cost) {
 	b.Helper()
 	said, err := z.Command(b.Context(), "mntr")
-	must(b, err)
+	must.Succeed(b, err)
 	for line := range strings.Lines(said) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), "\t")
 		n, _ := strconv.ParseFloat(text, 64)
@@ -155,14 +144,14 @@ func BenchmarkSerial(b *testing.B) {
 	took := map[string][]time.Duration{}
 	for range 200 { // warm
 		for _, n := range names {
-			must(b, pairs[n]())
+			must.Succeed(b, pairs[n]())
 		}
 	}
 	for i := 0; b.Loop(); i++ {
 		for j := range names {
 			n := names[(i+j)%len(names)]
 			began := time.Now()
-			must(b, pairs[n]())
+			must.Succeed(b, pairs[n]())
 			took[n] = append(took[n], time.Since(began))
 		}
 	}
@@ -187,7 +176,7 @@ func BenchmarkHot(b *testing.B) {
 			const n = 16
 			var mine, peers []pair
 			shared, err := zkstore.Open(b.Context(), "zk://"+address+"/bench", zkstore.WithLayout(zkstore.Mutex))
-			must(b, err)
+			must.Succeed(b, err)
 			b.Cleanup(func() { _ = shared.Close(context.Background()) })
 			conn := dial(b, address)
 			for range n {

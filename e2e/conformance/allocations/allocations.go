@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // rounds is the time for which AtMost repeats its rounds.
@@ -22,9 +23,7 @@ func AtMost(t *testing.T, url string, most float64) {
 	t.Helper()
 	ctx := context.Background() // a context that can be cancelled costs a few allocations more
 	l, err := holdfast.Open(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer func() {
 		if err := l.Close(ctx); err != nil {
 			t.Error(err)
@@ -32,12 +31,8 @@ func AtMost(t *testing.T, url string, most float64) {
 	}()
 	pair := func() {
 		k, err := l.Lock(ctx, "allocations")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := k.Unlock(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
+		must.Succeed(t, k.Unlock())
 	}
 	least := testing.AllocsPerRun(10, pair)
 	for began := time.Now(); least > most && time.Since(began) < rounds; {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -132,9 +133,7 @@ func run(t *testing.T, name string, m mode, inputs []input, answers []result, un
 			secrets: map[string]string{}, lates: map[string]string{"0": "0"},
 		}
 		s, err := redisstore.NewOver(c, redisstore.WaitReplicas(m.replicas, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		c.store = s
 		c.useOther(t) // so that the client has a subscription
 		time.Sleep(time.Millisecond)
@@ -184,9 +183,7 @@ func (c *client) useOther(t *testing.T) {
 	if err == nil {
 		err = c.store.Release(t.Context(), g, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 }
 
 // micros returns a time of the world in whole units, which do not depend on the jitter of the store.

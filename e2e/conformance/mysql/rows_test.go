@@ -8,6 +8,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestSessionRowsAreRemoved requires that holdfast_session keeps no row of a released grant, and none
@@ -87,9 +88,7 @@ func TestUnrecordedHolderIsAnError(t *testing.T) {
 		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
 			t.Errorf("Inspect shows %+v, %v; want token %d", st, err, g.Token)
 		}
-		if err := s.Break(t.Context(), "unseen", g.Token); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Break(t.Context(), "unseen", g.Token))
 		if c := a.AwaitLoss(t); c != driver.CauseTaken {
 			t.Errorf("the holder lost its lock with cause %q", c)
 		}

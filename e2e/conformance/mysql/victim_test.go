@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
@@ -56,9 +57,7 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 						mu.Lock()
 						holding--
 						mu.Unlock()
-						if err := w.Release(t.Context(), g, 0); err != nil {
-							t.Error(err)
-						}
+						must.Report(t, w.Release(t.Context(), g, 0))
 					})
 				}
 				c, err := mariadb.Pool(t, schema).Conn(t.Context())

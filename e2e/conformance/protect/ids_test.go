@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestNoIDIsDrawnTwice has eight processes draw ids while two of them are killed at random
@@ -87,9 +89,7 @@ func drawIDs(t *testing.T, s system, total int) {
 	}
 	for _, victim := range victims[:2] {
 		wait(kill)
-		if err := all[victim].cmd.Process.Kill(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, all[victim].cmd.Process.Kill())
 	}
 	wait(enough)
 	took := time.Since(begin)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
@@ -32,9 +33,7 @@ func TestObjectsPassFencetestOnS3(t *testing.T) {
 		Write: func(_, content string) []byte { return []byte(content) },
 		Read: func(t testing.TB, resource string) string {
 			content, _, err := guard.Read(t.Context(), resource)
-			if err != nil {
-				t.Error(err)
-			}
+			must.Report(t, err)
 			return string(content)
 		},
 	})
@@ -47,9 +46,7 @@ func TestEqualContentWithNewTokenRefusesLateWrite(t *testing.T) {
 	values := bucket(t)
 	guard := fence.Objects{Values: paused{values, func() {
 		// Another holder writes the same content between the read and the write.
-		if err := (fence.Objects{Values: values}).Write(t.Context(), "r", 34, []byte("same")); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, (fence.Objects{Values: values}).Write(t.Context(), "r", 34, []byte("same")))
 	}}}
 	check(t, (fence.Objects{Values: values}).Write(t.Context(), "r", 32, []byte("same")))
 	fencetest.Stale(t, guard.Write(t.Context(), "r", 33, []byte("late")), 33, 34)
@@ -76,9 +73,7 @@ func TestUpdateLosesNoWriteOnS3(t *testing.T) {
 					n, err := strconv.Atoi("0" + string(old))
 					return strconv.AppendInt(nil, int64(n+1), 10), err
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				must.Report(t, err)
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // Timeout limits each wait for an event that must happen. A healthy server needs a small part of it.
@@ -77,9 +78,7 @@ func Each(t testing.TB, n, goroutines int, do func(i int) error) {
 	for from := range goroutines {
 		running.Go(func() {
 			for i := from; i < n; i += goroutines {
-				if err := do(i); err != nil {
-					t.Error(err)
-				}
+				must.Report(t, do(i))
 			}
 		})
 	}

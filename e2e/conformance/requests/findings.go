@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // Finding examines a store, and returns the finding of one check. The check must be declared.
@@ -44,9 +45,7 @@ func Found(t testing.TB, s driver.Examiner, checks ...string) {
 func examine(t testing.TB, s driver.Examiner) []driver.Finding {
 	t.Helper()
 	all, err := s.Examine(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	declared := s.Checks()
 	for _, f := range all {
 		if !slices.Contains(declared, f.Check) || f.Want == "" || f.Consequence == "" || f.Remedy == "" {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -87,18 +88,14 @@ func TestAlertsFireInTime(t *testing.T) {
 	promtool, err := servers.Find("promtool")
 	servertest.Started(t, err)
 	page, err := os.ReadFile("../../../docs/observe.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	rules := regexp.MustCompile("(?s)```yaml alerts\n(.*?)```").FindSubmatch(page)
 	if rules == nil {
 		t.Fatal("docs/observe.md has no alerts")
 	}
 	dir := t.TempDir()
 	for name, text := range map[string][]byte{"rules.yml": rules[1], "tests.yml": []byte(alertTests)} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
 	c := exec.Command(promtool, "test", "rules", "tests.yml")
 	c.Dir = dir

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var changes = flag.Int("changes", 10, "how often the leader changes, on each store")
@@ -97,9 +98,7 @@ func (e *election) fill(n int) {
 func testElection(t *testing.T, s store, srv server, url string) {
 	observer := open(t, url)
 	g, err := observer.Guarantees(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	e := &election{t: t, lines: make(chan report, 10000), ready: map[*process]bool{},
 		w: worker{Role: "lead", URL: url, Name: "leader", TTL: s.ttl}}
 	e.fill(candidates)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestServiceOnEveryStore runs the life of a service, with a server for each store.
@@ -46,15 +47,11 @@ func testClose(t *testing.T, url string) {
 		t.Errorf("Close: %s", r.Err)
 	}
 	k, err := open(t, url).Lock(t.Context(), "close", holdfast.Wait(w.TTL/2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if k.Token() <= token {
 		t.Errorf("token %d after %d", k.Token(), token)
 	}
-	if err := k.Unlock(); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, k.Unlock())
 }
 
 // testWanted: a waiter in another client closes the channel of Wanted, if the store shows waiters. One in the same
@@ -62,9 +59,7 @@ func testClose(t *testing.T, url string) {
 func testWanted(t *testing.T, url string) {
 	l, other := open(t, url), open(t, url)
 	g, err := l.Guarantees(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	waits := map[string]*holdfast.Locker{"wanted-here": l}
 	if g.Visible == driver.VisibleAll && g.Scope != driver.ScopeProcess {
 		waits["wanted-there"] = other
@@ -72,9 +67,7 @@ func testWanted(t *testing.T, url string) {
 	for name, from := range waits {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		k, err := l.Lock(ctx, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -89,9 +82,7 @@ func testWanted(t *testing.T, url string) {
 		case <-ctx.Done():
 			t.Errorf("%s: a client waits, and the channel of Wanted is open", name)
 		}
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, k.Unlock())
 		<-done
 		cancel()
 	}
@@ -138,9 +129,7 @@ func drains(t *testing.T, url string, srv server, w worker) bool {
 	held := next(t, p.lines, "holds")
 	other := open(t, url)
 	g, err := other.Guarantees(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	type granted struct {
 		at    time.Duration
 		token uint64

@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/natsstore"
@@ -118,18 +119,12 @@ func postgres(recipe string) func(*testing.T) (server, string) {
 func prepare(t *testing.T, raw string) string {
 	t.Helper()
 	u, err := url.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	open, _ := driver.OpenerOf(u.Scheme)
 	s, err := open(t.Context(), u, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close(context.WithoutCancel(t.Context()))
-	if err := s.(interface{ Init(context.Context) error }).Init(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, s.(interface{ Init(context.Context) error }).Init(t.Context()))
 	return raw
 }
 
@@ -151,23 +146,15 @@ type process struct {
 func (w worker) start(t *testing.T, lines chan report) *process {
 	t.Helper()
 	task, err := json.Marshal(w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(task))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	p := &process{cmd: cmd, stdin: in, lines: lines, ended: make(chan struct{})}
 	if lines == nil {
 		p.lines = make(chan report, 1000)
@@ -233,9 +220,7 @@ func next(t *testing.T, lines <-chan report, kinds ...string) report {
 func open(t *testing.T, url string) *holdfast.Locker {
 	t.Helper()
 	locker, err := holdfast.Open(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/sqlitestore"
 )
 
@@ -15,9 +16,7 @@ func TestExamineFindsLittleSpace(t *testing.T) {
 	examine := func(dir string, want ...string) {
 		t.Helper()
 		s, err := sqlitestore.Open(dir+"/locks.db", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		defer s.Close(t.Context())
 		requests.Found(t, s, want...)
 	}

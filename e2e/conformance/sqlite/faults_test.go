@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver/record"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/sqlitestore"
 )
 
@@ -37,9 +38,7 @@ func newFaults(t *testing.T) *faults {
 // open opens a store whose connection goes through the faults.
 func (f *faults) open(t testing.TB, namespace string) *record.Store {
 	s, err := sqlitestore.New(faulty{f}, f.file, namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	return s
 }
 
@@ -52,9 +51,7 @@ func (f *faults) begin(t testing.TB) {
 }
 
 func (f *faults) end(t testing.TB) {
-	if err := f.stop.Rollback(); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, f.stop.Rollback())
 }
 
 // corrupt replaces the record of a held name.

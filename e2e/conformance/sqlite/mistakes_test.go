@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // mistake is a common mistake of a first store, planted in a copy of this store.
@@ -83,9 +85,7 @@ func (m *mistake) build(t *testing.T, seed int) string {
 		"sqlite_test.go": {"check.Config{Duration:", fmt.Sprintf("check.Config{Seed: %d, Duration:", seed)},
 	} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		planted := string(text)
 		for i := 0; i < len(edits); i += 2 {
 			if n := strings.Count(planted, edits[i]); n != 1 {
@@ -94,21 +94,13 @@ func (m *mistake) build(t *testing.T, seed int) string {
 			planted = strings.Replace(planted, edits[i], edits[i+1], 1)
 		}
 		path, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		replace[path] = filepath.Join(dir, filepath.Base(file))
-		if err := os.WriteFile(replace[path], []byte(planted), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(replace[path], []byte(planted), 0o600))
 	}
 	b, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(overlay, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(overlay, b, 0o600))
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go test -c: %v\n%s", err, out)
 	}

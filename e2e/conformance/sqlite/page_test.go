@@ -7,21 +7,19 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestPageShowsFiles: each fragment of code in docs/adding-a-store.md is in one of the
 // files.
 func TestPageShowsFiles(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/adding-a-store.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	var sources []string
 	for _, file := range []string{"../../../sqlitestore/store.go", "sqlite_test.go", "../example/holdfast-sqlite/main.go", "../example/withserver/withserver_test.go"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		sources = append(sources, string(text))
 	}
 	fragments := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)

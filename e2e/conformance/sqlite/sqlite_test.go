@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/driver/record"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/sqlitestore"
 )
 
@@ -66,36 +67,26 @@ func TestReplacedFileEndsContext(t *testing.T) {
 			path := t.TempDir() + "/locks.db"
 			open := func() *holdfast.Locker {
 				l, err := holdfast.Open(t.Context(), "sqlite://"+path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				t.Cleanup(func() { _ = l.Close(context.Background()) })
 				return l
 			}
 			one, two := open(), open()
 			before, err := one.Lock(t.Context(), "a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			if _, err := two.TryLock(t.Context(), "a"); !errors.Is(err, holdfast.ErrBusy) {
 				t.Fatal(err)
 			}
 			for _, file := range []string{path, path + "-wal", path + "-shm"} {
-				if err := replace(file); err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, replace(file))
 			}
 			after, err := two.TryLock(t.Context(), "a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			<-before.Context().Done()
 			if _, err := one.TryLock(t.Context(), "a"); !errors.Is(err, holdfast.ErrBusy) {
 				t.Errorf("beside the lock in the new file: %v", err)
 			}
-			if err := after.Unlock(); err != nil {
-				t.Error(err)
-			}
+			must.Report(t, after.Unlock())
 		})
 	}
 }
@@ -125,9 +116,7 @@ func TestValues(t *testing.T) {
 // TestExampleHasFewLines: an author of a store reads all of it.
 func TestExampleHasFewLines(t *testing.T) {
 	text, err := os.ReadFile("../../../sqlitestore/store.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if n := strings.Count(string(text), "\n"); n > 180 {
 		t.Errorf("the store has %d lines, want at most 180", n)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // concurrentInsertsGrantInTurn sends concurrent requests for a name without a row. It requires that the
@@ -23,26 +24,18 @@ func concurrentInsertsGrantInTurn(t *testing.T, d *Database) {
 		}
 		for round := range rounds {
 			name := fmt.Sprintf("race-%d", round)
-			begin := make(chan struct{})
-			var all sync.WaitGroup
-			for i, s := range stores {
-				all.Go(func() {
-					r, _ := Request(name, driver.Exclusive, time.Minute)
-					r.Wait = i < waiters
-					<-begin
-					g, err := s.Acquire(t.Context(), r)
-					switch {
-					case err == nil:
-						if err := s.Release(t.Context(), g, 0); err != nil {
-							t.Error(err)
-						}
-					case r.Wait || s.Classify(err) != driver.CodeBusy:
-						t.Errorf("%s, wait %t: %v", name, r.Wait, err)
-					}
-				})
-			}
-			close(begin)
-			all.Wait()
+			AtOnce(t, len(stores), func(ctx context.Context, i int) error {
+				r, _ := Request(name, driver.Exclusive, time.Minute)
+				r.Wait = i < waiters
+				g, err := stores[i].Acquire(ctx, r)
+				switch {
+				case err == nil:
+					return stores[i].Release(ctx, g, 0)
+				case r.Wait || stores[i].Classify(err) != driver.CodeBusy:
+					return fmt.Errorf("%s, wait %t: %w", name, r.Wait, err)
+				}
+				return nil
+			})
 		}
 	})
 }
@@ -215,9 +208,7 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 				}
 				turn <- struct{}{} // another reader starts before this one ends
 				<-turn
-				if err := s.Release(context.WithoutCancel(ctx), g, 0); err != nil {
-					t.Error(err)
-				}
+				must.Report(t, s.Release(context.WithoutCancel(ctx), g, 0))
 			}
 		})
 	}
@@ -271,23 +262,15 @@ func firstPermitsAreGranted(t *testing.T, d *Database) {
 	}
 	for n := range names {
 		name := fmt.Sprint("fresh-", n)
-		grants, errs := make([]driver.Grant, clients), make([]error, clients)
-		var all sync.WaitGroup
-		start := make(chan struct{})
-		for i, s := range stores {
+		var grants [clients]driver.Grant
+		AtOnce(t, clients, func(ctx context.Context, i int) (err error) {
 			r, _ := Request(name, clients, time.Minute)
-			all.Go(func() {
-				<-start
-				grants[i], errs[i] = s.Acquire(t.Context(), r)
-			})
-		}
-		close(start)
-		all.Wait()
-		for i, s := range stores {
-			if errs[i] != nil {
-				t.Errorf("%s, client %d of %d: %v", name, i, clients, errs[i])
-			} else {
-				Release(t, s, grants[i])
+			grants[i], err = stores[i].Acquire(ctx, r)
+			return err
+		})
+		for i, g := range grants {
+			if g.Token != 0 {
+				Release(t, stores[i], g)
 			}
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
@@ -215,10 +216,24 @@ func (d *Database) Exec(t testing.TB, database, query string, args ...any) {
 // proxied opens a store through a proxy, which is closed at the end of the test.
 func (d *Database) proxied(t testing.TB, database, params string) (Store, *servers.Proxy) {
 	t.Helper()
+	proxy := d.proxy(t)
+	return d.StoreAt(t, proxy.Address(), database, params), proxy
+}
+
+// proxy starts a proxy of the server, which is closed at the end of the test.
+func (d *Database) proxy(t testing.TB) *servers.Proxy {
+	t.Helper()
 	proxy, err := servers.NewProxy(d.Server(t).Address)
 	check(t, err)
 	t.Cleanup(proxy.Close)
-	return d.StoreAt(t, proxy.Address(), database, params), proxy
+	return proxy
+}
+
+// as returns the URL of a store for another user.
+func as(user, url string) string {
+	scheme, rest, _ := strings.Cut(url, "://")
+	_, rest, _ = strings.Cut(rest, "@")
+	return scheme + "://" + user + "@" + rest
 }
 
 // Each runs a test for some recipes, on one new database.
@@ -260,9 +275,7 @@ func Conformance(t *testing.T, d *Database) {
 		t.Run(recipe, func(t *testing.T) {
 			server := d.Server(t)
 			database := d.Create(t)
-			proxy, err := servers.NewProxy(server.Address)
-			check(t, err)
-			t.Cleanup(proxy.Close)
+			proxy := d.proxy(t)
 			params := "recipe=" + recipe
 			if d.onSession(recipe) {
 				params += "&max_conns=250" // the suite holds many locks at the same time
@@ -276,14 +289,10 @@ func Conformance(t *testing.T, d *Database) {
 				Open: func(t testing.TB, ns string) driver.Store { return at(t, proxy.Address(), ns) },
 				Stop: func(t testing.TB) {
 					t.Cleanup(func() { _ = server.Cont() }) // also after a failure
-					if err := server.Pause(); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, server.Pause())
 				},
 				Start: func(t testing.TB) {
-					if err := server.Cont(); err != nil {
-						t.Error(err)
-					}
+					must.Report(t, server.Cont())
 				},
 			}
 			other := d.Create(t)
@@ -307,9 +316,7 @@ func Conformance(t *testing.T, d *Database) {
 				servertest.Clock(t, &h, server.Process)
 				if h.SetClock != nil { // later tests use the server, too
 					t.Cleanup(func() {
-						if err := server.TrueClock(context.Background()); err != nil {
-							t.Error(err)
-						}
+						must.Report(t, server.TrueClock(context.Background()))
 					})
 				}
 				if d.Forge != "" {

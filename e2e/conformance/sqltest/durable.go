@@ -10,7 +10,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
-	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // failedTokenWriteLeavesNothingLocked requires that a request leaves nothing locked if the session
@@ -56,9 +55,7 @@ func failedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 	// session that has the lock. So the client cannot free the lock over this session.
 	t.Run("unheard", func(t *testing.T) {
 		database := d.Create(t)
-		proxy, err := servers.NewProxy(d.Server(t).Address)
-		check(t, err)
-		defer proxy.Close()
+		proxy := d.proxy(t)
 		defer d.blockHighWaterMark(t, database)()
 		p := d.step(t, proxy.Address(), database, "recipe=pessimistic", d.LockTimeout, false)
 		p.writing()

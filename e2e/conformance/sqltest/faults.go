@@ -11,7 +11,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
-	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // killedSessionLosesGrant requires that the grant ends when an administrator ends its session, and that the store
@@ -116,9 +115,7 @@ func (d *Database) OverSQL(t *testing.T, database, recipe string) (Store, *sql.D
 // sooner, although its session had a grant with a longer or a shorter TTL before.
 func silentHolderLosesLockAfterTTL(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
-		proxy, err := servers.NewProxy(d.Server(t).Address)
-		check(t, err)
-		defer proxy.Close()
+		proxy := d.proxy(t)
 		s := d.StoreAt(t, proxy.Address(), database, params)
 		other := d.Store(t, database, params)
 		var grants []driver.Grant

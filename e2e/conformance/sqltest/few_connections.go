@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -24,10 +25,7 @@ func RenewsOverFewConnections(t *testing.T, d *Database, statements ...string) {
 	for _, q := range statements {
 		d.Exec(t, database, strings.NewReplacer("DATABASE", database, "USER_NAME", "few_"+database).Replace(q))
 	}
-	url := d.URL(d.Server(t).Address, database, "recipe=optimistic")
-	before, after, _ := strings.Cut(url, "@")
-	scheme, _, _ := strings.Cut(before, "://")
-	s := d.OpenURL(t, scheme+"://few_"+database+"@"+after)
+	s := d.OpenURL(t, as("few_"+database, d.URL(d.Server(t).Address, database, "recipe=optimistic")))
 	// Once a second the store checks its held grants, and may use all connections for it.
 	var grants []driver.Grant
 	for len(grants) < 300 {
@@ -78,9 +76,7 @@ func LocksLeaveConnectionsToOthers(t *testing.T, d *Database, server Server) {
 						<-end
 						return nil
 					})
-					if err != nil {
-						t.Error(err)
-					}
+					must.Report(t, err)
 				})
 			}
 			name := <-held

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // OtherProgramsAreExcluded requires that SELECT ... FOR UPDATE of another program and holdfast exclude each other
@@ -35,9 +36,7 @@ func OtherProgramsAreExcluded(t *testing.T, d *Database, create, alias string) {
 		t.Error("two clients hold the row")
 	}
 	Release(t, s, g)
-	if err := tx.QueryRow(lock).Scan(&id); err != nil {
-		t.Error(err)
-	}
+	must.Report(t, tx.QueryRow(lock).Scan(&id))
 	_ = tx.Rollback()
 	// The store creates a missing row. A permit has no row.
 	g, _ = Must(t, s, "new", driver.Exclusive, time.Minute)

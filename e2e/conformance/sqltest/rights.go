@@ -11,7 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/internal/backoff"
-	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
 // Rights are the documented rights for a store's parameters, such as "UPDATE ON holdfast_row".
@@ -42,10 +41,7 @@ func EachRight(t *testing.T, d *Database, create, give, take string, all ...Righ
 			}
 			admin := d.Store(t, database, of.Params)
 			run := func(t *testing.T, n int) (refused []string) {
-				url := d.URL(d.Server(t).Address, database, of.Params)
-				scheme, rest, _ := strings.Cut(url, "://")
-				_, rest, _ = strings.Cut(rest, "@")
-				s, err := d.Open(t.Context(), scheme+"://"+user+"@"+rest, "")
+				s, err := d.Open(t.Context(), as(user, d.URL(d.Server(t).Address, database, of.Params)), "")
 				if err != nil {
 					if driver.CodeOf(err) != driver.CodeRefused {
 						t.Fatalf("Open: %v; want refused", err)
@@ -164,14 +160,8 @@ func RefusedLoginIsRarelyRepeated(t *testing.T, d *Database, params, create, ref
 	for statement := range strings.SplitSeq(create, "; ") {
 		exec(statement)
 	}
-	proxy, err := servers.NewProxy(d.Server(t).Address)
-	check(t, err)
-	defer proxy.Close()
-	scheme, rest, _ := strings.Cut(d.URL(proxy.Address(), database, params), "://")
-	_, rest, _ = strings.Cut(rest, "@")
-	s, err := d.Open(t.Context(), scheme+"://"+user+"@"+rest, "")
-	check(t, err)
-	defer Close(t, s)
+	proxy := d.proxy(t)
+	s := d.OpenURL(t, as(user, d.URL(proxy.Address(), database, params)))
 	acquire := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

@@ -56,9 +56,7 @@ func TestDoctorPageIsCurrent(t *testing.T) {
 			}
 		}
 		before = append(before, checks...)
-		if err := e.store.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, e.store.Close(t.Context()))
 	}
 	writeOrCompare(t, path, string(page), want)
 }

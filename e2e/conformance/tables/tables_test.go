@@ -116,9 +116,7 @@ func declared(t *testing.T) []driver.Guarantees {
 		must.Succeed(t, err)
 		g, err := s.Guarantees(t.Context())
 		must.Succeed(t, err)
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, s.Close(t.Context()))
 		return g
 	}
 	address := redis(t)

@@ -30,9 +30,7 @@ type prelude func(client, server net.Conn) (net.Conn, error)
 func impersonate(t *testing.T, files servers.TLS, upstream string, before prelude) *impostor {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := &impostor{address: l.Addr().String()}
 	config := &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(files.Cert, files.Key) // a test may replace them

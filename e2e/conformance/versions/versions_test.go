@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/checktest"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
@@ -87,9 +88,7 @@ func use(t *testing.T, name string) (dir string) {
 func directory(t *testing.T, name string) (dir string) {
 	t.Helper()
 	dir, err := filepath.Abs(filepath.Join("../../../bin/newer", name, "bin"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := os.Stat(dir); err != nil {
 		// The mirror of MySQL 8 may be out of reach.
 		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" && !strings.HasPrefix(name, "mysql8") {
@@ -113,9 +112,7 @@ func TestSelectionsMatchTests(t *testing.T) {
 		var text []byte
 		for _, f := range files {
 			b, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Succeed(t, err)
 			text = append(text, b...)
 		}
 		for _, selection := range []string{s.tests, s.more} {
@@ -149,9 +146,7 @@ func TestInstalledVersionsAreListed(t *testing.T) {
 				output = string(out)
 			} else {
 				jar, err := filepath.EvalSymlinks(filepath.Join(dir, "zookeeper.jar"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Succeed(t, err)
 				output = filepath.Base(jar)
 			}
 			// The first number is the version; a fork also prints the version of its origin.

@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
@@ -43,9 +44,7 @@ func start(t *testing.T) string {
 	t.Helper()
 	find(t, "etcd")
 	members, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir(), NoSync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(members[0].Kill)
 	return members[0].Client
 }
@@ -53,15 +52,11 @@ func start(t *testing.T) string {
 func open(t *testing.T, endpoint string) *holdfast.Locker {
 	t.Helper()
 	l, err := holdfast.Open(t.Context(), "etcd://"+endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := l.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, l.Close(ctx))
 	})
 	return l
 }
@@ -84,9 +79,7 @@ func holdfasts(t *testing.T, wg *sync.WaitGroup, endpoint, name string, r regist
 func client(t *testing.T, endpoint string) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -100,9 +93,7 @@ func TestConcurrencyMutexLosesNoIncrement(t *testing.T) {
 	holdfasts(t, &wg, endpoint, "shared/name", r, lockers, times)
 	for range lockers {
 		s, err := concurrency.NewSession(client(t, endpoint))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		t.Cleanup(func() { _ = s.Close() })
 		m := concurrency.NewMutex(s, "shared/name")
 		wg.Go(func() {
@@ -111,12 +102,8 @@ func TestConcurrencyMutexLosesNoIncrement(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := r.Add(); err != nil {
-					t.Error(err)
-				}
-				if err := m.Unlock(t.Context()); err != nil {
-					t.Error(err)
-				}
+				must.Report(t, r.Add())
+				must.Report(t, m.Unlock(t.Context()))
 			}
 		})
 	}
@@ -130,15 +117,11 @@ func TestConcurrencyMutexIsExcludedAndShown(t *testing.T) {
 	endpoint := start(t)
 	l := open(t, endpoint)
 	s, err := concurrency.NewSession(client(t, endpoint))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer s.Close()
 	m := concurrency.NewMutex(s, "n")
 
-	if err := m.Lock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.Lock(t.Context()))
 	var busy *holdfast.BusyError
 	if _, err := l.TryLock(t.Context(), "n"); !errors.As(err, &busy) || len(busy.Holders) != 1 || !strings.Contains(busy.Holders[0].Instance, fmt.Sprintf("%x", s.Lease())) {
 		t.Errorf("TryLock beside a peer: %v", err)
@@ -152,9 +135,7 @@ func TestConcurrencyMutexIsExcludedAndShown(t *testing.T) {
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != 64*uint64(m.Header().Revision) {
 		t.Errorf("Inspect: %+v, %v", st, err)
 	}
-	if err := m.Unlock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, m.Unlock(t.Context()))
 
 	for name, o := range map[string][]holdfast.LockOption{"exclusive": nil, "shared": {holdfast.Shared()}, "limit": {holdfast.Limit(2)}} {
 		k, err := l.TryLock(t.Context(), "n", o...)
@@ -164,9 +145,7 @@ func TestConcurrencyMutexIsExcludedAndShown(t *testing.T) {
 		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
 			t.Errorf("a peer beside holdfast, %s: %v", name, err)
 		}
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
+		must.Report(t, k.Unlock())
 	}
 }
 
@@ -206,9 +185,7 @@ func TestJetcdLosesNoIncrement(t *testing.T) {
 		servertest.Missing(t, err)
 	}
 	classes, err := filepath.Abs("jetcd/target/classes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if _, err := os.Stat(classes); err != nil {
 		servertest.Missing(t, fmt.Errorf("jetcd's peer is not built (make interop): %w", err))
 	}
@@ -221,14 +198,10 @@ func TestJetcdLosesNoIncrement(t *testing.T) {
 	for range processes {
 		cmd := exec.CommandContext(t.Context(), java, "-Xmx128m", "-cp", classpath, "holdfast.Peer", "http://"+endpoint, "shared", string(r), strconv.Itoa(times))
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		var output strings.Builder
 		cmd.Stderr = &output
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, cmd.Start())
 		wg.Go(func() {
 			lines := bufio.NewScanner(out)
 			lines.Scan()

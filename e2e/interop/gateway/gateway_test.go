@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	_ "github.com/holdfast-go/holdfast/redisstore"
 )
@@ -253,9 +254,7 @@ func TestCounterIsExactUnderKills(t *testing.T) {
 			for line := range p.lines {
 				if words := strings.Fields(line); words[0] == "counted" {
 					n, err := strconv.Atoi(words[1])
-					if err != nil {
-						t.Error(err)
-					}
+					must.Report(t, err)
 					wrote(n, by)
 				} else if words[0] == "count" {
 					return

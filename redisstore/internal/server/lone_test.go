@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 // TestLoneRequestEndsWithItsContext sends a request to a server that does not answer it. The request
 // ends with its context, and its connection is closed. The next request uses another one.
 func TestLoneRequestEndsWithItsContext(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	defer l.Close()
 	requests, ended := make(chan struct{}), make(chan struct{})
 	go func() {

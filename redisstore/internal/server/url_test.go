@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 func TestParseURL(t *testing.T) {
@@ -32,9 +33,7 @@ func TestParseURL(t *testing.T) {
 		{url: "rediss+cluster://host/0", mode: Cluster, addresses: []string{"host:6379"}, secure: true},
 	} {
 		u, err := url.Parse(c.url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Succeed(t, err)
 		target, err := parseURL(u)
 		if err != nil {
 			t.Errorf("%s: %v", c.url, err)
@@ -51,9 +50,7 @@ func TestParseURL(t *testing.T) {
 	}
 	u, _ := url.Parse("redis+sentinel://host/m?sentinel_user=su&sentinel_password=sp")
 	target, err := parseURL(u)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
 	if o := target.client; o.SentinelUsername != "su" || o.SentinelPassword != "sp" || target.login.password() != "" {
 		t.Errorf("%+v", o)
 	}
