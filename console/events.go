@@ -64,9 +64,10 @@ type row struct {
 	Reason   string        `json:"reason"`
 	Note     string        `json:"note"`
 	Since    string        `json:"since"` // of the first holder; "" if unknown
-	Ends     string        `json:"ends"`  // when its TTL ends without renewal; "" if never, or unknown
-	Waiters  int           `json:"waiters"`
-	Deadlock bool          `json:"deadlock"`
+	Ends     string        `json:"ends"`  // when its TTL ends without renewal, to the second; "" if never, or unknown
+	ends     int64
+	Waiters  int  `json:"waiters"`
+	Deadlock bool `json:"deadlock"`
 }
 
 // events sends updates until the client leaves.
@@ -203,7 +204,12 @@ func (c *call) rows(u *update, s *snapshot, prefix string, order func(a, b *hold
 		r := rowOf(st, s.at)
 		r.Deadlock = deadlocked[st.Name]
 		u.Order, now[st.Name] = append(u.Order, st.Name), r
-		if old, ok := sent[st.Name]; !ok || old != r {
+		old, ok := sent[st.Name]
+		if r.ends-old.ends == 1 || r.ends-old.ends == -1 {
+			r.Ends, r.ends = old.Ends, old.ends // a read a few milliseconds later changes no row
+			now[st.Name] = r
+		}
+		if !ok || old != r {
 			u.Rows[st.Name] = r
 		}
 	}
@@ -221,8 +227,8 @@ func rowOf(st holdfast.State, at time.Time) row {
 		r.Since = shape.Time(h.Since)
 	}
 	if h.TTL != 0 && h.TTL != forever {
-		// To the second, so that a read a few milliseconds later changes no row.
-		r.Ends = shape.Time(at.Add(h.TTL).Round(time.Second))
+		ends := at.Add(h.TTL).Round(time.Second)
+		r.Ends, r.ends = shape.Time(ends), ends.Unix()
 	}
 	return r
 }
