@@ -12,11 +12,12 @@
 //     jobs that a loop makes share one lock, and only one of them runs. [Locker.Lock] refuses the second job of a name.
 //   - The runs of a job come at the same times on all replicas, as with gocron.CronJob. The runs of an interval job,
 //     such as gocron.DurationJob, follow the start of the replica. With a hold shorter than the interval it runs more
-//     often than its interval. [Locker.Lock] refuses such a job. With a longer hold it runs at most once in each hold,
-//     and perhaps one interval later.
+//     often than its interval. With a longer hold it runs at most once in each hold, and perhaps one interval later.
+//     Or give it the same gocron.WithStartAt on all replicas, without fractions of a second.
 //
-// [Locker.Check] reports jobs that miss this before they run. gocron shows a Locker the name of a job, and not its
-// schedule. So Lock knows the intervals only of the scheduler that has [WithLocker].
+// [Locker.Check] reports jobs that miss this before they run. It does not see WithStartAt. gocron shows a Locker the name
+// of a job, and not its schedule: with [WithLocker], Lock knows the schedule, and refuses an interval job with a short hold
+// whose times have fractions of a second, as they have after a start without WithStartAt.
 //
 // [holdfast.Locker.Every] is stronger than both: it serves each time of a schedule at
 // most once, and reports the times that no replica has served.
@@ -57,7 +58,7 @@ func New(locker *holdfast.Locker, hold time.Duration, o ...holdfast.LockOption) 
 }
 
 // WithLocker is gocron.WithDistributedLocker(l), and shows l the jobs of the scheduler. So Lock refuses interval jobs with
-// an interval longer than the hold of l.
+// an interval longer than the hold of l, and with times that are not whole seconds.
 func WithLocker(l *Locker) gocron.SchedulerOption {
 	return before(gocron.WithDistributedLocker(l), func(s gocron.Scheduler) {
 		l.mu.Lock()
@@ -107,7 +108,7 @@ func (l *Locker) tooShort(j gocron.Job) string {
 		return ""
 	}
 	return fmt.Sprintf("job %q has an interval of %s and a hold of only %s, so replicas that started at different times "+
-		"run it more often: use gocron.CronJob or a longer hold", j.Name(), interval, l.hold)
+		"run it more often: use gocron.CronJob, the same gocron.WithStartAt everywhere, or a longer hold", j.Name(), interval, l.hold)
 }
 
 func sharedName(name string) string {
@@ -139,7 +140,7 @@ func intervalOf(s gocron.JobSchedule) time.Duration {
 // Lock acquires the lock of a job if it is free. Otherwise gocron leaves the run out on
 // this replica, and its error matches holdfast.ErrBusy. Gocron reports it to a monitor and to event listeners. If the
 // lock is that of an earlier run, the error contains its time. For the second of two jobs with one name, and for an
-// interval job that Check reports, the error matches holdfast.ErrInvalid.
+// interval job that WithLocker shows to be wrong, the error matches holdfast.ErrInvalid.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	l.mu.Lock()
 	job, scheduler := l.jobs[key], l.scheduler
@@ -161,8 +162,9 @@ func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	return lock{k}, nil
 }
 
-// short returns what is wrong with the hold of the jobs with a name, or "". The scheduler does not return its jobs while it
-// waits for their end. But then ctx has ended.
+// short returns what is wrong with the hold of the jobs with a name, or "". The times of a job with a start time may be the
+// same everywhere, so it accepts whole seconds. The scheduler does not return its jobs while it waits for their end. But
+// then ctx has ended.
 func (l *Locker) short(ctx context.Context, s gocron.Scheduler, name string) string {
 	if s == nil {
 		return ""
@@ -171,7 +173,10 @@ func (l *Locker) short(ctx context.Context, s gocron.Scheduler, name string) str
 	go func() {
 		short := ""
 		for _, j := range s.Jobs() {
-			if j.Name() == name {
+			if j.Name() != name {
+				continue
+			}
+			if next, err := j.NextRun(); err == nil && next.Nanosecond() != 0 {
 				short = cmp.Or(short, l.tooShort(j))
 			}
 		}
