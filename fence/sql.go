@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
@@ -147,7 +148,7 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 	}
 	newest, err := s.raise(ctx, tx, table, []byte(resource), int64(token))
 	if err != nil {
-		return fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
+		return s.unavailable(resource, err)
 	}
 	switch {
 	case newest > int64(token):
@@ -157,6 +158,15 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 		return fmt.Errorf("%w: %q: the token in table %s is %d after it was set to %d", ErrUnavailable, resource, table, newest, token)
 	}
 	return nil
+}
+
+// unavailable returns the error of a statement for a resource, with the remedy for a missing table.
+func (s SQL) unavailable(resource string, err error) error {
+	state := sqltype.State(err)
+	if state == "42P01" || state == "42S02" || s.Dialect == SQLite && strings.Contains(err.Error(), "no such table") {
+		err = fmt.Errorf("%w: CreateTable of fence.SQL creates the table %s", err, s.name())
+	}
+	return fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
 }
 
 // raise sets the row's token to the larger of the two, keeps the row locked, and returns the
@@ -204,7 +214,7 @@ func (s SQL) Newest(ctx context.Context, db *sql.DB, resource string) (uint64, e
 	var newest int64
 	err = db.QueryRowContext(ctx, `SELECT token FROM `+table+` WHERE resource = `+s.Dialect.arg(1), []byte(resource)).Scan(&newest)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return 0, fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
+		return 0, s.unavailable(resource, err)
 	}
 	return uint64(newest), nil
 }

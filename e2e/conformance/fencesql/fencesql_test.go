@@ -463,7 +463,7 @@ func TestGuardNamesMissingTableOrColumn(t *testing.T) {
 				want  error
 				says  string
 			}{
-				"no table of tokens": {fence.SQL{Dialect: d.dialect}.Guard(db, nil), fence.ErrUnavailable, fence.DefaultTable},
+				"no table of tokens": {fence.SQL{Dialect: d.dialect}.Guard(db, nil), fence.ErrUnavailable, "CreateTable of fence.SQL creates the table " + fence.DefaultTable},
 				"no table":           {noTable.Guard(db, nil), fence.ErrUnavailable, "nothing"},
 				"no column":          {noColumn.Guard(db, nil), fence.ErrUnavailable, "nothing"},
 				"no row":             {column.Guard(db, nil), fence.ErrNotExist, "id=r"},
