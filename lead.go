@@ -23,8 +23,8 @@ import (
 // the end of the queue. It then ignores the error of f. If the store is unavailable or refuses,
 // Lead tries again with backoff, up to 2 s between attempts; hooks report each failure.
 //
-// After MaxHold the candidates that wait come before this one. A store without an order of
-// waiters cannot promise that: there Lead with MaxHold returns ErrUnsupported.
+// After MaxHold the candidates that wait come before this one. On a store without an order of
+// waiters, this one waits for the store's Fallback, at least 100 ms, before it requests the lock again.
 //
 // At SIGTERM end ctx. The lock is held until f has returned, or for [Drain] at most. Then the
 // next candidate leads at once, with no TTL to wait for.
@@ -42,7 +42,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 	if set.limit != driver.Exclusive || set.reentrant {
 		return invalid("Lead(%q): Shared, Limit and Reentrant are not for a leader", name)
 	}
-	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait, s.terms = false, true })
+	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait = false })
 	waiting, stop := set.waiting(ctx)
 	defer stop()
 	for r := (retry{}); ; {
@@ -58,6 +58,9 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 			if limited := *k.ended.Load() == ErrHoldLimit; limited || time.Since(began) > set.ttl {
 				r.reset()
 				if limited { // the other candidates come first in any case
+					if g := l.guarantees.Load(); g.Order == driver.OrderNone {
+						sleep(waiting, l.ctx, max(g.Fallback, termPause))
+					}
 					continue
 				}
 			}
@@ -69,6 +72,10 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 		}
 	}
 }
+
+// termPause is the least pause after a term that MaxHold has ended, where the store has no order of waiters. A candidate
+// whose wait the store notifies leads by then.
+const termPause = 100 * time.Millisecond
 
 // term runs f under the lock, and reports whether the lock had ended when f returned.
 func (k *Lock) term(f func(context.Context) error) (over bool, err error) {

@@ -3,7 +3,6 @@ package holdfast_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,21 +162,24 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 	})
 }
 
-// TestLeadRefusesMaxHoldWithoutOrder: on a store without an order of waiters, Lead with MaxHold fails before it requests
-// the lock. Lead without it, and Lock with it, do not.
-func TestLeadRefusesMaxHoldWithoutOrder(t *testing.T) {
+// TestOthersComeFirstWithoutOrder: on a store without an order of waiters a candidate pauses after a term that MaxHold has
+// ended. A candidate that polls once in the store's Fallback leads by then.
+func TestOthersComeFirstWithoutOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Order = driver.OrderNone }})
-		k := mustLock(t, l, "leader", holdfast.MaxHold(time.Minute)) // a request for a held lock would wait
-		err := l.Lead(bg, "leader", func(context.Context) error { t.Error("the function runs"); return nil }, holdfast.MaxHold(time.Minute))
-		if !errors.Is(err, holdfast.ErrUnsupported) || !strings.Contains(err.Error(), "MaxHold(1m0s): the memory store has no order of waiters") {
-			t.Error(err)
-		}
-		unlock(t, k)
-		own := errors.New("resigned")
-		if err := l.Lead(bg, "leader", func(context.Context) error { return own }); err != own {
-			t.Error(err)
+		ctx, cancel := context.WithCancel(bg)
+		l := newLocker(t, altered{memstore.New(), func(g *driver.Guarantees) { g.Order, g.Fallback = driver.OrderNone, time.Second }})
+		began := time.Now()
+		var terms []time.Duration
+		_ = l.Lead(ctx, "leader", func(term context.Context) error {
+			terms = append(terms, time.Since(began))
+			if len(terms) == 2 {
+				cancel()
+			}
+			<-term.Done()
+			return nil
+		}, holdfast.MaxHold(time.Minute))
+		if len(terms) != 2 || terms[1] < terms[0]+time.Minute+time.Second {
+			t.Errorf("the terms began after %v", terms)
 		}
 	})
 }

@@ -34,7 +34,6 @@ type settings struct {
 	hasTTL                              bool
 	limit                               int
 	shared, hasLimit, reentrant         bool
-	terms                               bool // of an election: MaxHold limits a term, and the others come first after it
 	reason                              string
 	// job is the name that Every was called with, for a lock of a tick. Errors have this name, and
 	// Close does not wait for the MinHold.
@@ -296,9 +295,6 @@ func (s *settings) forStore(g *driver.Guarantees) (*settings, error) {
 	}
 	semaphore := s.limit > driver.Exclusive && s.limit < driver.Unlimited
 	switch {
-	case s.terms && s.hasMaxHold && g.Order == driver.OrderNone:
-		return nil, &failure{kind: ErrUnsupported, err: fmt.Errorf(
-			"MaxHold(%s): the %s store has no order of waiters, so the same candidate could lead again and again", s.maxHold, g.Kind)}
 	case s.shared && !g.Shared:
 		return nil, &failure{kind: ErrUnsupported, err: fmt.Errorf("the %s store has no shared locks", g.Kind)}
 	case semaphore && !g.Semaphore:

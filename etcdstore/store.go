@@ -235,9 +235,11 @@ func (s *store) doubted(err error) error {
 	default:
 		return err
 	}
+	ctx, cancel := context.WithTimeout(s.calls.Ctx, 250*time.Millisecond)
+	defer cancel()
 	for _, endpoint := range s.given {
 		address := endpoint[strings.LastIndex(endpoint, "/")+1:]
-		if conn, failed := net.DialTimeout("tcp", address, 250*time.Millisecond); failed == nil {
+		if conn, failed := new(net.Dialer).DialContext(ctx, "tcp", address); failed == nil {
 			_ = conn.Close()
 			return contact.Silent(address, err)
 		}

@@ -131,7 +131,7 @@ func (b *bucket) publish(ctx context.Context, subject string, data []byte, o ...
 // refused reports whether a server has refused the user.
 func refused(err error) bool {
 	return errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) ||
-		errors.Is(err, nats.ErrAuthRevoked)
+		errors.Is(err, nats.ErrAuthRevoked) || errors.Is(err, nats.ErrAccountAuthExpired)
 }
 
 // noReplicas is the code of a server without a cluster that is asked for several replicas.

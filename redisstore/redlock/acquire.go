@@ -83,6 +83,7 @@ type candidate struct {
 	r       driver.Request
 	ballots int   // the number of its ballots so far
 	since   int64 // when its first ballot began, by the fleet's time
+	last    *ballot
 }
 
 // awaitEnd waits until no ballot of a failed request can be granted, for at most
@@ -247,6 +248,14 @@ func (c *candidate) requestVotes(entry string) (*ballot, error) {
 	c.ballots++
 	b := s.newBallot(c.r, c.ballots, entry, c.since)
 	b.owner = server.OwnerText(c.r.From.Owner())
+	if c.last != nil { // its queue entries and positions are those of the request
+		c.last.mu.Lock()
+		for i := range b.votes {
+			b.votes[i].queued = c.last.votes[i].queued
+		}
+		c.last.mu.Unlock()
+	}
+	c.last = b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.token = b.propose(now)
@@ -436,6 +445,7 @@ func (b *ballot) requestRaise(n *node, args []string) {
 		}
 		if b.ended {
 			b.endVote(n)
+			b.forgetClean()
 		}
 		wakeup.Send(b.changed)
 	}) {
@@ -495,6 +505,8 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 	res.free = now
 	if len(ends) >= b.s.quorum {
 		res.free = ends[b.s.quorum-1]
+	} else if quorum && len(ends) > 0 { // the others cannot give a vote
+		res.free = ends[len(ends)-1]
 	}
 	return res
 }

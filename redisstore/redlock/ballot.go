@@ -33,6 +33,7 @@ type vote struct {
 	state   voteState
 	counter uint64 // the server's counter of tokens, before the vote
 	queued  bool   // the server has the queue entry
+	left    bool   // there was no vote to end, only the queue entry
 	raised  bool   // the server has acknowledged the larger token
 	slow    bool   // after a quorum of other answers the ballot continues without this one
 	// last is the answer of the last request: a letter of vote.lua or raise.lua, or 0 for an error.
@@ -116,6 +117,13 @@ func (b *ballot) forget() {
 	}
 }
 
+// forgetClean removes a ballot if no server has a vote for it, after the last of its requests. The caller holds the mutex.
+func (b *ballot) forgetClean() {
+	if b.clean() == len(b.votes) {
+		b.forget()
+	}
+}
+
 // value returns the value of the lock under this ballot: the ballot, the token, the start of the wait, the
 // TTL and the owner.
 func (b *ballot) value(token uint64, owner string) string {
@@ -176,6 +184,7 @@ func (b *ballot) recordAnswer(n *node, r reply, err error) {
 	}
 	if b.ended { // mutation: redlock-late
 		b.endVote(n)
+		b.forgetClean()
 	}
 	wakeup.Send(b.changed)
 }
@@ -248,7 +257,7 @@ func (b *ballot) endVote(n *node) {
 	if v.state != voteGiven && v.state != voteUnsure && !left {
 		return
 	}
-	v.queued = false
+	v.queued, v.left = false, left
 	keepOut := "0"
 	if v.state == voteUnsure {
 		keepOut = b.s.keepOutMillis()
@@ -304,7 +313,7 @@ func (s *store) keepOutMillis() string { return millis(s.late()) }
 // endAt ends the vote at one server. It repeats the request until the server has answered or the vote
 // must have expired. A tombstone stands for keepOut milliseconds.
 func (b *ballot) endAt(n *node, keepOut string) {
-	expiry := b.expiry()
+	expiry := b.expiry(n)
 	for failures := 0; ; failures++ {
 		keep, lost := b.keepMillis()
 		entry := b.entry
@@ -324,12 +333,9 @@ func (b *ballot) endAt(n *node, keepOut string) {
 			if v.ended != answerVoteEnded && v.ended != answerKept && !lost {
 				v.ended = r.kind
 			}
-			last := b.clean() == len(b.votes)
+			b.forgetClean()
 			wakeup.Send(b.changed)
 			b.mu.Unlock()
-			if last {
-				b.forget()
-			}
 			return
 		}
 		if unclear {
@@ -348,10 +354,14 @@ func (b *ballot) endAt(n *node, keepOut string) {
 	}
 }
 
-// expiry returns when every vote must have expired. A lock that a release keeps is no longer a vote.
-func (b *ballot) expiry() time.Time {
+// expiry returns when the vote of a server must have expired, or its queue entry. A lock that a release keeps is no
+// longer a vote.
+func (b *ballot) expiry(n *node) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.votes[n.i].left {
+		return time.Now().Add(max(queueTTL, driver.PositionTime(b.ttl)))
+	}
 	return b.voteSent.Add(2*b.s.cfg.skew + b.stands)
 }
 

@@ -162,6 +162,12 @@ func (n *node) mayAnswer(ctx context.Context) bool {
 	case <-back:
 		return true
 	case <-timer.C:
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if time.Since(n.probed) >= probeInterval {
+			n.probed = time.Now()
+			return true
+		}
 	case <-ctx.Done():
 	}
 	return false
@@ -178,6 +184,7 @@ func (n *node) setSilent(yes bool) {
 	case yes && !was:
 		n.back = make(chan struct{})
 	case was && !yes:
+		n.probed = time.Time{}
 		close(n.back)
 	}
 }

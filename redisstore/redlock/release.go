@@ -80,6 +80,7 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 func (b *ballot) countEnded() (ended, unclear, pending int) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
+		case v.left:
 		case v.state != voteNone:
 			pending++
 		case b.undone:

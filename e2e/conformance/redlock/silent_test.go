@@ -1,21 +1,25 @@
 package redlock
 
 import (
+	"reflect"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 )
 
 // TestDownServerIsProbedSeldom: one of three servers is down. While a client waits for a held name, and locks and
 // unlocks other names, it opens few connections to that server. It opens more than a hundred a second if each
-// failed ballot of the waiter is ended on its own.
+// failed ballot of the waiter is ended on its own. The client forgets each ballot after its end.
 func TestDownServerIsProbedSeldom(t *testing.T) {
-	const period, mostPerSecond = 3 * time.Second, 25
+	const period, ttl, mostPerSecond = 3 * time.Second, 2 * time.Second, 25
 	f := start(t, 3, nil)
 	holder, s := f.open(t), f.open(t)
 	held := must(t, holder, newName("held"), time.Minute)
-	must(t, s, newName("connected"), time.Minute)
+	connected := must(t, s, newName("connected"), time.Minute)
 	f.all[0].Kill()
-	r := request(held.Name, time.Minute)
+	r := request(held.Name, ttl)
 	r.Wait = true
 	done := make(chan error, 1)
 	go func() {
@@ -27,9 +31,12 @@ func TestDownServerIsProbedSeldom(t *testing.T) {
 	}()
 	before, began, pairs := f.proxies[0].Accepted(), time.Now(), 0
 	for ; time.Since(began) < period; pairs++ {
-		g, err := s.Acquire(t.Context(), request(newName("free"), time.Minute))
+		g, err := s.Acquire(t.Context(), request(newName("free"), ttl))
 		check(t, err)
 		release(t, s, g)
+		if _, err := s.Acquire(t.Context(), request(held.Name, ttl)); driver.CodeOf(err) != driver.CodeBusy {
+			t.Fatal(err)
+		}
 	}
 	opened, took := f.proxies[0].Accepted()-before, time.Since(began)
 	t.Logf("%d connections and %d pairs in %s", opened, pairs, took)
@@ -38,4 +45,10 @@ func TestDownServerIsProbedSeldom(t *testing.T) {
 	}
 	release(t, holder, held)
 	check(t, <-done)
+	release(t, s, connected)
+	// Another package cannot read the map, but its length. The votes without an answer expire.
+	ballots := reflect.ValueOf(s.Store).Elem().Field(0).Elem().FieldByName("ballots")
+	requests.Eventually(t, "at most one ballot is left: the vote of the long TTL, if it was not ended", func() bool {
+		return ballots.Len() <= 1
+	})
 }

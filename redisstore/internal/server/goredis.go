@@ -591,7 +591,8 @@ func (c *goredisClient) Replica(_ context.Context, address string) (Node, error)
 
 // node returns a server, to which the client keeps its connection until Close.
 func (c *goredisClient) node(address string, o redis.Options) (Node, error) {
-	o.Addr, o.PoolSize, o.MaxRetries, o.DialerRetries, o.DisableIdentity = address, 1, -1, 1, true
+	o.Addr, o.MaxRetries, o.DialerRetries, o.DisableIdentity = address, -1, 1, true
+	o.PoolSize = maxIdle // after so many failures go-redis dials once a second, without a request
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls.Stopped() {

@@ -21,7 +21,9 @@ type login struct {
 	user     string
 	password func() string
 
-	refused sync.Map // *backoff.Refused by address, since a user may have another password at each server
+	// refused has a *backoff.Refused for each address, since a user may have another password at each server. For
+	// go-redis the primaries of a group of sentinels have one address.
+	refused sync.Map
 }
 
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
@@ -35,21 +37,36 @@ func (l *login) after(dial dialFunc) dialFunc {
 			return nil, err
 		}
 		conn, err := dial(ctx, network, address)
-		if password := l.password(); err == nil && password != "" {
+		sent := false
+		if password := l.password(); err == nil && (l.user != "" || password != "") {
+			sent = true
 			if err = authenticate(ctx, conn, l.user, password); err != nil {
 				closeNow(conn)
 				conn = nil
 			}
 		}
-		// go-redis itself logs in at the sentinels, while dial asks them for the primary.
-		if answer, ok := errors.AsType[ServerError](convert(err)); ok && known(string(answer)).code == driver.CodeRefused {
-			err = &NotSentError{answer}
+		switch refusal := refusalOf(err); {
+		case refusal != "":
+			err = &NotSentError{refusal}
 			refused.Note(err)
-		} else {
+		case err == nil || !sent: // without an answer to a password, an earlier refusal stands
 			refused.Note(nil)
 		}
 		return conn, err
 	}
+}
+
+// refusalOf returns the answer by which a server refuses a login, "" if err is none. go-redis itself logs in at the
+// sentinels, while the dial of a primary asks them for it, and joins the errors of several.
+func refusalOf(err error) ServerError {
+	answer, ok := errors.AsType[ServerError](err)
+	if other, also := errors.AsType[redis.Error](err); !ok && also {
+		answer, ok = ServerError(other.Error()), true
+	}
+	if !ok || known(string(answer)).code != driver.CodeRefused {
+		return ""
+	}
+	return answer
 }
 
 // DialHook implements redis.Hook.
@@ -90,7 +107,9 @@ func authenticate(ctx context.Context, conn net.Conn, user, password string) err
 	case err != nil:
 		return &NotSentError{fmt.Errorf("login: %w", err)}
 	case strings.HasPrefix(answer, "-"):
-		return &NotSentError{ServerError(answer[1:])}
+		// A server without the command repeats its arguments.
+		answer, _, _ = strings.Cut(answer[1:], ", with args")
+		return &NotSentError{ServerError(answer)}
 	case answer != "+OK":
 		return &NotSentError{errors.New("login: the server has answered AUTH with neither OK nor an error")}
 	}

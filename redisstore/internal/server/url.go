@@ -201,6 +201,14 @@ func parseURL(u *url.URL) (*Target, error) {
 	if t.tls, err = query.TLS(secure, how); err != nil {
 		return fail("%w", err)
 	}
+	if config := t.tls; config != nil && mode == Standalone {
+		// The replicas of the server, which it reports by their addresses, have certificates for its name, too.
+		t.tls = func() *tls.Config {
+			c := config()
+			c.ServerName = cmp.Or(c.ServerName, u.Hostname())
+			return c
+		}
+	}
 	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: password()+o.SentinelPassword != "", How: how}
 	if c.Exposed, err = query.Protect(p); err != nil {
 		return fail("%w", err)

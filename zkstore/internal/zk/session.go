@@ -78,6 +78,9 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if _, err := s.await(ctx); err != nil {
 		stop()
 		<-s.done
+		if cfg.Refused != nil && s.conns == 0 {
+			cfg.Refused.Note(nil) // no server has seen the user
+		}
 		return nil, err
 	}
 	return s, nil
