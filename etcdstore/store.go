@@ -226,7 +226,8 @@ func (s *store) doubted(err error) error {
 	}
 	text := err.Error()
 	foreign := strings.Contains(text, "error reading server preface") || strings.Contains(text, "handshake failed: EOF") ||
-		strings.Contains(text, "first record does not look like a TLS handshake") || strings.Contains(text, "missing selected ALPN")
+		strings.Contains(text, "first record does not look like a TLS handshake") || strings.Contains(text, "missing selected ALPN") ||
+		strings.Contains(text, "connection reset by peer") || strings.Contains(text, "broken pipe")
 	late := errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, "use of closed network connection")
 	switch {
 	case late:
