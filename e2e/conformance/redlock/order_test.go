@@ -208,6 +208,7 @@ func TestLateVoteLeavesNoPosition(t *testing.T) {
 	<-failed
 	close(late)
 	<-answered
+	f.do(0, "PERSIST", "holdfast:redlock:p:holdfast:redlock:l::"+name) // it does not expire
 	until(t, "the position is removed", func() bool { return strings.Join(f.positions(name), "") == "" })
 	if left, err := f.do(0, "ZCARD", "holdfast:redlock:q:holdfast:redlock:l::"+name).(int64); left != 0 || !err {
 		t.Errorf("%d queue entries are left", left)
@@ -232,6 +233,7 @@ func TestPositionOfGrantEndsEverywhere(t *testing.T) {
 	if got := f.positions(name); got[0] != w.ID || got[1] != "" || got[2] != "" {
 		t.Fatalf("positions %q, want that of %s at the first server", got, w.ID)
 	}
+	f.do(0, "PERSIST", "holdfast:redlock:p:"+key) // it does not expire
 	release(t, s, g)
 	until(t, "no server has a position", func() bool { return strings.Join(f.positions(name), "") == "" })
 	release(t, other, must(t, other, name, time.Minute))
