@@ -209,9 +209,7 @@ func TestOtherUserCannotLeadTheStoreOutside(t *testing.T) {
 func TestHardLinksAreRefused(t *testing.T) {
 	for _, name := range []string{"buckets", "values", "values/lock"} {
 		dir, secret := tempDir(t), filepath.Join(tempDir(t), "file")
-		if err := os.WriteFile(secret, nil, 0o600); err != nil { // an empty file looks like a new bucket
-			t.Fatal(err)
-		}
+		must.Succeed(t, os.WriteFile(secret, nil, 0o600)) // an empty file looks like a new bucket
 		before := tree(t, filepath.Dir(secret))
 		s := open(t, dir, filestore.Mode(0o777))
 		useStore(t, s)

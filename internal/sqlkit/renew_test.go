@@ -318,17 +318,17 @@ func TestRenewalJudgesEachRow(t *testing.T) {
 // answer. The client reads the rows, and the renewal continues from them.
 func TestRenewalAfterFault(t *testing.T) {
 	write := func(script string) bool { return strings.HasPrefix(script, "write") }
-	for name, fault := range map[string]func(s *rowServer){
-		"deadlocks": func(s *rowServer) {
-			left := 3
-			s.before = func(script string) error {
-				if !write(script) || left == 0 {
-					return nil
-				}
-				left--
-				return errDeadlock
+	failing := func(left int, err error) func(script string) error { // the first writes fail
+		return func(script string) error {
+			if !write(script) || left == 0 {
+				return nil
 			}
-		},
+			left--
+			return err
+		}
+	}
+	for name, fault := range map[string]func(s *rowServer){
+		"deadlocks": func(s *rowServer) { s.before = failing(3, errDeadlock) },
 		"a locked row": func(s *rowServer) {
 			left := 20
 			s.before = func(script string) error {
@@ -344,33 +344,9 @@ func TestRenewalAfterFault(t *testing.T) {
 				return nil
 			}
 		},
-		"the write is refused": func(s *rowServer) {
-			s.before = func(script string) error {
-				if write(script) {
-					s.before = nil
-					return errBad
-				}
-				return nil
-			}
-		},
-		"the write is lost": func(s *rowServer) {
-			s.before = func(script string) error {
-				if write(script) {
-					s.before = nil
-					return errNoAnswer
-				}
-				return nil
-			}
-		},
-		"the answer is lost": func(s *rowServer) {
-			s.after = func(script string) error {
-				if write(script) {
-					s.after = nil
-					return errNoAnswer
-				}
-				return nil
-			}
-		},
+		"the write is refused": func(s *rowServer) { s.before = failing(1, errBad) },
+		"the write is lost":    func(s *rowServer) { s.before = failing(1, errNoAnswer) },
+		"the answer is lost":   func(s *rowServer) { s.after = failing(1, errNoAnswer) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, s, grants := held(t, 20, own)
@@ -494,18 +470,15 @@ func TestVersionIsNotReusedAfterFailover(t *testing.T) {
 	request := func(id string) driver.Request {
 		return driver.Request{ID: id, Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}}
 	}
-	if err := e.Undo(t.Context(), request("x")); err != nil { // a write that is not replicated
-		t.Fatal(err)
-	}
+	must.Succeed(t, e.Undo(t.Context(), request("x"))) // a write that is not replicated
 	s.before = func(script string) error {
 		if strings.HasPrefix(script, "write") {
 			s.before = nil
 			s.mu.Unlock()
 			defer s.mu.Lock()
 			s.rows["\x00n"] = &replica
-			if _, err := e.Acquire(t.Context(), request("d")); err != nil {
-				t.Error(err)
-			}
+			_, err := e.Acquire(t.Context(), request("d"))
+			must.Report(t, err)
 		}
 		return nil
 	}
