@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"reflect"
+	"sync"
 	"testing"
 	"time"
 
@@ -46,9 +47,12 @@ func TestDownServerIsProbedSeldom(t *testing.T) {
 	release(t, holder, held)
 	check(t, <-done)
 	release(t, s, connected)
-	// Another package cannot read the map, but its length. The votes without an answer expire.
-	ballots := reflect.ValueOf(s.Store).Elem().Field(0).Elem().FieldByName("ballots")
+	// Another package can read the length of the map, and lock its mutex, only so. The votes without an answer expire.
+	client := reflect.ValueOf(s.Store).Elem().Field(0).Elem()
+	mu := (*sync.Mutex)(client.FieldByName("mu").Addr().UnsafePointer())
 	requests.Eventually(t, "at most one ballot is left: the vote of the long TTL, if it was not ended", func() bool {
-		return ballots.Len() <= 1
+		mu.Lock()
+		defer mu.Unlock()
+		return client.FieldByName("ballots").Len() <= 1
 	})
 }
