@@ -118,7 +118,8 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 			}
 		}
 		if err != nil {
-			if ctx.Err() != nil && x.req.Waited > 0 && l.guarantees.Load().Order == driver.OrderLongest {
+			if x.req.Waited > 0 && l.guarantees.Load().Order == driver.OrderLongest &&
+				(ctx.Err() != nil || l.store.Classify(err) == driver.CodeUnavailable) {
 				err = &driver.Error{Code: driver.CodeUnknown, Err: err} // the store may have a position of the request
 			}
 			return driver.Grant{}, err

@@ -607,6 +607,44 @@ func TestPolledStoreExcludes(t *testing.T) {
 	})
 }
 
+// positions is a store whose requests that are repeated fail once, and that records which requests are undone.
+type positions struct {
+	driver.Store
+	failed string // the ID of the request
+	undone []string
+}
+
+func (s *positions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if r.Waited > 0 && s.failed == "" {
+		s.failed = r.ID
+		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "down")
+	}
+	return s.Store.Acquire(ctx, r)
+}
+
+func (s *positions) Undo(ctx context.Context, r driver.Request) error {
+	s.undone = append(s.undone, r.ID)
+	return s.Store.Undo(ctx, r)
+}
+
+// TestPositionOfAFailedRequestIsUndone: a store keeps a position for a request that was repeated. When a later repetition
+// fails, the core undoes the request, so that its position keeps no other client out.
+func TestPositionOfAFailedRequestIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memstore.New()
+		longest := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderLongest }
+		s := &positions{Store: m.Client()}
+		holder, l := newLocker(t, m), newLocker(t, altered{s, longest})
+		k := mustLock(t, holder, "a")
+		time.AfterFunc(10*time.Second, func() { _ = k.Unlock() })
+		unlock(t, mustLock(t, l, "a"))
+		must.Succeed(t, l.Close(bg))
+		if s.failed == "" || !slices.Contains(s.undone, s.failed) {
+			t.Errorf("undone: %q, want %q among them", s.undone, s.failed)
+		}
+	})
+}
+
 // requests records the requests to a store.
 type requests struct {
 	driver.Store

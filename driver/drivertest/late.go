@@ -118,6 +118,9 @@ func (c *lateCase) waited(provisional bool, before func()) bool {
 	}
 	if w.err != nil {
 		c.resolved(w.err)
+		if c.g.Order == driver.OrderLongest { // the request has no position any more, so the name is free at once
+			c.release(c.other, c.must(c.other, c.request(c.name, driver.Exclusive, long)))
+		}
 		return false
 	}
 	c.got = w.g

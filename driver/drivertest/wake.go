@@ -7,9 +7,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// pushTime is how long a test without a fallback waits for a notification. A machine may stand
-// still for that long, so such a test has three tries.
-const pushTime = 10 * time.Second
+// pushTime is how long a test without a fallback waits for a notification. It is shorter than driver.PositionTime, after
+// which a waiter tries again by itself. A machine may stand still for that long, so such a test has three tries.
+const pushTime = 7 * time.Second
 
 // pushed returns a test with up to three tries. In one of them, every waiter must be granted.
 // After each try it releases the remaining grants.

@@ -247,13 +247,13 @@ func (c content) lastExpiry() (last int64) {
 	return last
 }
 
-// firstExpiry returns when the first grant expires, or the position of a waiter if no grant stands.
+// firstExpiry returns when the first grant expires, or the position of a waiter; 0 if there is neither.
 func (c content) firstExpiry() (first int64) {
 	if c.First != nil {
 		first = c.First.Until
 	}
-	for i, h := range c.Holders {
-		if i == 0 || h.Expires < first {
+	for _, h := range c.Holders {
+		if first == 0 || h.Expires < first {
 			first = h.Expires
 		}
 	}

@@ -62,8 +62,10 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 // it. If that fails, the core has to undo the request.
 func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
 	late := errors.Is(err, errPosition)
-	if err = e.withdrawn(ctx, err); !r.Wait || r.Waited == 0 || driver.CodeOf(err) != driver.CodeWithdrawn {
-		return err // without an answer of the storage, the position ends by itself
+	err = e.withdrawn(ctx, err)
+	code := driver.CodeOf(err)
+	if !r.Wait || r.Waited == 0 || code != driver.CodeWithdrawn && code != driver.CodeUnavailable {
+		return err
 	}
 	if late {
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}
@@ -189,7 +191,9 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 			return nil, busy
 		}
 		granting = true
-		return c.write(p, v), nil
+		next := c.write(p, v)
+		p.wake = v.isFirst(r.ID) && next.admits("", r.Limit) // others waited only for the position
+		return next, nil
 	}
 	if e.apply(ctx, p); !granting && driver.CodeOf(p.err) == driver.CodeUnknown {
 		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPosition, p.err)
