@@ -510,7 +510,7 @@ func operatorsBesideLockers(e *env) {
 		// Without an idle time, a sweep could remove what a request has read and is about to replace.
 		operate(func(s driver.Store, _ int) error { return s.(sweeper).Sweep(ctx, time.Minute) })
 	}
-	e.contend(3, 4, 40, func(l *holdfast.Locker) {
+	e.contend(3, 4, 6, func(l *holdfast.Locker) {
 		i := rand.IntN(len(names))
 		err := l.Do(e.Context(), names[i], func(ctx context.Context) error {
 			if inside[i].Add(1) != 1 {
