@@ -72,12 +72,6 @@ func TestStores(t *testing.T) {
 				config.Duration /= 3
 				least = 1
 			}
-			if local == "redis-redisson-fair" {
-				// After a waiter is killed, Redisson keeps its queue entry for five
-				// minutes, and the waiters behind it wait.
-				kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind == "kill" })
-				config.Faults = kinds
-			}
 			r := checktest.Run(t, config)
 			if s := r.Stats; s.Grants < 40 || s.Writes == 0 || len(s.Faults) < least {
 				t.Errorf("%+v, of the faults %v: the test tests little", s, kinds)

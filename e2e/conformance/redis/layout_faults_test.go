@@ -240,7 +240,7 @@ func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
 }
 
 // TestLayoutRefusedExpiryLeavesNoGrant: the key beside a name outlives the requested lease, and the
-// client may not set an expiry. The refused request leaves neither a lock nor a permit.
+// client may not set an expiry. The refused request leaves neither a lock nor a permit, nor a key that does not expire.
 func TestLayoutRefusedExpiryLeavesNoGrant(t *testing.T) {
 	r := start(t)
 	eachLayout(t, func(t *testing.T, l layouts.Layout) {
@@ -270,6 +270,15 @@ func TestLayoutRefusedExpiryLeavesNoGrant(t *testing.T) {
 		code(t, s, err, driver.CodeRefused)
 		if after := state(); after != before {
 			t.Errorf("a refused request has changed\n%s\nto\n%s", before, after)
+		}
+		req := request("new", many(l), long)
+		_, err = s.Acquire(t.Context(), req)
+		code(t, s, err, driver.CodeRefused)
+		code(t, s, s.Undo(t.Context(), req), driver.CodeRefused)
+		for _, key := range strungTogether(do(t, r, "KEYS", "holdfast:beside:*")) {
+			if left, ok := do(t, r, "PTTL", key).(int64); !ok || left < 0 {
+				t.Errorf("the key %s does not expire", key)
+			}
 		}
 	})
 }

@@ -80,10 +80,17 @@ local function mint()
   return math.max(now, number(call('HGET', B, 'last') or '0', 'last') + 1, least + 1)
 end
 
+-- beside writes fields of the side key, and makes it exist for at least that time. If the user may not set an expiry, the
+-- server refuses the first command, so that no key stays without one.
+local function beside(time, ...)
+  live(time)
+  call('HSET', B, ...)
+  live(time)
+end
+
 -- write writes the grant of own to the side key.
 local write = function(token)
-  call('HSET', B, 'last', text(token), 'h:' .. own, id .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. text(limit) .. ' ' .. owner)
-  live(math.max(ttl, keep))
+  beside(math.max(ttl, keep), 'last', text(token), 'h:' .. own, id .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. text(limit) .. ' ' .. owner)
 end
 
 -- record returns what write has written for an owner, and recorded the token in it.
@@ -104,8 +111,7 @@ end
 local function refuse()
   if late <= now then return end
   if call('HLEN', B) > 100 then sweep() end
-  call('HSET', B, 'v:' .. id, text(late))
-  live(math.ceil((late - now) / 1000))
+  beside(math.ceil((late - now) / 1000), 'v:' .. id, text(late))
 end
 
 local held, blocked, grab, extend, drop, holders

@@ -23,10 +23,7 @@ blocked = function()
   if left ~= -2 then return left end
 end
 
-write = function(token)
-  call('HSET', B, 'last', text(token))
-  live(keep)
-end
+write = function(token) beside(keep, 'last', text(token)) end
 
 recorded = function()
   local of, rec = mine(value)

@@ -34,10 +34,7 @@ end
 
 -- write writes only the token. grab writes the grant after it has taken a permit.
 local remember = write
-write = function(token)
-  call('HSET', B, 'last', text(token))
-  live()
-end
+write = function(token) beside(keep, 'last', text(token)) end
 
 forget = function() end
 
