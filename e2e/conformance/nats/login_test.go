@@ -89,6 +89,22 @@ tls { cert_file: %q, key_file: %q, ca_file: %q, verify: true }`,
 	}
 }
 
+// TestRefusedLoginsAreFewBeforeFirstConnection: a store is opened with a wrong password while its server is away. Once the
+// server is back, the store does not log in again and again while a request waits for the connection.
+func TestRefusedLoginsAreFewBeforeFirstConnection(t *testing.T) {
+	c := startEmpty(t, servers.NATSConfig{Settings: "authorization { user: app, password: secret }"})
+	c.proxies[0].Cut()
+	s := openAt(t, strings.Replace(c.url(c.addresses()), "://", "://app:another@", 1), "")
+	check(t, c.proxies[0].Heal())
+	requests.Eventually(t, "the server refuses the login", func() bool {
+		_, err := s.Put(t.Context(), "key", []byte("value"), "")
+		return driver.CodeOf(err) == driver.CodeRefused
+	})
+	if n := c.proxies[0].Accepted(); n > 3 {
+		t.Errorf("%d logins", n)
+	}
+}
+
 // TestRenewedPasswordIsUsedAtOnce: the server gets another password, which ends the user's connections. The store's file
 // has the password already. The next login does not wait as one after a refused login does, so the lock stays.
 func TestRenewedPasswordIsUsedAtOnce(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
@@ -28,6 +30,23 @@ func TestRefusedLoginsAreFew(t *testing.T) {
 		c := ownCluster(t, false)
 		refusedLogins(t, c.Nodes, "redis+cluster://"+c.Nodes[0].Address())
 	})
+}
+
+// TestUserWithoutPasswordLogsIn: only the user of the URL, who has no password, may log in.
+func TestUserWithoutPasswordLogsIn(t *testing.T) {
+	r := start(t)
+	do(t, r, "ACL", "SETUSER", "app", "on", "nopass", "~holdfast:*", "&holdfast:*", "+@all")
+	do(t, r, "ACL", "SETUSER", "default", "off")
+	s := open(t, "redis://app@"+r.Address())
+	release(t, s, must(t, s, request("x", driver.Exclusive, long)))
+	credentialsRefused(t, kept(t, opening("redis://"+r.Address())))
+}
+
+// TestErrorOfLoginHidesPassword: a server does not have the commands of a login, and repeats their arguments.
+func TestErrorOfLoginHidesPassword(t *testing.T) {
+	r := start(t, "--rename-command", "AUTH", "", "--rename-command", "HELLO", "")
+	credentialsRefused(t, kept(t, opening("redis://app:app-secret@"+r.Address())))
+	credentialsRefused(t, over(t, goredis.NewClient(&goredis.Options{Addr: r.Address(), Username: "app", Password: "app-secret"})))
 }
 
 // refusedLogins counts the logins that each server has refused.

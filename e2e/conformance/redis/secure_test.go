@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"crypto/x509"
 	"net/url"
 	"os"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
@@ -90,17 +92,44 @@ func tlsParameters(f servers.TLS) string {
 	return url.Values{"ca": {f.CA}, "cert": {f.Cert}, "key": {f.Key}}.Encode()
 }
 
+// byName is a name of this machine. named returns a URL's host with that name, and certified certifies that name alone.
+const byName = "localhost"
+
+func named(r *servers.Redis) string { return strings.Replace(r.Address(), "127.0.0.1", byName, 1) }
+
+func certified(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{byName} }
+
+// certify gives servers another certificate.
+func certify(t *testing.T, all []*servers.Redis, files servers.TLS) {
+	t.Helper()
+	for _, r := range all {
+		do(t, r, "CONFIG", "SET", "tls-cert-file", files.Cert, "tls-key-file", files.Key)
+	}
+}
+
+// unverified requires that a store finds no server that it can verify.
+func unverified(t *testing.T, open func() driver.Store) {
+	t.Helper()
+	s := open()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := s.Acquire(ctx, request("x", driver.Exclusive, long))
+	code(t, s, err, driver.CodeUnavailable)
+}
+
 func TestSentinelOverTLS(t *testing.T) {
 	t.Parallel()
 	installed(t)
-	files := servertest.NewAuthority(t, "ca").Sign(t, "server")
+	ca := servertest.NewAuthority(t, "ca")
+	files := ca.Sign(t, "server", func(c *x509.Certificate) { c.DNSNames = []string{byName} })
 	client := servertest.ClientTLS(t, files)
 	g, err := servers.StartRedisSentinelWith(t.Context(), t.TempDir(), 1, "sentinel-secret",
 		append(servers.RedisTLS(files), "--requirepass", "server-secret", "--masterauth", "server-secret")...)
 	check(t, err)
 	t.Cleanup(g.Kill)
 	restrict(t, g.All())
-	address := g.Sentinels[0].Address()
+	certify(t, g.All(), ca.Sign(t, "of the address"))
+	address := named(g.Sentinels[0])
 	byURL := func(user, sentinel string) func() driver.Store {
 		return kept(t, opening("rediss+sentinel://"+user+"@"+address+"/"+g.Name+"?sentinel_password="+sentinel+"&"+tlsParameters(files)))
 	}
@@ -113,19 +142,26 @@ func TestSentinelOverTLS(t *testing.T) {
 	})
 	t.Run("wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret", "sentinel-secret")) })
 	t.Run("wrong password of the sentinels", func(t *testing.T) { credentialsRefused(t, byURL("app:app-secret", "no-secret")) })
+	t.Run("wrong password of a sentinel, and another is down", func(t *testing.T) {
+		credentialsRefused(t, byURL("app:app-secret", "no-secret&addr=127.0.0.1:1"))
+	})
+	certify(t, g.All(), ca.Sign(t, "of the name", certified))
+	t.Run("the certificate is not for the primary's address", func(t *testing.T) { unverified(t, byURL("app:app-secret", "sentinel-secret")) })
 }
 
 func TestClusterOverTLS(t *testing.T) {
 	t.Parallel()
 	installed(t)
-	files := servertest.NewAuthority(t, "ca").Sign(t, "server")
+	ca := servertest.NewAuthority(t, "ca")
+	files := ca.Sign(t, "server", func(c *x509.Certificate) { c.DNSNames = []string{byName} })
 	client := servertest.ClientTLS(t, files)
 	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true,
 		append(servers.RedisTLS(files), "--requirepass", "server-secret", "--masterauth", "server-secret")...)
 	check(t, err)
 	t.Cleanup(c.Kill)
 	restrict(t, c.Nodes, "cluster")
-	address := c.Nodes[0].Address()
+	certify(t, c.Nodes[1:], ca.Sign(t, "of the address"))
+	address := named(c.Nodes[0])
 	byURL := func(user string) func() driver.Store {
 		return kept(t, opening("rediss+cluster://"+user+"@"+address+"?"+tlsParameters(files)))
 	}
@@ -136,4 +172,24 @@ func TestClusterOverTLS(t *testing.T) {
 		})))
 	})
 	t.Run("wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret")) })
+	certify(t, c.Nodes, ca.Sign(t, "of the name", certified))
+	t.Run("the certificates are not for the nodes' addresses", func(t *testing.T) { unverified(t, byURL("app:app-secret")) })
+}
+
+// TestReplicaIsVerifiedByNameInURL: a primary reports its replica by an address. The certificates of both are for the
+// name in the URL.
+func TestReplicaIsVerifiedByNameInURL(t *testing.T) {
+	t.Parallel()
+	installed(t)
+	ca := servertest.NewAuthority(t, "ca")
+	files := ca.Sign(t, "server")
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1, servers.RedisTLS(files)...)
+	check(t, err)
+	t.Cleanup(g.Kill)
+	certify(t, g.All(), ca.Sign(t, "of the name", certified))
+	s := open(t, "rediss://"+named(g.Primary)+"?replicas=1&"+tlsParameters(files))
+	release(t, s, must(t, s, request("x", driver.Exclusive, long)))
+	if f, found := requests.Finding(t, s, "unread"); found {
+		t.Errorf("the store has not read from the replica: %s", f.Evidence)
+	}
 }

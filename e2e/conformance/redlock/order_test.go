@@ -5,10 +5,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -168,16 +170,71 @@ func TestLongestWaiterIsNext(t *testing.T) {
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
-// TestLateVoteLeavesNoPosition: a server executes the request of a waiter after the waiter has left. The waiter
-// removes the position that it makes.
+// TestWaiterBehindAnotherPollsSeldom: a server keeps a free name for a request that has waited longer, another one does
+// not answer, and the third refuses all requests. Until the position expires, a younger waiter polls as if it had the
+// answers of all servers.
+func TestWaiterBehindAnotherPollsSeldom(t *testing.T) {
+	f := start(t, 3, nil)
+	a, dead := f.open(t), f.gated(t)
+	name := newName("behind")
+	held := f.hold(t, a, name)
+	first := f.wait(t, dead.client, name, time.Second)
+	dead.mu.Lock()
+	defer dead.mu.Unlock()
+	defer first.cancel()
+	release(t, a, held)
+
+	var polls atomic.Int64
+	answers := make(chan struct{})
+	young := f.tapped(t, func(c call) ([]string, error) {
+		switch {
+		case c.script != "vote":
+		case c.server == 0:
+			polls.Add(1)
+		case c.server == 1:
+			<-answers
+		default:
+			return nil, redisstore.ServerError("OOM command not allowed when used memory > 'maxmemory'.")
+		}
+		return c.send()
+	})
+	r := request(name, time.Minute)
+	r.Wait = true
+	granted, failed := make(chan driver.Grant, 1), make(chan error, 1)
+	go func() {
+		g, err := young.Acquire(t.Context(), r)
+		granted <- g
+		failed <- err
+	}()
+	until(t, "the position expires", func() bool { return f.positions(name)[0] != first.ID })
+	n := polls.Load()
+	close(answers)
+	g := <-granted
+	check(t, <-failed)
+	if n > 8 {
+		t.Errorf("%d polls in the second of a position", n)
+	}
+	release(t, young, g)
+}
+
+// TestLateVoteLeavesNoPosition: a server executes the request of a waiter after the waiter has left, or while it leaves.
+// The waiter removes the position that it makes.
 func TestLateVoteLeavesNoPosition(t *testing.T) {
 	f := start(t, 3, nil)
+	t.Run("after it has left", func(t *testing.T) { f.lateVote(t, false) })
+	t.Run("while it leaves", func(t *testing.T) { f.lateVote(t, true) })
+}
+
+// lateVote holds back the vote of the first server. While the waiter leaves, the other servers get the request that
+// removes its queue entry only after the first one has got it twice: before the late vote, and after it.
+func (f *fleet) lateVote(t *testing.T, leaving bool) {
 	a := f.open(t)
 	name := newName("late")
 	f.hold(t, a, name)
 	var mu sync.Mutex
 	late, sent := make(chan struct{}), make(chan struct{})
-	answered := make(chan struct{})
+	answered, removed := make(chan struct{}), make(chan struct{})
+	ends := 0
 	s := f.tapped(t, func(c call) ([]string, error) {
 		mu.Lock()
 		hold := c.script == "vote" && c.server == 0 && len(c.args) > 10 && sent != nil
@@ -190,7 +247,26 @@ func TestLateVoteLeavesNoPosition(t *testing.T) {
 			<-late
 			defer close(answered)
 		}
-		return c.send()
+		if c.script != "end" || !leaving {
+			return c.send()
+		}
+		if c.server != 0 {
+			select {
+			case <-removed:
+			case <-t.Context().Done():
+			}
+			return c.send()
+		}
+		v, err := c.send()
+		mu.Lock()
+		defer mu.Unlock()
+		switch ends++; ends {
+		case 1:
+			close(late)
+		case 2:
+			close(removed)
+		}
+		return v, err
 	})
 	r := request(name, time.Minute)
 	r.Wait = true
@@ -206,7 +282,9 @@ func TestLateVoteLeavesNoPosition(t *testing.T) {
 	<-began
 	cancel()
 	<-failed
-	close(late)
+	if !leaving {
+		close(late)
+	}
 	<-answered
 	f.do(0, "PERSIST", "holdfast:redlock:p:holdfast:redlock:l::"+name) // it does not expire
 	until(t, "the position is removed", func() bool { return strings.Join(f.positions(name), "") == "" })

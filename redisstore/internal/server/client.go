@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"strings"
 	"time"
 )
 
@@ -77,6 +78,13 @@ type Answer struct {
 type ServerError string
 
 func (e ServerError) Error() string { return string(e) }
+
+// serverError returns the error of an answer. A server without the command repeats its arguments, which may be those of
+// a login.
+func serverError(answer string) ServerError {
+	answer, _, _ = strings.Cut(answer, ", with args")
+	return ServerError(answer)
+}
 
 // NotSentError means that a request was certainly not sent.
 type NotSentError struct{ Err error }

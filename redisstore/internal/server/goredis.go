@@ -226,7 +226,7 @@ func convert(err error) error {
 		return &NotSentError{err}
 	}
 	if answered, ok := errors.AsType[redis.Error](err); ok {
-		return ServerError(answered.Error())
+		return serverError(answered.Error())
 	}
 	return err
 }

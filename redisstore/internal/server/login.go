@@ -61,7 +61,7 @@ func (l *login) after(dial dialFunc) dialFunc {
 func refusalOf(err error) ServerError {
 	answer, ok := errors.AsType[ServerError](err)
 	if other, also := errors.AsType[redis.Error](err); !ok && also {
-		answer, ok = ServerError(other.Error()), true
+		answer, ok = serverError(other.Error()), true
 	}
 	if !ok || known(string(answer)).code != driver.CodeRefused {
 		return ""
@@ -107,9 +107,7 @@ func authenticate(ctx context.Context, conn net.Conn, user, password string) err
 	case err != nil:
 		return &NotSentError{fmt.Errorf("login: %w", err)}
 	case strings.HasPrefix(answer, "-"):
-		// A server without the command repeats its arguments.
-		answer, _, _ = strings.Cut(answer[1:], ", with args")
-		return &NotSentError{ServerError(answer)}
+		return &NotSentError{serverError(answer[1:])}
 	case answer != "+OK":
 		return &NotSentError{errors.New("login: the server has answered AUTH with neither OK nor an error")}
 	}
