@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -212,26 +211,9 @@ func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
 	return e
 }
 
-// commit runs statements on a connection without a transaction, at a server that accepts
-// writes. It closes connections to a demoted server, because a new connection may lead to the new
-// primary.
+// commit runs statements on a connection without a transaction, at a server that accepts writes.
 func (s *store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
-	script := append([]string{"SELECT @@global.read_only"}, statements...)
-	for fresh := false; ; fresh = true {
-		a, err := s.links.Run(ctx, script...)
-		coded, _ := faults{}.Sort(err)
-		demoted := errors.Is(coded, sqlkit.ErrReadOnly) || err == nil && isReadOnly(a.First(0).Text(0))
-		switch {
-		case demoted && fresh:
-			return nil, sqlkit.ErrReadOnly
-		case demoted:
-			s.links.Flush()
-		case err != nil:
-			return nil, err
-		default:
-			return a[1:], nil
-		}
-	}
+	return s.links.RunAtPrimary(ctx, faults{}, "SELECT @@global.read_only", isReadOnly, statements...)
 }
 
 // String returns where the locks are, without a password.

@@ -78,8 +78,8 @@ func (faults) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// rowFaults are the faults of Optimistic, which leaves a server that has become read-only. Sessions make their own
-// transactions writable.
+// rowFaults are the faults of Optimistic and of values, which leave a server that has become read-only. Sessions make
+// their own transactions writable.
 type rowFaults struct{ faults }
 
 func (f rowFaults) Sort(err error) (error, bool) {

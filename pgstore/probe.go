@@ -268,7 +268,8 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Semaphore, g.Slots, g.Mixed, g.Order = true, true, false, driver.OrderNone
 		g.Reach = reachSchema
 		g.Notes = append(g.Notes,
-			"on one name, readers and semaphores of each size wait for one another; waiters for semaphores poll, at most 100ms apart",
+			"on one name, readers and semaphores of each size wait for one another",
+			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits again and again may keep out the waiters for a semaphore of another size until they stop",
 			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later",
 		)
 	}

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -12,7 +13,7 @@ var _ driver.Values = (*store)(nil)
 // newValues returns the values of the store, which are in the table holdfast_value.
 func newValues(s *store) *sqlkit.Values {
 	return &sqlkit.Values{
-		Namespace: s.cfg.Namespace, Resolve: s.resolve, Run: s.links.Run, Sort: faults{}.Sort,
+		Namespace: s.cfg.Namespace, Resolve: s.resolve, Run: s.atPrimary, Sort: faults{}.Sort,
 		Read: func(key []byte) string {
 			return fmt.Sprintf("SELECT CASE WHEN pg_catalog.length(data) <= %[1]d THEN version END, CASE WHEN pg_catalog.length(data) <= %[1]d THEN pg_catalog.encode(data, 'hex') END FROM %[2]s WHERE name = %[3]s",
 				driver.MaxValue, s.in(valuesTable), lit(key))
@@ -26,4 +27,11 @@ func newValues(s *store) *sqlkit.Values {
 				s.in(valuesTable), ascii(version), lit(data), lit(key), ascii(old))}
 		},
 	}
+}
+
+// atPrimary runs statements of Get and Put at a server that accepts writes. A primary that has become read-only keeps
+// its sessions, and would serve Get forever.
+func (s *store) atPrimary(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
+	return s.links.RunAtPrimary(ctx, rowFaults{}, "SELECT pg_catalog.current_setting('transaction_read_only')",
+		func(answer string) bool { return answer == "on" }, statements...)
 }

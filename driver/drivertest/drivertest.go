@@ -173,6 +173,8 @@ func Run(t *testing.T, h Harness) {
 		{"Lockers/Cancel", lockersCancel},
 		{"Lockers/Turns", lockersTakeTurns},
 		{"Lockers/WriterAmongReaders", lockersWriter},
+		{"Lockers/SmallerLimit", lockersSmallerLimit},
+		{"Lockers/Lead", lockersLead},
 		{"Lockers/LostAnswers", lockersLoseAnswers},
 		{"OperatorsBesideLockers", operatorsBesideLockers},
 		{"UnlockedNameIsFree", unlockedNameIsFree},

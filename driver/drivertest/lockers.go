@@ -312,25 +312,31 @@ func expired(err error) bool {
 const fewPasses = 10
 
 // lockersTakeTurns requires that a client that takes a lock again at once does not keep out one that waits.
-func lockersTakeTurns(e *env) {
-	if e.g.Order == driver.OrderNone {
-		e.Skip("the store has no order")
-	}
-	e.passed(1)
-}
+func lockersTakeTurns(e *env) { e.passed(1, nil, nil) }
 
 // lockersWriter requires that readers whose locks overlap do not keep out a writer.
 func lockersWriter(e *env) {
-	if e.g.Order == driver.OrderNone || !e.g.Shared || !e.g.Mixed {
-		e.Skip("the store has no order, or no locks of readers beside a writer")
+	if !e.g.Shared {
+		e.Skip("the store has no shared locks")
 	}
-	e.passed(3, holdfast.Shared())
+	e.passed(3, []holdfast.LockOption{holdfast.Shared()}, nil)
 }
 
-// passed lets clients take a lock in turn with themselves, and requires that another client gets it meanwhile.
-func (e *env) passed(clients int, options ...holdfast.LockOption) {
+// lockersSmallerLimit requires that permits of a semaphore do not keep out a request of a smaller limit.
+func lockersSmallerLimit(e *env) {
+	if !e.g.Semaphore {
+		e.Skip("the store has no semaphores")
+	}
+	e.passed(4, []holdfast.LockOption{holdfast.Limit(4)}, []holdfast.LockOption{holdfast.Limit(2)})
+}
+
+// passed lets clients take a lock in turn with themselves, and requires that another client gets it meanwhile. If the
+// store has no order, the clients may also end first. It logs what the other client has waited for.
+func (e *env) passed(clients int, theirs, others []holdfast.LockOption) {
+	const work = 60 * time.Millisecond
 	name := e.name()
-	var got atomic.Bool
+	var got, waiting atomic.Bool
+	var passes atomic.Int32
 	var held, running sync.WaitGroup
 	held.Add(clients)
 	for i := range clients {
@@ -339,15 +345,20 @@ func (e *env) passed(clients int, options ...holdfast.LockOption) {
 			defer e.closeLocker(l)
 			first := sync.OnceFunc(held.Done)
 			defer first()
-			for passes := 0; !got.Load(); passes++ {
-				k := e.lockSoon(l, name, long, options...)
+			for n := 0; !got.Load(); n++ {
+				k := e.lockSoon(l, name, long, theirs...)
+				if waiting.Load() && !got.Load() {
+					passes.Add(1)
+				}
 				first()
-				time.Sleep(time.Duration(60+20*i) * time.Millisecond) // the work; those of readers overlap
+				time.Sleep(work + time.Duration(20*i)*time.Millisecond) // the work; that of readers overlaps
 				if err := k.Unlock(); err != nil {
 					e.Errorf("Unlock: %v", err)
 				}
-				if passes == fewPasses*clients {
-					e.Errorf("%q: %d grants of one client while another one waits", name, passes)
+				if n == fewPasses*clients {
+					if e.g.Order != driver.OrderNone {
+						e.Errorf("%q: %d grants of one client while another one waits", name, n)
+					}
 					return
 				}
 			}
@@ -355,13 +366,55 @@ func (e *env) passed(clients int, options ...holdfast.LockOption) {
 	}
 	held.Wait()
 	l := e.locker(holdfast.RequestTimeout(e.timeout()))
-	k := e.lockSoon(l, name, long)
+	waiting.Store(true)
+	began := time.Now()
+	k := e.lockSoon(l, name, long, others...)
 	got.Store(true)
+	e.Logf("order %s: %d grants to %d other clients and %.1f times their work before the grant", e.g.Order, passes.Load(), clients, float64(time.Since(began))/float64(work))
 	if err := k.Unlock(); err != nil {
 		e.Errorf("Unlock: %v", err)
 	}
 	e.closeLocker(l)
 	running.Wait()
+	e.free(e.open(), name)
+}
+
+// lockersLead requires that each of three candidates leads, if the time of a leader is limited. It logs their terms.
+func lockersLead(e *env) {
+	const candidates, enough, most = 3, 4, 20 * 3
+	name := e.name()
+	ctx, stop := context.WithCancel(e.Context())
+	defer stop()
+	var all []*holdfast.Locker
+	for range candidates {
+		all = append(all, e.locker(holdfast.RequestTimeout(e.timeout())))
+	}
+	var mu sync.Mutex
+	terms, total := make([]int, candidates), 0 // guarded by mu
+	var running sync.WaitGroup
+	for i, l := range all {
+		running.Go(func() {
+			defer e.closeLocker(l)
+			err := l.Lead(ctx, name, func(ctx context.Context) error {
+				mu.Lock()
+				terms[i]++
+				if total++; slices.Min(terms) == enough || total == most {
+					stop()
+				}
+				mu.Unlock()
+				<-ctx.Done()
+				return ctx.Err()
+			}, holdfast.TTL(long), holdfast.MaxHold(50*time.Millisecond))
+			if !errors.Is(err, context.Canceled) {
+				e.Errorf("Lead: %v", err)
+			}
+		})
+	}
+	running.Wait()
+	e.Logf("order %s: terms of each candidate: %d", e.g.Order, terms)
+	if slices.Min(terms) == 0 {
+		e.Errorf("%q: terms of each candidate: %d", name, terms)
+	}
 	e.free(e.open(), name)
 }
 

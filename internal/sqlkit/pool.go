@@ -176,6 +176,28 @@ func (p *Pool) Flush() {
 	}
 }
 
+// RunAtPrimary runs statements at a server that accepts writes. It runs query before them, and readOnly reports whether
+// the answer is that of a read-only server. The statements must have no effect at such a server. RunAtPrimary then closes
+// the idle links and tries once more, because a new link may lead to the new primary.
+func (p *Pool) RunAtPrimary(ctx context.Context, faults Faults, query string, readOnly func(answer string) bool, statements ...string) (Answers, error) {
+	script := append([]string{query}, statements...)
+	for fresh := false; ; fresh = true {
+		a, err := p.Run(ctx, script...)
+		coded, _ := faults.Sort(err)
+		demoted := errors.Is(coded, ErrReadOnly) || err == nil && readOnly(a.First(0).Text(0))
+		switch {
+		case demoted && fresh:
+			return nil, ErrReadOnly
+		case demoted:
+			p.Flush()
+		case err != nil:
+			return nil, err
+		default:
+			return a[1:], nil
+		}
+	}
+}
+
 // flushSilent closes the links that were idle when a statement was sent which had no answer in time.
 func (p *Pool) flushSilent(ctx context.Context, sent time.Time) {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
