@@ -80,12 +80,16 @@ local function mint()
   return math.max(now, number(call('HGET', B, 'last') or '0', 'last') + 1, least + 1)
 end
 
--- beside writes fields of the side key, and makes it exist for at least that time. If the user may not set an expiry, the
--- server refuses the first command, so that no key stays without one.
+-- beside writes fields of the side key, and makes it exist for at least that time. If the server refuses that, no new key
+-- stays without an expiry.
 local function beside(time, ...)
-  live(time)
+  local new = call('EXISTS', B) == 0
   call('HSET', B, ...)
-  live(time)
+  local done, refused = pcall(live, time)
+  if not done then
+    if new then call('DEL', B) end
+    error(refused, 0)
+  end
 end
 
 -- write writes the grant of own to the side key.
