@@ -239,8 +239,10 @@ func (k *Lock) discard() {
 // counts as 0, and the sum of d and the age of the lock as at most 24 h.
 func (k *Lock) Keep(d time.Duration) {
 	for _, p := range k.parts() {
-		age, _ := p.holder.lease.firstStanding.grant.SentAt.Elapsed()
-		p.setMinHold(min(max(d, 0)+max(age, 0), MaxTTL))
+		x := p.holder.lease
+		x.l.mu.Lock()
+		p.minHold = min(min(max(d, 0), MaxTTL)+x.l.now()-x.state.since, MaxTTL)
+		x.l.mu.Unlock()
 	}
 }
 

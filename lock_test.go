@@ -368,6 +368,32 @@ func TestKeepReplacesMinHold(t *testing.T) {
 	})
 }
 
+// slow is a store whose answers take time.
+type slow struct {
+	driver.Store
+	answers time.Duration
+}
+
+func (s slow) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	time.Sleep(s.answers)
+	return g, err
+}
+
+// TestKeepCountsFromTheGrant: the answer with the grant took a while, which is no part of the time of Keep.
+func TestKeepCountsFromTheGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, slow{s, 5 * time.Second}), newLocker(t, s.Client())
+		k := mustLock(t, l, "a")
+		k.Keep(0)
+		unlock(t, k)
+		k, err := other.TryLock(bg, "a")
+		must.Succeed(t, err)
+		unlock(t, k)
+	})
+}
+
 // altered is a store whose guarantees a test changes.
 type altered struct {
 	driver.Store

@@ -15,9 +15,10 @@ import (
 )
 
 // TestMinHoldOutlivesCommand: with --min-hold, the lock is kept after the command and run have ended, without a
-// process. An operator ends it early.
+// process. An operator ends it early. For a command that was not started, nothing is kept.
 func TestMinHoldOutlivesCommand(t *testing.T) {
 	w := withStore(t)
+	w.run("run", "--min-hold", "1h", "x", "--", "./no-such-file").expectStatus(t, 127)
 	w.run("run", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3").expectStatus(t, 3)
 	contains(t, w.run("run", "--try", "x", "--", "true").expectStatus(t, 75).stderr, "x")
 	contains(t, w.run("show", "x").expectStatus(t, 0).stdout, "released, kept for a while")

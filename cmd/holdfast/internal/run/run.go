@@ -292,6 +292,7 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 			return lock, err
 		}
 		if lock != nil { // the grant came at the moment when the job was stopped
+			lock.Keep(0)
 			_ = lock.Unlock()
 		}
 		r.front.await(ctx)
@@ -398,6 +399,8 @@ func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) (status int,
 	status, err := r.command(lock)
 	if err == nil {
 		status, err = r.mark(lock, status)
+	} else {
+		lock.Keep(0) // nothing has run, so another client may take the lock at once
 	}
 	if err != nil && !errors.Is(err, errDone) {
 		r.printer.Line("%v", err)
