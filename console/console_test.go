@@ -341,6 +341,31 @@ func TestEndOfServerEndsStreams(t *testing.T) {
 	must(t, other.Close(t.Context()))
 }
 
+// TestReleaseBesideARenewalKeepsNothing: a client renews its grant again and again, and releases it meanwhile. The name
+// is free after the answer to the release.
+func TestReleaseBesideARenewalKeepsNothing(t *testing.T) {
+	s, store := memory(t, console.Options{})
+	other, err := holdfast.New(store)
+	must(t, err)
+	for range 1000 {
+		id := s.want(200, "", "POST", "/v1/grants/x", object{"ttl_seconds": 3600}).ID
+		var renewing sync.WaitGroup
+		for range 6 {
+			renewing.Go(func() {
+				for status := 200; status == 200; {
+					status, _ = s.do("POST", "/v1/renew/"+id, nil)
+				}
+			})
+		}
+		s.want(200, "", "POST", "/v1/release/"+id, nil)
+		k, err := other.TryLock(t.Context(), "x")
+		must(t, err)
+		must(t, k.Unlock())
+		renewing.Wait()
+	}
+	must(t, other.Close(t.Context()))
+}
+
 // TestGrantEndsWithoutRenewal: a grant without a stream is held while it is renewed, and ends one TTL after that. A
 // renewal that was answered within the validity of the last one succeeds.
 func TestGrantEndsWithoutRenewal(t *testing.T) {

@@ -148,8 +148,9 @@ func (g *grant) promise() {
 	g.lock.Keep(max(g.ttl, time.Until(g.minimum)))
 }
 
-// end forgets the grant and releases its lock. Later calls return the same as the first one.
-func (h *handler) end(g *grant) error {
+// end forgets the grant and releases its lock. If the client has released it, the store keeps the lock for the minimum
+// hold alone. Later calls return the same as the first one.
+func (h *handler) end(g *grant, released bool) error {
 	h.mu.Lock()
 	delete(h.grants, g.id)
 	h.mu.Unlock()
@@ -157,6 +158,9 @@ func (h *handler) end(g *grant) error {
 	g.ended = true
 	if g.timer != nil {
 		g.timer.Stop()
+		if released {
+			g.lock.Keep(time.Until(g.minimum)) // no later renewal makes another promise
+		}
 	}
 	g.mu.Unlock()
 	return g.lock.Unlock()
@@ -234,7 +238,7 @@ func (c *call) stream() error {
 		return err
 	}
 	g := c.add(k, 0, 0)
-	defer func() { c.lost(k, c.h.end(g)) }()
+	defer func() { c.lost(k, c.h.end(g, false)) }()
 	if err := c.write(line{Event: "granted", granted: g.describe(c.received)}); err != nil {
 		return err
 	}
@@ -346,7 +350,7 @@ func (h *handler) endAll() {
 	h.mu.Unlock()
 	for _, g := range all {
 		if g.ttl > 0 {
-			_ = h.end(g)
+			_ = h.end(g, false)
 		}
 	}
 }
@@ -358,7 +362,7 @@ func (c *call) expire(g *grant) {
 	g.ended = !renewed || g.ended
 	g.mu.Unlock()
 	if !renewed {
-		c.lost(g.lock, c.h.end(g))
+		c.lost(g.lock, c.h.end(g, false))
 	}
 }
 
@@ -378,7 +382,7 @@ func (c *call) renew() error {
 		return err
 	}
 	if g.lock.Remaining() == 0 {
-		if err := c.h.end(g); err != nil {
+		if err := c.h.end(g, false); err != nil {
 			return err // a LostError
 		}
 		return errNoGrant
@@ -401,10 +405,7 @@ func (c *call) release() error {
 	if err != nil {
 		return err
 	}
-	if g.ttl > 0 {
-		g.lock.Keep(time.Until(g.minimum))
-	}
-	if err := c.h.end(g); err != nil {
+	if err := c.h.end(g, true); err != nil {
 		return err
 	}
 	return c.ok(done{})
