@@ -260,6 +260,9 @@ func (o Owner) Client() string {
 	return s
 }
 
+// NoteKept is the Note of a Holder that is Kept.
+const NoteKept = "released, kept for a while"
+
 // Holder is a grant as an inspection shows it.
 type Holder struct {
 	Owner
@@ -272,9 +275,9 @@ type Holder struct {
 	// TTL is how long the store keeps the grant without renewal, or Forever. 0 means
 	// that it is unknown, as of a client library of another project.
 	TTL time.Duration
-	// Kept: the client has released the grant, and it stands for its minimum hold. Memory, Redis and etcd set it.
+	// Kept: the client has released the grant, and it stands for its minimum hold.
 	Kept bool
-	// Note is a remark for operators: "stopped", "end requested", "pid of another PID namespace".
+	// Note is a remark for operators: NoteKept, "stopped", "end requested", "pid of another PID namespace".
 	Note string
 }
 

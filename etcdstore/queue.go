@@ -110,7 +110,7 @@ func (s *store) token(rev int64) uint64 { return uint64(rev) * uint64(s.room) }
 func (s *store) holder(p entry) driver.Holder {
 	h := driver.Holder{Owner: p.owner(), Token: s.token(p.rev), Tokens: p.record.Tokens, Limit: p.record.Limit, Slot: p.slot(), Kept: p.record.Kept}
 	if h.Kept {
-		h.Note = "released, kept for its minimum hold"
+		h.Note = driver.NoteKept
 	}
 	return h
 }

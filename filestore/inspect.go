@@ -101,7 +101,7 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 // note returns the remarks about a holder or waiter that an operator sees.
 func (s *store) note(e *entry) string {
 	if e.until > 0 {
-		return "released, kept for a while"
+		return driver.NoteKept
 	}
 	var notes []string
 	if e.endRequested {

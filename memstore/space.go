@@ -204,7 +204,11 @@ func (n *name) all() []*entry { return append(slices.Clone(n.holders), n.queue..
 func (sp *space) describe(n *name) []driver.Holder {
 	var all []driver.Holder
 	for _, e := range n.holders {
-		all = append(all, driver.Holder{Owner: e.owner, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: e.expires - sp.now(), Kept: e.id == ""})
+		h := driver.Holder{Owner: e.owner, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: e.expires - sp.now(), Kept: e.id == ""}
+		if h.Kept {
+			h.Note = driver.NoteKept
+		}
+		all = append(all, h)
 	}
 	return all
 }

@@ -70,7 +70,7 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	owner, _ := server.ReadOwner(id, part[3], since)
 	h = driver.Holder{Owner: owner, Token: token, Tokens: tokens, Limit: limit, Slot: slotOf(slot, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
 	if id == lingering {
-		h.ID, h.Kept, h.Note = "", true, "released, kept for a while"
+		h.ID, h.Kept, h.Note = "", true, driver.NoteKept
 	}
 	return h, true
 }

@@ -192,6 +192,13 @@ func linger(e *env) {
 	from := time.Now()
 	must.Succeed(e, a.Release(e.Context(), g, e.h.TTL))
 	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing a grant that lingers")
+	if i, ok := b.(driver.Inspector); ok {
+		st, err := i.Inspect(e.Context(), name)
+		must.Succeed(e, err)
+		if time.Since(from) < e.h.TTL && (len(st.Holders) != 1 || !st.Holders[0].Kept || st.Holders[0].Note != driver.NoteKept) {
+			e.Errorf("an inspection of a grant that lingers: %+v", st)
+		}
+	}
 	next := e.queueOrGranted(b, name)
 	if stood := time.Since(from); stood < e.h.TTL*9/10 {
 		e.Errorf("stood for %s after its release, want %s", stood, e.h.TTL)

@@ -273,8 +273,12 @@ func (c content) newest() (last int64) {
 func (c content) describe(now int64) []driver.Holder {
 	var all []driver.Holder
 	for _, h := range c.Holders {
-		all = append(all, driver.Holder{Owner: h.driver(), Token: h.Token, Tokens: h.Tokens, Limit: h.Limit, Slot: h.Slot,
-			TTL: time.Duration(max(h.Expires-now, 1)) * time.Microsecond})
+		seen := driver.Holder{Owner: h.driver(), Token: h.Token, Tokens: h.Tokens, Limit: h.Limit, Slot: h.Slot,
+			TTL: time.Duration(max(h.Expires-now, 1)) * time.Microsecond, Kept: h.Left}
+		if h.Left {
+			seen.Note = driver.NoteKept
+		}
+		all = append(all, seen)
 	}
 	slices.SortFunc(all, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
 	return all

@@ -534,7 +534,7 @@ func (s *store) readHolder(value string, left time.Duration) (h driver.Holder, t
 	h.Owner = owner
 	ttl = time.Duration(ms) * time.Millisecond
 	if released {
-		h.ID, h.Note = "", "released, kept for a while"
+		h.ID, h.Kept, h.Note = "", true, driver.NoteKept
 	} else {
 		// A vote stands longer than the TTL. The difference is no time of the lease.
 		h.TTL = max(min(left-(s.standing(ttl)-ttl), ttl), time.Millisecond)
