@@ -42,7 +42,7 @@ func Find(t *testing.T, m Mistake, marks map[string]string, tested, exploration 
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // seconds are enough on a quiet machine
 		defer cancel()
 		began := time.Now()
-		out, err := exec.CommandContext(ctx, bin, "-test.short", "-test.failfast", "-test.run", "^"+exploration+"$/"+m.In,
+		out, err := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", "^"+exploration+"$/"+m.In,
 			"-explore", strconv.Itoa(m.Deeper)).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "client A") {
 			t.Fatalf("not found, %v:\n%s", err, out)
