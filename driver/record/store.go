@@ -25,8 +25,8 @@ type store struct {
 	guarantees driver.Guarantees
 }
 
-// New returns a store on s, which its Close closes. name is what String returns: where the locks are,
-// without a password. Of the guarantees, g has Kind, Scope and, if there are any, Notes and the events
+// New returns a store on s, which its Close closes. The record of a lock has the key "lock", a NUL, the namespace, a NUL
+// and the name. name is what String returns: where the locks are, without a password. Of the guarantees, g has Kind, Scope and, if there are any, Notes and the events
 // of the storage that may end a grant early. Tokens and MaxTTL have defaults, and the engine sets the
 // others. If s is a [Watcher], waiters are notified, and Options.Poll is at most a second by default.
 // Otherwise waiters poll.
