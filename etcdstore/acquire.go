@@ -102,7 +102,7 @@ func (s *store) rollBack(ctx context.Context, a *request, why error) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
-	if _, err := s.client.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+	if _, err := s.send.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
 		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
 	}
 	return why
@@ -173,7 +173,7 @@ func (s *store) sweep(ctx context.Context, a *request, mod int64) error {
 
 func (s *store) deleteIf(ctx context.Context, key string, conditions ...clientv3.Cmp) error {
 	_, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return s.client.Txn(ctx).If(conditions...).Then(clientv3.OpDelete(key)).Commit()
+		return s.send.Txn(ctx).If(conditions...).Then(clientv3.OpDelete(key)).Commit()
 	})
 	return err
 }
@@ -204,7 +204,7 @@ func (s *store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		notUndone, epoch := a.notUndone()
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-			return s.client.Txn(ctx).
+			return s.send.Txn(ctx).
 				If(notUndone, unchanged, absent).
 				Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), a.readEpoch()).
@@ -310,9 +310,9 @@ func (s *store) enqueue(ctx context.Context, a *request, old *release) (view, er
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			if old != nil {
 				// The reads see the queue after the release.
-				return s.client.Txn(ctx).Then(old.op(), behind).Commit()
+				return s.send.Txn(ctx).Then(old.op(), behind).Commit()
 			}
-			return s.client.Txn(ctx).
+			return s.send.Txn(ctx).
 				If(notUndone, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
 				Then(put).Else(behind).Commit()
 		})
@@ -432,14 +432,14 @@ func (s *store) readView(ctx context.Context, a *request) (view, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.e.timeout())
 	defer cancel()
 	prefix := s.lay.entries(a.r.Name)
-	resp, err := s.client.Txn(ctx).Then(a.reads(prefix)...).Commit()
+	resp, err := s.send.Txn(ctx).Then(a.reads(prefix)...).Commit()
 	if err != nil {
 		return view{}, err
 	}
 	if v := a.viewOf(resp.Header.Revision, resp.Responses, prefix); v.rev != 0 {
 		return v, nil
 	}
-	all, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+	all, err := s.send.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return view{}, err
 	}

@@ -158,6 +158,11 @@
 //
 // A client of the program has the addresses that the program has given it.
 //
+// A member that is cut off from the others keeps the connections of its clients, and lets requests wait until their
+// deadline. The client library sends each request to the next address, so it does not avoid such a member. Hence every
+// request requires a leader: when the member has noticed that it has none, which takes an election timeout, it refuses
+// the request before it does anything else. The client sends it again, to the next address.
+//
 // # What it does not give
 //
 // A lease can end early. An administrator can revoke it, or delete a key. And every version of etcd

@@ -45,7 +45,7 @@ func (g *Guard) Txn(ctx context.Context, resource string, token uint64, write ..
 	}
 	key, mark := g.s.lay.fence(resource), fmt.Sprintf("%019d", token) // mutation: etcd-guard-step
 	// The comparison fails where there is no mark, so that the first write passes, too.
-	resp, err := g.s.client.Txn(ctx).
+	resp, err := g.s.send.Txn(ctx).
 		If(clientv3.Compare(clientv3.Value(key), ">", mark)). // mutation: etcd-guard
 		Then(clientv3.OpGet(key)).
 		Else(append([]clientv3.Op{clientv3.OpPut(key, mark)}, write...)...).
@@ -79,7 +79,7 @@ func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
 	if err := g.checkOpen(resource); err != nil {
 		return 0, err
 	}
-	resp, err := g.s.client.Get(ctx, g.s.lay.fence(resource))
+	resp, err := g.s.send.Get(ctx, g.s.lay.fence(resource))
 	if err != nil {
 		return 0, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, unavailable(ctx, err))
 	}

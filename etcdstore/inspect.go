@@ -27,7 +27,7 @@ func (s *store) Inspect(ctx context.Context, name string) (driver.State, error) 
 		return driver.State{}, err
 	}
 	prefix := s.lay.entries(name)
-	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+	resp, err := s.send.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return driver.State{}, s.doubted(unavailable(ctx, err))
 	}
@@ -81,7 +81,7 @@ func (s *store) leasesLeft(ctx context.Context, holders queue, left ttls) error 
 		slots <- struct{}{}
 		reading.Go(func() {
 			defer func() { <-slots }()
-			resp, err := s.client.TimeToLive(ctx, lease)
+			resp, err := s.send.TimeToLive(ctx, lease)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -140,7 +140,7 @@ func (s *store) entries(ctx context.Context, start string) (map[string]queue, er
 	}
 	var rev int64 // 0 reads the newest revision
 	for {
-		resp, err := s.client.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
+		resp, err := s.send.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
 		if errors.Is(err, rpctypes.ErrCompacted) {
 			rev = 0
 			continue
@@ -174,7 +174,7 @@ func (s *store) Break(ctx context.Context, name string, token uint64) error {
 		return err
 	}
 	prefix := s.lay.entries(name)
-	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+	resp, err := s.send.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return unavailable(ctx, err)
 	}
@@ -184,7 +184,7 @@ func (s *store) Break(ctx context.Context, name string, token uint64) error {
 		if !driver.HasToken(h.Token, h.Tokens, token) || p.broken != "" {
 			continue
 		}
-		done, err := s.client.Txn(ctx).
+		done, err := s.send.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(p.key), "=", p.rev)).
 			Then(clientv3.OpDelete(p.key)).Commit()
 		if err != nil {

@@ -44,7 +44,7 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if next != nil {
 		ops = append(ops, clientv3.OpGet(s.lay.entries(g.Name), append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
 	}
-	resp, err := s.client.Txn(ctx).If(same).Then(ops...).Commit()
+	resp, err := s.send.Txn(ctx).If(same).Then(ops...).Commit()
 	if err != nil {
 		return unknown(ctx, err)
 	}
@@ -64,13 +64,13 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 // keepEntry moves the entry of a released grant to a lease of its own, which is not renewed. The
 // transaction has the condition same.
 func (s *store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, keep time.Duration) error {
-	lease, err := s.client.Grant(ctx, int64((keep+time.Second-1)/time.Second))
+	lease, err := s.send.Grant(ctx, int64((keep+time.Second-1)/time.Second))
 	if err != nil {
 		return unavailable(ctx, err) // the lease, if there is one, expires
 	}
 	rec := a.written
 	rec.Kept = true
-	resp, err := s.client.Txn(ctx).If(same).
+	resp, err := s.send.Txn(ctx).If(same).
 		Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(lease.ID))).Commit()
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return unavailable(ctx, err) // the lease has expired meanwhile
@@ -80,7 +80,7 @@ func (s *store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, ke
 	}
 	s.forget(a)
 	if !resp.Succeeded {
-		_, _ = s.client.Revoke(ctx, lease.ID)
+		_, _ = s.send.Revoke(ctx, lease.ID)
 		return errNotHeld
 	}
 	s.endKept(lease.ID, keep)
@@ -103,7 +103,7 @@ func (s *store) endKept(lease clientv3.LeaseID, keep time.Duration) {
 		s.calls.Go(func() {
 			for pause := (backoff.Backoff{First: 100 * time.Millisecond, Max: requestTimeout}); ; {
 				ctx, cancel := context.WithTimeout(s.calls.Ctx, requestTimeout)
-				_, err := s.client.Revoke(ctx, lease)
+				_, err := s.send.Revoke(ctx, lease)
 				cancel()
 				if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || pause.Sleep(s.calls.Ctx) != nil {
 					return
@@ -133,7 +133,7 @@ func (s *store) Undo(ctx context.Context, r driver.Request) error {
 			ops = append(ops, clientv3.OpPut(a.epochKey(), "", clientv3.WithLease(a.e.lease)))
 		}
 		notUndone, epoch := a.notUndone()
-		resp, err := s.client.Txn(ctx).If(notUndone).Then(ops...).Else(a.readEpoch()).Commit()
+		resp, err := s.send.Txn(ctx).If(notUndone).Then(ops...).Else(a.readEpoch()).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
 			// The write of the epoch needs space, and the deletion of the entry does not: delete
@@ -241,7 +241,7 @@ func (s *store) readEntries(ctx context.Context, entries []*request) []entryStat
 			for i, a := range part {
 				ops[i] = clientv3.OpGet(a.key, clientv3.WithKeysOnly())
 			}
-			resp, err := s.client.Txn(ctx).Then(ops...).Commit()
+			resp, err := s.send.Txn(ctx).Then(ops...).Commit()
 			for i, a := range part {
 				if err != nil {
 					answers[i].err = err

@@ -155,7 +155,7 @@ func (s *store) createSession(ctx context.Context, ttl time.Duration) error {
 	}
 	sent := driver.Now()
 	resp, err := limited(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
-		return s.client.Grant(ctx, int64(ttl/time.Second))
+		return s.send.Grant(ctx, int64(ttl/time.Second))
 	})
 	if err != nil {
 		s.reconnect()
@@ -257,7 +257,9 @@ func (e *session) keepAlive(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, e.timeout())
 	defer cancel()
 	// A silent stream is closed in time for another request.
-	err := e.s.keepAlive(bounded, e.lease, min(e.ttl/3, e.timeout()*2/3), e.renewed)
+	_, err := withLeader(bounded, func(ctx context.Context) (any, error) {
+		return nil, e.s.keepAlive(ctx, e.lease, min(e.ttl/3, e.timeout()*2/3), e.renewed)
+	})
 	awaitDeadline(bounded, err) // ctx itself may have no deadline soon
 	if err != nil {
 		e.s.reconnect()
@@ -487,7 +489,7 @@ func (e *session) createSentinel() {
 	ctx, cancel := context.WithTimeout(e.s.calls.Ctx, e.timeout())
 	defer cancel()
 	key := e.s.lay.sentinel(e.lease)
-	resp, err := e.s.client.Put(ctx, key, "", clientv3.WithLease(e.lease))
+	resp, err := e.s.send.Put(ctx, key, "", clientv3.WithLease(e.lease))
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) && ctx.Err() == nil {
 		e.end(errLeaseEnded)
 	}
@@ -535,11 +537,11 @@ func (e *session) sentinelUpdate(u watchUpdate) {
 // whenever they are set again.
 func (e *session) removeUnknown(ctx context.Context) {
 	sentinel := e.s.lay.sentinel(e.lease)
-	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
+	now, err := e.s.send.Get(ctx, sentinel, clientv3.WithKeysOnly())
 	if err != nil {
 		return // the next interruption of the watches repeats this; the entries end with the session at the latest
 	}
-	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
+	attached, err := e.s.send.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
 	if err != nil {
 		return
 	}
@@ -562,7 +564,7 @@ func (e *session) removeUnknown(ctx context.Context) {
 			clientv3.Compare(clientv3.LeaseValue(key), "=", e.lease),
 			clientv3.Compare(clientv3.CreateRevision(key), "<", now.Header.Revision+1),
 		}
-		_, _ = e.s.client.Txn(ctx).If(unknown...).Then(clientv3.OpDelete(key)).Commit()
+		_, _ = e.s.send.Txn(ctx).If(unknown...).Then(clientv3.OpDelete(key)).Commit()
 	}
 }
 
@@ -577,7 +579,7 @@ func (e *session) abandon() {
 	e.s.calls.Go(func() {
 		ctx, cancel := context.WithTimeout(e.s.calls.Ctx, requestTimeout)
 		defer cancel()
-		_, _ = e.s.client.Revoke(ctx, e.lease)
+		_, _ = e.s.send.Revoke(ctx, e.lease)
 	})
 }
 
@@ -593,7 +595,7 @@ func (e *session) readSentinel() {
 	}
 	ctx, cancel := context.WithTimeout(e.s.calls.Ctx, readEvery)
 	defer cancel()
-	resp, err := e.s.client.Get(ctx, e.s.lay.sentinel(e.lease), clientv3.WithKeysOnly())
+	resp, err := e.s.send.Get(ctx, e.s.lay.sentinel(e.lease), clientv3.WithKeysOnly())
 	if err != nil {
 		e.wakeIfRefused(err)
 		return // the next read may succeed

@@ -31,6 +31,7 @@ type Store struct{ *store }
 
 type store struct {
 	client  *clientv3.Client
+	send    sender // of client
 	leases  etcdserverpb.LeaseClient
 	user    *login // nil if the caller has made the client, and closes it
 	lay     layout
@@ -151,7 +152,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 		return nil, err
 	}
 	s := &store{
-		client: client, leases: clientv3.RetryLeaseClient(client),
+		client: client, send: sender{client}, leases: clientv3.RetryLeaseClient(client),
 		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
 		lay:     newLayout(set.prefix, set.namespace), given: client.Endpoints(),
 		exposed: set.exposed, room: set.room,
@@ -205,6 +206,7 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 // once: the client library would try again until the deadline, and report only that.
 func (s *store) firstLease(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
 	leases := etcdserverpb.NewLeaseClient(s.client.ActiveConnection())
+	ctx = clientv3.WithRequireLeader(ctx)
 	for retry := (backoff.Backoff{First: 25 * time.Millisecond, Max: time.Second}); ; {
 		resp, err := leases.LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{TTL: 1}, grpc.WaitForReady(false))
 		if status.Code(err) != codes.Unavailable || s.client.ActiveConnection().GetState() == connectivity.TransientFailure {
@@ -273,7 +275,7 @@ func (s *store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
 	never := clientv3.Compare(clientv3.CreateRevision(s.lay.sentinel(lease)), "<", 0)
 	writes := []clientv3.Op{clientv3.OpPut(s.lay.sentinel(lease), ""), clientv3.OpPut(s.lay.epoch(lease, 0), "")}
 	_, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return s.client.Txn(ctx).If(never).Then(writes...).Commit()
+		return s.send.Txn(ctx).If(never).Then(writes...).Commit()
 	})
 	if errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return driver.Errorf(driver.CodeRefused, "etcdstore: the user needs the right to read and to write the keys that begin with %q, which the store keeps beside the locks: %w", s.lay.prefix+reserved, err)
@@ -288,7 +290,9 @@ func (s *store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
 // and waits for an answer.
 func (s *store) checkProxy(ctx context.Context) error {
 	_, err := limited(ctx, func(ctx context.Context) (any, error) {
-		return nil, s.keepAlive(ctx, clientv3.NoLease, requestTimeout*2/3, func(driver.Instant) {})
+		return withLeader(ctx, func(ctx context.Context) (any, error) {
+			return nil, s.keepAlive(ctx, clientv3.NoLease, requestTimeout*2/3, func(driver.Instant) {})
+		})
 	})
 	switch {
 	case errors.Is(err, errProxy):
@@ -362,7 +366,7 @@ func (s *store) Close(ctx context.Context) error {
 	defer cancel()
 	var revoking sync.WaitGroup
 	for e := range leases {
-		revoking.Go(func() { _, _ = s.client.Revoke(ctx, e.lease) })
+		revoking.Go(func() { _, _ = s.send.Revoke(ctx, e.lease) })
 	}
 	revoking.Wait()
 	s.calls.Tasks.Wait()

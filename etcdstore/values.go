@@ -16,7 +16,7 @@ func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	if err := s.readyForValue(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
-	resp, err := s.client.Get(ctx, s.lay.value(key))
+	resp, err := s.send.Get(ctx, s.lay.value(key))
 	if err != nil {
 		return nil, "", s.doubted(unavailable(ctx, err))
 	}
@@ -40,7 +40,7 @@ func (s *store) Put(ctx context.Context, key string, data []byte, version string
 		revision = n
 	}
 	at := s.lay.value(key)
-	resp, err := s.client.Txn(ctx).
+	resp, err := s.send.Txn(ctx).
 		If(clientv3.Compare(clientv3.ModRevision(at), "=", revision)).
 		Then(clientv3.OpPut(at, string(data))).
 		Commit()

@@ -67,7 +67,7 @@ func (s *store) withdraw(ctx context.Context, a *request, why error) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
-	if _, err := s.client.Txn(bounded).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+	if _, err := s.send.Txn(bounded).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
 		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
 	}
 	return &driver.Error{Code: code, Err: why}
@@ -311,7 +311,7 @@ func (s *store) watchView(a *request, v view) (mail *mailbox, own *watch) {
 func (s *store) refreshView(ctx context.Context, a *request, v view) (view, error) {
 	if i := v.queue.find(v.watch); i >= 0 {
 		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
-		resp, err := s.client.Get(bounded, v.watch, clientv3.WithKeysOnly())
+		resp, err := s.send.Get(bounded, v.watch, clientv3.WithKeysOnly())
 		cancel()
 		if err != nil {
 			return view{}, err
@@ -379,7 +379,7 @@ func (s *store) claim(ctx context.Context, a *request, v view) (driver.Grant, er
 			cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", v.rev+1))
 		}
 		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
-		resp, err := s.client.Txn(bounded).If(cmps...).
+		resp, err := s.send.Txn(bounded).If(cmps...).
 			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
 		cancel()

@@ -39,31 +39,39 @@ func (u *unwatchable) answer(kvs ...*mvccpb.KeyValue) *etcdserverpb.RangeRespons
 	return &etcdserverpb.RangeResponse{Header: &etcdserverpb.ResponseHeader{Revision: 9}, Kvs: kvs}
 }
 
-func (u *unwatchable) Get(_ context.Context, key string, _ ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+// read returns the entry of a key, or else all of them.
+func (u *unwatchable) read(key string) *etcdserverpb.RangeResponse {
 	for _, kv := range u.queue {
 		if string(kv.Key) == key {
-			return (*clientv3.GetResponse)(u.answer(kv)), nil
+			return u.answer(kv)
 		}
 	}
-	return (*clientv3.GetResponse)(u.answer(u.queue...)), nil
+	return u.answer(u.queue...)
 }
 
-func (u *unwatchable) Txn(context.Context) clientv3.Txn { return unwatchableTxn{u} }
+func (u *unwatchable) Txn(context.Context) clientv3.Txn { return unwatchableTxn{u: u} }
 
-type unwatchableTxn struct{ u *unwatchable }
+type unwatchableTxn struct {
+	u   *unwatchable
+	ops []clientv3.Op
+}
 
-func (x unwatchableTxn) If(...clientv3.Cmp) clientv3.Txn  { return x }
-func (x unwatchableTxn) Then(...clientv3.Op) clientv3.Txn { return x }
-func (x unwatchableTxn) Else(...clientv3.Op) clientv3.Txn { return x }
+func (x unwatchableTxn) If(...clientv3.Cmp) clientv3.Txn      { return x }
+func (x unwatchableTxn) Then(ops ...clientv3.Op) clientv3.Txn { x.ops = ops; return x }
+func (x unwatchableTxn) Else(...clientv3.Op) clientv3.Txn     { return x }
 
-// Commit returns the answers to the two reads of an exclusive entry: the first entry, and the last
+// Commit returns the answer to one read, or those to the two reads of an exclusive entry: the first entry, and the last
 // two.
 func (x unwatchableTxn) Commit() (*clientv3.TxnResponse, error) {
-	read := func(kvs ...*mvccpb.KeyValue) *etcdserverpb.ResponseOp {
-		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: x.u.answer(kvs...)}}
+	read := func(r *etcdserverpb.RangeResponse) *etcdserverpb.ResponseOp {
+		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: r}}
 	}
-	return &clientv3.TxnResponse{Header: &etcdserverpb.ResponseHeader{Revision: 9}, Succeeded: true,
-		Responses: []*etcdserverpb.ResponseOp{read(x.u.queue[0]), read(x.u.queue...)}}, nil
+	responses := []*etcdserverpb.ResponseOp{read(x.u.answer(x.u.queue[0])), read(x.u.answer(x.u.queue...))}
+	if len(x.ops) == 1 {
+		responses = responses[:1]
+		responses[0] = read(x.u.read(string(x.ops[0].KeyBytes())))
+	}
+	return &clientv3.TxnResponse{Header: &etcdserverpb.ResponseHeader{Revision: 9}, Succeeded: true, Responses: responses}, nil
 }
 
 // noRequester is a requester without an owner that ignores all calls.
@@ -94,7 +102,7 @@ func TestPauseAfterFailedStream(t *testing.T) {
 		}
 		client := clientv3.NewCtxClient(t.Context())
 		client.KV = u
-		s.client, s.lay, s.watches.client = client, lay, u
+		s.client, s.send, s.lay, s.watches.client = client, sender{client}, lay, u
 		e := &session{s: s, lease: 2, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
 		a := &request{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: noRequester{}}, e: e,
 			key: string(u.queue[1].Key), woken: make(chan int64, 1)}

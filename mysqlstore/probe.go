@@ -413,7 +413,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Shared, g.Semaphore, g.Slots, g.Order = true, true, true, driver.OrderNone
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another, and cannot block a writer forever",
-			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits again and again may keep out the waiters for a semaphore of another size until they stop",
+			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits also waiters for shared locks, until they stop. Neither keeps out a writer",
 			"MariaDB serves writers in order",
 			"a held lock is an open transaction in the server's list; it does not hold back the purge of old rows",
 		)

@@ -269,7 +269,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Reach = reachSchema
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another",
-			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits again and again may keep out the waiters for a semaphore of another size until they stop",
+			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits also waiters for shared locks, until they stop. Neither keeps out a writer",
 			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later",
 		)
 	}

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -142,5 +143,65 @@ func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 		if err := again.Unlock(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestClientOfProgramLeavesCutOffMember: a member is cut off from the others, and its clients stay connected. Stores over
+// clients of the program, which have the addresses of all members, leave it: new locks are granted, held locks are
+// renewed, and waiters get theirs. All that is also true if that member was the leader.
+func TestClientOfProgramLeavesCutOffMember(t *testing.T) {
+	t.Parallel()
+	network, err := newNetwork(3)
+	if errors.Is(err, errNoNetwork) {
+		servertest.Missing(t, err)
+	}
+	check(t, err)
+	t.Cleanup(network.close)
+	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.addresses(), Enter: network.enter})
+	client := c.direct(t)
+	for _, lead := range []bool{false, true} {
+		at := c.leader(t, client)
+		if !lead {
+			at = (at + 1) % 3
+		}
+		const clients, ttl = 3, 10 * time.Second // their requests and streams begin at different members
+		var holders, waiters []*holdfast.Locker
+		var held []*holdfast.Lock
+		granted := make(chan error, clients)
+		for i := range clients {
+			name := fmt.Sprintf("%t-%d", lead, i)
+			holder, waiter := locker(t, over(t, c.direct(t))), locker(t, over(t, c.direct(t)))
+			k, err := requests.Retried(func() (*holdfast.Lock, error) { return holder.Lock(t.Context(), name, holdfast.TTL(ttl)) })
+			check(t, err)
+			holders, waiters, held = append(holders, holder), append(waiters, waiter), append(held, k)
+			go func() {
+				_, err := requests.Retried(func() (struct{}, error) {
+					return struct{}{}, waiter.Do(t.Context(), name, func(context.Context) error { return nil }, holdfast.TTL(ttl))
+				})
+				granted <- err
+			}()
+			eventually(t, "the waiter has a queue entry", func() bool {
+				st, err := holder.Inspect(t.Context(), name)
+				return err == nil && len(st.Waiters) == 1
+			})
+		}
+		check(t, network.cut(at))
+		cut := time.Now()
+		for i, l := range slices.Concat(holders, waiters) {
+			_, err := requests.Retried(func() (struct{}, error) { // requests at the cut off member have no answer
+				return struct{}{}, l.Do(t.Context(), fmt.Sprintf("%t-new-%d", lead, i), func(context.Context) error { return nil }, holdfast.TTL(3*time.Second))
+			})
+			check(t, err)
+		}
+		for _, k := range held {
+			eventually(t, "the lock is renewed", func() bool { return time.Now().Add(k.Remaining()).After(cut.Add(ttl)) })
+			if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
+				t.Error(err)
+			}
+		}
+		for range clients {
+			check(t, receive(t, "a waiter's lock", granted))
+		}
+		check(t, network.heal(at))
 	}
 }

@@ -45,7 +45,7 @@ func TestListReadsOneRevision(t *testing.T) {
 	reads := 0
 	s := over(t, c.direct(t, unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		err := invoke(ctx, method, req, reply, cc, opts...)
-		if method == "/etcdserverpb.KV/Range" {
+		if method == "/etcdserverpb.KV/Txn" { // a read
 			if reads++; reads == 1 {
 				if _, err := client.Txn(ctx).Then(clientv3.OpDelete(older), put(younger)).Commit(); err != nil {
 					t.Error(err)

@@ -133,7 +133,7 @@ func TestRestoreEndsLocksOfTheCopy(t *testing.T) {
 			s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} },
 				unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 					err := invoke(ctx, method, req, reply, cc, opts...)
-					if r, is := req.(*etcdserverpb.RangeRequest); is && err == nil && strings.HasPrefix(string(r.Key), sentinels) {
+					if txn, is := req.(*etcdserverpb.TxnRequest); is && err == nil && len(txn.Success) == 1 && strings.HasPrefix(string(txn.Success[0].GetRequestRange().GetKey()), sentinels) {
 						read.Add(1)
 					}
 					return err
