@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -131,7 +132,7 @@ func DrainContext(ctx context.Context) context.Context {
 	return &valuesOf{k.draining(), context.WithoutCancel(ctx)}
 }
 
-// valuesOf is a context that never ends, with the values of another context.
+// valuesOf is a context with the values of another one.
 type valuesOf struct {
 	context.Context
 	values context.Context
@@ -178,7 +179,7 @@ func (s *settings) waiting(ctx context.Context) (context.Context, context.Cancel
 	if s.waitCtx.Err() != nil {
 		end()
 	}
-	return &waitContext{inner, ctx, s.waitCtx}, func() {
+	return &waitContext{Context: inner, caller: ctx, wait: s.waitCtx}, func() {
 		stop()
 		cancel(nil)
 	}
@@ -188,14 +189,22 @@ func (s *settings) waiting(ctx context.Context) (context.Context, context.Cancel
 type waitContext struct {
 	context.Context
 	caller, wait context.Context
+
+	ended sync.Once // decides err, which does not change if the other context ends later
+	err   error
 }
 
 func (c *waitContext) Err() error {
 	err := c.Context.Err()
-	if err != nil && c.caller.Err() == nil && c.wait.Err() != nil {
-		return c.wait.Err()
+	if err == nil {
+		return nil
 	}
-	return err
+	c.ended.Do(func() {
+		if c.err = err; c.caller.Err() == nil && c.wait.Err() != nil {
+			c.err = c.wait.Err()
+		}
+	})
+	return c.err
 }
 
 // requestContext is the context of one request to a store. It adds a deadline to another
@@ -310,10 +319,13 @@ func (b *requestContext) Err() error {
 }
 
 // Value returns the value of the timer's context, once the timer runs. So a context that
-// derives from b ends with the timer, and with its cause.
+// derives from b ends with the timer, and with its cause. The cause of the parent's end is not that of a detached context.
 func (b *requestContext) Value(key any) any {
 	if t := b.timer.Load(); t != nil && t != noTimer {
 		return t.Value(key)
+	}
+	if b.detached {
+		return context.WithoutCancel(b.Context).Value(key)
 	}
 	return b.Context.Value(key)
 }

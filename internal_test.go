@@ -223,6 +223,33 @@ func TestCloseEndsInnerLocksFirst(t *testing.T) {
 	}
 }
 
+// TestWaitContextKeepsItsError: the end of the other context does not change the error of a wait that has ended.
+func TestWaitContextKeepsItsError(t *testing.T) {
+	for _, callerFirst := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			caller, cancel := context.WithCancel(t.Context())
+			wait, stop := context.WithTimeout(t.Context(), time.Second)
+			defer stop()
+			waiting, end := (&settings{waitCtx: wait}).waiting(caller)
+			want := context.DeadlineExceeded
+			if callerFirst {
+				cancel()
+				want = context.Canceled
+			}
+			<-waiting.Done()
+			if first := waiting.Err(); first != want {
+				t.Errorf("the wait ended with %v, want %v", first, want)
+			}
+			cancel()
+			<-wait.Done()
+			end()
+			if last := waiting.Err(); last != want {
+				t.Errorf("after the end of both contexts: %v, want %v", last, want)
+			}
+		})
+	}
+}
+
 // TestRequestContextEndsByEachCause: a deadline, the caller, or the answer ends the context of a request to a
 // server. The timer of the context starts only when something waits for that end.
 func TestRequestContextEndsByEachCause(t *testing.T) {
@@ -290,6 +317,9 @@ func TestRequestContextEndsByEachCause(t *testing.T) {
 				cancel(nil)
 				if end := b.Err(); c.err != nil && !errors.Is(end, c.err) {
 					t.Errorf("%s: after the request %v, want %v", c.name, end, c.err)
+				}
+				if cause := context.Cause(&b); c.detached && cause != b.Err() {
+					t.Errorf("%s: after the request the cause is %v, want %v", c.name, cause, b.Err())
 				}
 				if let := b.timer.Load() == noTimer; let != (b.Err() == context.Canceled) {
 					t.Errorf("%s: the timer's context is kept without need, or not kept", c.name)

@@ -42,7 +42,7 @@
 // # The faults
 //
 // The faults of workers are kill (SIGKILL, then a new process), pause (SIGSTOP beyond the
-// TTL) and close. The last closes a Locker while locks are held and awaited. A worker
+// TTL) and close. The fault close closes a Locker while locks are held and awaited. A worker
 // without a process of its own has the fault vanish instead of kill and pause: the store
 // receives nothing more from the worker's client. The faults of the link between a worker and its store are cut,
 // drop-answers and delay. The fault break breaks a lock as an operator does. A store that

@@ -34,6 +34,8 @@ func etcdTarget(members int, heartbeat time.Duration) starter {
 		var hosts []string
 		for _, m := range cluster {
 			t.onClose(m.End)
+		}
+		for _, m := range cluster {
 			p, err := t.proxy(m.Client)
 			if err != nil {
 				return err

@@ -28,6 +28,8 @@ func natsTarget(members int) starter {
 		var hosts []string
 		for _, n := range cluster {
 			t.onClose(n.End)
+		}
+		for _, n := range cluster {
 			p, err := t.proxy(n.Client)
 			if err != nil {
 				return err

@@ -88,8 +88,6 @@ type call struct {
 	started  bool   // the answer has begun
 }
 
-func now() time.Time { return time.Now() }
-
 type (
 	// done is the body of an answer without content.
 	done struct{}
@@ -167,8 +165,8 @@ func parse(body []byte, v any) error {
 	if err := d.Decode(v); err != nil {
 		return invalid("the body: %v", err)
 	}
-	if d.More() {
-		return invalid("the body has more than one JSON value")
+	if _, err := d.Token(); err != io.EOF {
+		return invalid("the body has more than one JSON object")
 	}
 	return nil
 }

@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/sequence"
@@ -188,7 +189,7 @@ func (h *handler) checkOrigin(r *http.Request) error {
 // route returns the handler of a route: it identifies the client and the store, and writes the error.
 func (h *handler) route(rt route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		c := &call{h: h, w: w, r: r, received: now()}
+		c := &call{h: h, w: w, r: r, received: time.Now()}
 		if err := c.begin(); err != nil {
 			c.fail(err)
 			return

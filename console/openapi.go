@@ -1,6 +1,7 @@
 package console
 
 import (
+	"encoding/json"
 	"reflect"
 	"strconv"
 	"strings"
@@ -29,7 +30,7 @@ var document = sync.OnceValue(func() object {
 		"info": object{
 			"title": "holdfast serve", "version": "1",
 			"description": "Locks with fencing tokens. A name in a path is percent-encoded, also its slashes. " +
-				"valid_seconds is until how long after the client has sent the request it may rely on the lock.",
+				"valid_seconds: the client may rely on the lock for that long after it sent the request.",
 		},
 		"paths": paths,
 		"components": object{"securitySchemes": object{"bearer": object{"type": "http", "scheme": "bearer"},
@@ -78,7 +79,8 @@ func operation(rt route) object {
 	return o
 }
 
-// schema returns the JSON schema of a type of this API.
+// schema returns the JSON schema of a type of this API. For another type it panics, because the document would differ from
+// the code.
 func schema(t reflect.Type) object {
 	switch {
 	case t.Kind() == reflect.Pointer:
@@ -93,7 +95,7 @@ func schema(t reflect.Type) object {
 		return object{"type": "array", "items": schema(t.Elem())}
 	case t.Kind() == reflect.Map:
 		return object{"type": "object", "additionalProperties": schema(t.Elem())}
-	case t.Kind() == reflect.Struct:
+	case t.Kind() == reflect.Struct && !t.Implements(reflect.TypeFor[json.Marshaler]()):
 		properties, required := object{}, []string{}
 		fields(t, func(name string, f reflect.StructField, optional bool) {
 			properties[name] = schema(f.Type)
@@ -108,8 +110,10 @@ func schema(t reflect.Type) object {
 		return object{"type": "integer"}
 	case t.Kind() == reflect.Float64:
 		return object{"type": "number", "minimum": 0}
+	case t.Kind() == reflect.String:
+		return object{"type": "string"}
 	}
-	return object{"type": "string"}
+	panic("console: no schema for " + t.String())
 }
 
 // fields calls f for each JSON field, also for those of embedded structs.

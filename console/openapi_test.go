@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -62,6 +63,9 @@ func TestOpenAPIDescribesTheAnswers(t *testing.T) {
 		{"POST", "/v1/locks/held", "/v1/locks/{name}", `{"wait_seconds":0}`, "409"},
 		{"POST", "/v1/grants/y", "/v1/grants/{name}", `{"limit":2}`, "200"},
 		{"POST", "/v1/grants/y", "/v1/grants/{name}", `{"limit":0}`, "400"},
+		{"POST", "/v1/grants/z", "/v1/grants/{name}", `{} {}`, "400"},
+		{"POST", "/v1/grants/z", "/v1/grants/{name}", `{}}`, "400"},
+		{"POST", "/v1/grants/z", "/v1/grants/{name}", `{}]`, "400"},
 		{"POST", "/v1/renew/" + held.ID, "/v1/renew/{id}", "", "200"},
 		{"POST", "/v1/renew/none", "/v1/renew/{id}", "", "404"},
 		{"POST", "/v1/release/" + held.ID, "/v1/release/{id}", "", "200"},
@@ -158,6 +162,20 @@ func differs(schema map[string]any, v any, at string) (problems []string) {
 		problems = append(problems, fmt.Sprintf("%s is %s, want %v", at, is, allowed))
 	}
 	return problems
+}
+
+// TestSchemaPanicsForATypeThatItCannotDescribe: the document does not describe such a field as a string or an object.
+func TestSchemaPanicsForATypeThatItCannotDescribe(t *testing.T) {
+	for _, v := range []any{int64(1), time.Time{}, struct{ Value any }{}, []uint16{1}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("the schema of %T: no panic", v)
+				}
+			}()
+			schema(reflect.TypeOf(v))
+		}()
+	}
 }
 
 // TestValidityCountsFromTheSend: what a client may rely on ends when the handler's own validity ends, however long ago it

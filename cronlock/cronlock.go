@@ -34,7 +34,7 @@ type Locker struct {
 	options []holdfast.LockOption
 }
 
-// New returns a Locker whose locks stay for hold after a job has begun. It is from 0 to 24 h. The
+// New returns a Locker whose locks stay for hold after a job has begun; hold is from 0 to 24 h. The
 // options are those of the locks. MinHold and Reason have no effect.
 func New(locker *holdfast.Locker, hold time.Duration, o ...holdfast.LockOption) *Locker {
 	return &Locker{locker, hold, o}

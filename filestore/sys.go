@@ -135,7 +135,8 @@ func coded(doing, path string, err error) error {
 	return driver.Errorf(code, "%s %s: %w", doing, path, err)
 }
 
-// checkedSocket returns the path of a socket of a directory, like openSocket.
+// checkedSocket returns the path of a socket of a directory. Unlike openSocket on Linux it does not keep the socket open, so
+// the path may lead to another file when it is dialled. No lock depends on that: a message only wakes a waiter.
 func checkedSocket(dir *os.File, name string) (path string, done func(), err error) {
 	var st unix.Stat_t
 	if err := fstatat(dir, name, &st); err != nil {

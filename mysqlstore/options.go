@@ -76,8 +76,8 @@ func ExactNames() Option { return func(c *config) { c.exact = true } }
 func InSchema(name string) Option { return func(c *config) { c.schema = name } }
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock
-// many names at once. The store closes connections beyond four that were not needed for 5
-// s. For 10 s after the server has refused a client, it keeps no more than four. The
+// many names at once. The store closes connections beyond four that were not needed for 5 s.
+// For 10 s after the server has refused a client, it keeps no more than four. The
 // default is 64, and the range is 1 to 10,000. MaxIdle has no effect on a user's pool.
 func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 

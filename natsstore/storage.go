@@ -157,7 +157,9 @@ func (b *bucket) List(ctx context.Context, prefix string) iter.Seq2[record.Entry
 	}
 }
 
-// subjects returns the subjects of the records whose keys begin with prefix, and of some others.
+// subjects returns the subjects of the records whose keys begin with prefix, and of some others. The prefix contains a
+// NUL, which separates the namespace from the name. A read publishes the clock first. So a leader whose stream is shorter
+// than that is a former one.
 func (b *bucket) subjects(ctx context.Context, prefix string) ([]string, error) {
 	a, err := b.reads.Do(ctx)
 	if err != nil {

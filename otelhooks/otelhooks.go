@@ -38,8 +38,8 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(c *config) { c.meters = p }
 }
 
-// WithNameOnSpans sets whether spans contain the lock's name, its reason and the
-// text of errors, which quotes the name, or the key of a value. Default: true. Use false for names that
+// WithNameOnSpans sets whether spans contain the name of a lock or the key of a value, the reason, and the text of
+// errors. That text quotes the name or the key. Default: true. Use false for names that
 // must not leave the process, such as names that contain customers' addresses.
 func WithNameOnSpans(show bool) Option {
 	return func(c *config) { c.names = show }

@@ -45,8 +45,8 @@ const (
 
 type faults struct{}
 
-// Sort returns an error of a connection with a code.
-func (faults) Sort(err error) (error, bool) {
+// Sort returns err with a code, and reports whether a retry may succeed.
+func (faults) Sort(err error) (coded error, retry bool) {
 	if err == nil {
 		return nil, false
 	}

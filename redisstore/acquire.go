@@ -87,11 +87,13 @@ type attempt struct {
 // Indices of arguments of the acquire script. fastArgs is the number of arguments of the first call
 // of a request that does not wait: its script takes the fast path.
 const (
-	argTTL   = 1
-	argLife  = 2
-	argLate  = 3
-	argSeen  = 4
-	fastArgs = 5
+	argTTL    = 1
+	argLife   = 2
+	argLate   = 3
+	argSeen   = 4
+	fastArgs  = 5
+	argTokens = 8
+	argTag    = 9
 )
 
 // call runs the script once. It runs the script again if the server refused the request as too

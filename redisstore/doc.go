@@ -40,226 +40,10 @@
 // server's clock. A grant's deadline is a value in the hash. The key's own time to live
 // only removes keys that no client uses.
 //
-// # Refused commands
-//
-// Redis does not roll a script back, and it can refuse a command inside a script. The user
-// may lack the right to the command. The server may be out of memory. The hash slot may be
-// moving, so that the server lacks the key. The key may be of another type. So a script
-// reads first and writes last. Before it changes the hash it tries every kind of command
-// that it needs, in a way that changes no lock. PEXPIRE lengthens the key's life or finds
-// no key, HDEL removes a field that does not exist, SET only raises the counter. Then one
-// HSET makes the whole change, except for the removal of fields. The server can no longer
-// refuse that removal. The message that wakes a waiter comes last. If the server refuses
-// it, the effect is that of a lost message. No step deletes a key and writes it again, and
-// no step passes through a state in which a held name is free.
-//
-// A name under contention is nearly always plain: the hash has one exclusive grant, the
-// queue, and no other state. Three steps then take a fast path, which matches the whole state
-// by one pattern: a new queue entry, the release that grants to the first entry, and the
-// confirmation of that grant. The fast path decides before it writes. It tries and writes the
-// same fields in the same order as the general path. A new entry is one HSET, which needs no
-// trial. A release tries HDEL first. A confirmation lengthens the key's life or tries HDEL,
-// and raises the counter, before its HSET. The general path handles every state that the
-// pattern does not match, a dead first entry, and a token above the name's last one. A test
-// makes random steps on two names, one of them without the fast path. After each step both
-// must have the same replies, fields, tokens, times to live and messages.
-//
-// # Records of other programs
-//
-// Another program may write to the keys of locks. Then a script ends with an error that names the
-// key, before its first write to that key: [driver.CodeRefused]. A name is free only if it has no
-// key at all, and a script parses all that it uses. It also checks the state's numbers against the
-// length of the hash: the slots, the stack of free slots, and the tombstones. So no number in a
-// state decides how long a script runs. A queue may have long gaps between its entries. After 64
-// numbers without an entry, a script reads the names of the fields instead. Before it grants to a
-// name that is not plain, it checks that no grant stands that the state does not count, and that
-// excludes the new one. A test runs all scripts on random and changed hashes.
-//
-// A program with the right to write to the keys can still end a lock's exclusion, by deleting the
-// key. A token at the resource covers that.
-//
-// # Combined calls
-//
-// On one server, with replicas or under Sentinel, requests of many goroutines share a
-// script call, a batch of at most 32. Only two kinds of requests are combined. One is a
-// first attempt that does not wait. The other is a release that needs only the ID and token
-// of its grant. Each takes the fast path of its script, which decides the usual states,
-// under a pcall of its own. Up to four requests at a time are calls of their own, so a serial
-// caller sends plain calls. The client delays no request to form a batch. In a Cluster each
-// name has its keys in its own hash slot, and [WaitReplicas] waits for each grant. So
-// neither combines requests.
-//
-//   - If the fast path cannot decide a request, the script leaves the lock as it is, and the
-//     client sends the request in a call of its own. The batch may have raised the counter of tokens, which
-//     does no harm.
-//   - A refused request leaves nothing, as in the plain scripts. A release tries nothing before
-//     its only write. An acquire undoes its grant if the key's expiry is refused. An error ends
-//     no other request of the batch. A full server refuses only the first writes of a script, so
-//     it may grant the requests that follow a release in a batch: at most 31.
-//   - After a lost answer the outcome of all requests of the batch is unknown. Each caller then
-//     does what it does after a plain call: it undoes its request, or repeats its release.
-//   - A batch may arrive late, or twice. No acquire is decided after the earliest time limit of
-//     the batch's acquires. A name whose request was undone has its tombstone, which
-//     the fast path does not grant over. A release names the ID and token of its grant.
-//   - A primary that was replaced refuses each write, or loses the grants of a batch like others.
-//     The server replicates a script's writes as one transaction.
-//   - SentAt of a grant is before the batch is sent. The batch carries the highest token that the
-//     client has seen. If the server's clock is behind that token, the batch decides no acquire.
-//   - If a caller is cancelled before its batch is sent, its request is not sent. If the caller
-//     is cancelled later, the outcome is unknown. The other requests of the batch are not
-//     affected.
-//   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
-//     executed nothing, so each request is a call of its own. After CROSSSLOT there are no more batches.
-//   - A proxy may send a script to the server of its first key, without an error for the other
-//     keys. In a request by itself the name's key comes first, so all clients find the name on
-//     one server. In a batch another name's key comes first. So the first probe compares the run
-//     IDs of the servers that it reaches through 12 keys. If the IDs differ, or only some of the
-//     calls are answered, the client makes no batches. It then checks each grant in a call of its
-//     own.
-//   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
-//     under way.
-//
-// A test makes random steps, with and without batches, and requires the same replies and states.
-//
-// # Waiting
-//
-// A request that may not be granted yet makes a queue entry. When a script ends a grant, it
-// grants in the same step to the entries at the head. It does so in order, as far as their
-// limits allow. It publishes to the clients of these entries only. Such a lease lasts 2.5 s
-// unless its client confirms it. The confirmation sets the requested deadline, and validity
-// counts from the sending of the confirmation. If the first entry belongs to the client
-// that releases, the answer to the release has the grant. Validity then counts from the
-// sending of the release. That is one call for a release and a grant. The server serves
-// entries strictly in order, also those of several processes.
-//
-// A message may be lost, so clients also refresh their entries. They refresh the first 32
-// entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
-// entries do not keep the server busy. When an entry comes near the head, the script
-// notifies its client. So with fewer waiters a release sends one message. A refresh also
-// looks for grants that have expired, and grants to the head. So a lost message delays a
-// waiter by one refresh. An entry is dead, and the scripts skip it, 2.9 s after three missed
-// refreshes. So the order outlasts a server that stops for up to four seconds: it may execute a
-// release before it reads the refreshes that came meanwhile. If the first confirmation of a
-// promoted waiter comes after the 2.5 s, the waiter keeps its grant unless another script has
-// removed it. Otherwise it queues again, behind the others. If the server loses its data, waiters
-// make new entries, in any order.
-//
-// In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
-// the other nodes about 1 us a message. But with it a script may publish only to channels of
-// its own hash slot. A client would need up to 4096 subscriptions, and would have to renew
-// each one when its slot moves.
-//
-// # Release and request in one call
-//
-// [Store.Swap] releases a grant and makes the request of the next local waiter in one call of the
-// acquire script, which releases first. If no entry waits, the script grants the request. Otherwise
-// it grants to the first entries and notifies their clients, as a release does, and the request
-// becomes the last entry. So a grant of a contended name takes one call in place of two. Each grant
-// has a new token, and the order between processes stays. With [WaitReplicas] Swap
-// makes two calls.
-//
-//   - The script checks the time limit and the tombstone of the request before it releases. So a swap
-//     that is too late, or whose request was undone, changes neither half.
-//   - The swap names the ID and token of the old grant, as a release does. If that grant has ended,
-//     the script releases nothing and reports that. It grants or queues the request as usual.
-//   - The script releases and grants by one HSET. Before that it reads, and tries every command that
-//     the server can refuse. So after a refusal the old grant stands, no entry exists, and the core
-//     calls Release. A full server refuses a swap as it refuses a request; the release by itself
-//     succeeds. A refused message has the effect of a lost one.
-//   - After a lost answer both outcomes are unknown. The client repeats the release, which finds the
-//     grant or not. Undo removes the entry or grant of the request and leaves its tombstone. Both
-//     calls may arrive before the swap or after it. A late swap finds the tombstone until its time
-//     limit has passed.
-//   - If a swap is applied twice, the second one does not find the old grant. It confirms the grant of
-//     the first one, or refreshes its queue entry.
-//   - As for each grant, the token is above the name's last token, the counter, and all tokens that
-//     the client has seen. The script raises the counter before it writes the grant.
-//   - SentAt is before the send of the swap. So validity ends before the deadline, which counts from
-//     the server's time in the same script.
-//   - While the hash slot moves and the counter is on another node, the server answers TRYAGAIN to the
-//     swap before it runs. Then the steps are those of a request: read the counter, swap without it,
-//     raise the counter.
-//   - A server that lacks the script has not run it. The client then sends the script's text.
-//   - A former primary may apply a swap. That has the same effects as if it applied the two calls. A
-//     failover that loses the swap revives the old grant until its deadline. It loses the new grant
-//     like every grant; see Failover.
-//
-// The plain path of the script handles a name in the usual state of contention, with and without
-// waiters. The general path handles all other states: shared grants, permits, other limits, a grant
-// whose request may still arrive. A test makes random steps, swaps too, and compares the two paths.
-//
-// # Start before the confirmation
-//
-// A request with [driver.Request.Provisional] may use its grant when the message arrives.
-// It then confirms the grant later, by its first renewal. A grant that is released before
-// that needs no confirmation. So a grant of a contended name takes two calls, the queue
-// entry and the release, or one swap. The request is for one exclusive grant with one
-// token, without [WaitReplicas].
-//
-// Each call that makes or refreshes the queue entry carries a tag: a secret of the request
-// and the number of the call. The entry keeps the tag of the last call that was applied.
-// The release that promotes the entry raises the bucket's counter to the new token, and
-// writes the grant with a deadline of 2.5 s. Then it publishes the token, those 2.5 s and
-// the tag. The client starts to use the grant if all of the following is true. Otherwise it
-// confirms the grant first, as without Provisional:
-//
-//   - The tag is that of the last call that was answered with the queue entry. If the
-//     message comes before that answer, the client keeps the message until the answer.
-//   - The token is above every token of the bucket that the client has seen.
-//   - The call with the tag was sent less than a third of the TTL ago, and less than a
-//     third of 2.5 s ago.
-//   - The last probe found the server safe, at most two seconds ago.
-//   - The owner of the request has not changed since that call.
-//
-// Validity counts from the send of the call with the tag, for the shorter of 2.5 s and the
-// TTL. Only a server that has the effect of the call can publish its tag. So the promotion,
-// which set the deadline, came after that send, whichever server made it, and however late
-// the message is. The confirmation sets a later deadline, as it was sent later and for the TTL.
-// So the deadline is never before the end of the validity, as in each other grant.
-//
-// What can go wrong with each step:
-//
-//   - The server refuses the release half-way: no client starts, because the script publishes
-//     last. The counter may have been raised in vain. A release that may not raise the counter
-//     publishes the message that requires a confirmation. So does a release that has no counter
-//     because the hash slot moves.
-//   - The release has no answer: the promoted client starts. The repeated release finds its
-//     grant gone and changes nothing. If it is applied a minute later for the first time, the
-//     entry that it promotes is one that was refreshed since.
-//   - The message is lost: the next refresh confirms the grant.
-//   - The message arrives twice, or late: the client ignores it. The request has its grant
-//     already, or its calls have other tags, or the call with the tag was sent too long
-//     ago.
-//   - The message is forged: only a client that reads the keys of the locks can read the tag. Any
-//     other message only makes the client send its next call earlier. The message of a break makes it
-//     check the grant, and the server's answer decides.
-//   - The grant is broken: the message of a break comes after that of the grant, on the same
-//     channel.
-//   - A former primary publishes the message: that server had applied the last call that
-//     was answered, so the client had no answer from another primary since. The promotion
-//     is then a grant that the failover loses, as if it had been answered; see Failover.
-//   - The client dies before the confirmation, or starts and then stops running: the lease ends
-//     after 2.5 s, and the server grants to the next entry. The client's validity has ended
-//     before.
-//   - The confirmation has no answer: the deadline is the earlier one or a later one, and the
-//     client uses the earlier. A confirmation that is applied twice, or a minute later, prolongs
-//     a grant that stands, or finds none. The confirmation creates nothing, so a release before
-//     it leaves nothing. A release after it ends the grant. Both name the same token, which does
-//     not change.
-//   - The confirmation is refused because the grant has ended: the lock is lost.
-//   - A call that was sent before the message is applied after it: the call confirms the
-//     grant. It keeps the token, since the client had seen no higher one when it sent the
-//     call. After the release it finds no entry.
-//   - The grant is never confirmed and the key expires: the counter has the token, so a later
-//     grant has a larger one.
-//
-// The cost: until the confirmation, in its first milliseconds, a grant is valid for about
-// two seconds, and not for the TTL. So the holder loses the lock after a shorter time
-// without the server. A smaller jump of the server's clock is then enough to end the grant
-// early. So is a smaller difference between that clock and the clock of a replica that is
-// promoted.
-//
 // # Why it is safe
+//
+// This is the argument for a plain request, renewal and release, each in a call of its own. Three variants follow at the
+// end, each with what differs: combined calls, a release with the next request, and a start before the confirmation.
 //
 // Exclusion. Scripts make all grants, at the one server that has the key. Each keeps the
 // rule that a grant of limit n never stands beside more than n-1 others. A
@@ -372,4 +156,231 @@
 //     is open again, and once when it is.
 //   - the server's clock is set ahead: grants end early.
 //   - the server's clock is set back: grants last longer.
+//
+// # Refused commands
+//
+// Redis does not roll a script back, and it can refuse a command inside a script. The user
+// may lack the right to the command. The server may be out of memory. The hash slot may be
+// moving, so that the server lacks the key. The key may be of another type. So a script
+// reads first and writes last. Before it changes the hash it tries every kind of command
+// that it needs, in a way that changes no lock. PEXPIRE lengthens the key's life or finds
+// no key, HDEL removes a field that does not exist, SET only raises the counter. Then one
+// HSET makes the whole change, except for the removal of fields. The server can no longer
+// refuse that removal. The message that wakes a waiter comes last. If the server refuses
+// it, the effect is that of a lost message. No step deletes a key and writes it again, and
+// no step passes through a state in which a held name is free.
+//
+// A name under contention is nearly always plain: the hash has one exclusive grant, the
+// queue, and no other state. Three steps then take a fast path, which matches the whole state
+// by one pattern: a new queue entry, the release that grants to the first entry, and the
+// confirmation of that grant. The fast path decides before it writes. It tries and writes the
+// same fields in the same order as the general path. A new entry is one HSET, which needs no
+// trial. A release tries HDEL first. A confirmation lengthens the key's life or tries HDEL,
+// and raises the counter, before its HSET. The general path handles every state that the
+// pattern does not match, a dead first entry, and a token above the name's last one. A test
+// makes random steps on two names, one of them without the fast path. After each step both
+// must have the same replies, fields, tokens, times to live and messages.
+//
+// # Records of other programs
+//
+// Another program may write to the keys of locks. Then a script ends with an error that names the
+// key, before its first write to that key: [driver.CodeRefused]. A name is free only if it has no
+// key at all, and a script parses all that it uses. It also checks the state's numbers against the
+// length of the hash: the slots, the stack of free slots, and the tombstones. So no number in a
+// state decides how long a script runs. A queue may have long gaps between its entries. After 64
+// numbers without an entry, a script reads the names of the fields instead. Before it grants to a
+// name that is not plain, it checks that no grant stands that the state does not count, and that
+// excludes the new one. A test runs all scripts on random and changed hashes.
+//
+// A program with the right to write to the keys can still end a lock's exclusion, by deleting the
+// key. A token at the resource covers that.
+//
+// # Waiting
+//
+// A request that may not be granted yet makes a queue entry. When a script ends a grant, it
+// grants in the same step to the entries at the head. It does so in order, as far as their
+// limits allow. It publishes to the clients of these entries only. Such a lease lasts 2.5 s
+// unless its client confirms it. The confirmation sets the requested deadline, and validity
+// counts from the sending of the confirmation. If the first entry belongs to the client
+// that releases, the answer to the release has the grant. Validity then counts from the
+// sending of the release. That is one call for a release and a grant. The server serves
+// entries strictly in order, also those of several processes.
+//
+// A message may be lost, so clients also refresh their entries. They refresh the first 32
+// entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
+// entries do not keep the server busy. When an entry comes near the head, the script
+// notifies its client. So with fewer waiters a release sends one message. A refresh also
+// looks for grants that have expired, and grants to the head. So a lost message delays a
+// waiter by one refresh. An entry is dead, and the scripts skip it, 2.9 s after three missed
+// refreshes. So the order outlasts a server that stops for up to four seconds: it may execute a
+// release before it reads the refreshes that came meanwhile. If the first confirmation of a
+// promoted waiter comes after the 2.5 s, the waiter keeps its grant unless another script has
+// removed it. Otherwise it queues again, behind the others. If the server loses its data, waiters
+// make new entries, in any order.
+//
+// In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
+// the other nodes about 1 us a message. But with it a script may publish only to channels of
+// its own hash slot. A client would need up to 4096 subscriptions, and would have to renew
+// each one when its slot moves.
+//
+// # Combined calls
+//
+// A batch differs from plain calls in one thing: the requests share the answer, the time limit and the refusal of a call.
+// Each is decided by the same rules.
+//
+// On one server, with replicas or under Sentinel, requests of many goroutines share a
+// script call, a batch of at most 32. Only two kinds of requests are combined. One is a
+// first attempt that does not wait. The other is a release that needs only the ID and token
+// of its grant. Each takes the fast path of its script, which decides the usual states,
+// under a pcall of its own. Up to four requests at a time are calls of their own, so a serial
+// caller sends plain calls. The client delays no request to form a batch. In a Cluster each
+// name has its keys in its own hash slot, and [WaitReplicas] waits for each grant. So
+// neither combines requests.
+//
+//   - If the fast path cannot decide a request, the script leaves the lock as it is, and the
+//     client sends the request in a call of its own. The batch may have raised the counter of tokens, which
+//     does no harm.
+//   - A refused request leaves nothing, as in the plain scripts. A release tries nothing before
+//     its only write. An acquire undoes its grant if the key's expiry is refused. An error ends
+//     no other request of the batch. A full server refuses only the first writes of a script, so
+//     it may grant the requests that follow a release in a batch: at most 31.
+//   - After a lost answer the outcome of all requests of the batch is unknown. Each caller then
+//     does what it does after a plain call: it undoes its request, or repeats its release.
+//   - A batch may arrive late, or twice. No acquire is decided after the earliest time limit of
+//     the batch's acquires. A name whose request was undone has its tombstone, which
+//     the fast path does not grant over. A release names the ID and token of its grant.
+//   - A primary that was replaced refuses each write, or loses the grants of a batch like others.
+//     The server replicates a script's writes as one transaction.
+//   - SentAt of a grant is before the batch is sent. The batch carries the highest token that the
+//     client has seen. If the server's clock is behind that token, the batch decides no acquire.
+//   - If a caller is cancelled before its batch is sent, its request is not sent. If the caller
+//     is cancelled later, the outcome is unknown. The other requests of the batch are not
+//     affected.
+//   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
+//     executed nothing, so each request is a call of its own. After CROSSSLOT there are no more batches.
+//   - A proxy may send a script to the server of its first key, without an error for the other
+//     keys. In a request by itself the name's key comes first, so all clients find the name on
+//     one server. In a batch another name's key comes first. So the first probe compares the run
+//     IDs of the servers that it reaches through 12 keys. If the IDs differ, or only some of the
+//     calls are answered, the client makes no batches. It then checks each grant in a call of its
+//     own.
+//   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
+//     under way.
+//
+// A test makes random steps, with and without batches, and requires the same replies and states.
+//
+// # Release and request in one call
+//
+// A swap differs from a release and a request in one thing: one step and one answer have both outcomes.
+//
+// [Store.Swap] releases a grant and makes the request of the next local waiter in one call of the
+// acquire script, which releases first. If no entry waits, the script grants the request. Otherwise
+// it grants to the first entries and notifies their clients, as a release does, and the request
+// becomes the last entry. So a grant of a contended name takes one call in place of two. Each grant
+// has a new token, and the order between processes stays. With [WaitReplicas] Swap
+// makes two calls.
+//
+//   - The script checks the time limit and the tombstone of the request before it releases. So a swap
+//     that is too late, or whose request was undone, changes neither half.
+//   - The swap names the ID and token of the old grant, as a release does. If that grant has ended,
+//     the script releases nothing and reports that. It grants or queues the request as usual.
+//   - The script releases and grants by one HSET. Before that it reads, and tries every command that
+//     the server can refuse. So after a refusal the old grant stands, no entry exists, and the core
+//     calls Release. A full server refuses a swap as it refuses a request; the release by itself
+//     succeeds. A refused message has the effect of a lost one.
+//   - After a lost answer both outcomes are unknown. The client repeats the release, which finds the
+//     grant or not. Undo removes the entry or grant of the request and leaves its tombstone. Both
+//     calls may arrive before the swap or after it. A late swap finds the tombstone until its time
+//     limit has passed.
+//   - If a swap is applied twice, the second one does not find the old grant. It confirms the grant of
+//     the first one, or refreshes its queue entry.
+//   - As for each grant, the token is above the name's last token, the counter, and all tokens that
+//     the client has seen. The script raises the counter before it writes the grant.
+//   - SentAt is before the send of the swap. So validity ends before the deadline, which counts from
+//     the server's time in the same script.
+//   - While the hash slot moves and the counter is on another node, the server answers TRYAGAIN to the
+//     swap before it runs. Then the steps are those of a request: read the counter, swap without it,
+//     raise the counter.
+//   - A server that lacks the script has not run it. The client then sends the script's text.
+//   - A former primary may apply a swap. That has the same effects as if it applied the two calls. A
+//     failover that loses the swap revives the old grant until its deadline. It loses the new grant
+//     like every grant; see Failover.
+//
+// The plain path of the script handles a name in the usual state of contention, with and without
+// waiters. The general path handles all other states: shared grants, permits, other limits, a grant
+// whose request may still arrive. A test makes random steps, swaps too, and compares the two paths.
+//
+// # Start before the confirmation
+//
+// A provisional grant differs from other grants of a queue entry in one thing: the client relies on it when the
+// message arrives, before an answer of the server has confirmed it.
+//
+// A request with [driver.Request.Provisional] may use its grant when the message arrives.
+// It then confirms the grant later, by its first renewal. A grant that is released before
+// that needs no confirmation. So a grant of a contended name takes two calls, the queue
+// entry and the release, or one swap. The request is for one exclusive grant with one
+// token, without [WaitReplicas].
+//
+// Each call that makes or refreshes the queue entry carries a tag: a secret of the request
+// and the number of the call. The entry keeps the tag of the last call that was applied.
+// The release that promotes the entry raises the bucket's counter to the new token, and
+// writes the grant with a deadline of 2.5 s. Then it publishes the token, those 2.5 s and
+// the tag. The client starts to use the grant if all of the following is true. Otherwise it
+// confirms the grant first, as without Provisional:
+//
+//   - The tag is that of the last call that was answered with the queue entry. If the
+//     message comes before that answer, the client keeps the message until the answer.
+//   - The token is above every token of the bucket that the client has seen.
+//   - The call with the tag was sent less than a third of the TTL ago, and less than a
+//     third of 2.5 s ago.
+//   - The last probe found the server safe, at most two seconds ago.
+//   - The owner of the request has not changed since that call.
+//
+// Validity counts from the send of the call with the tag, for the shorter of 2.5 s and the
+// TTL. Only a server that has the effect of the call can publish its tag. So the promotion,
+// which set the deadline, came after that send, whichever server made it, and however late
+// the message is. The confirmation sets a later deadline, as it was sent later and for the TTL.
+// So the deadline is never before the end of the validity, as in each other grant.
+//
+// What can go wrong with each step:
+//
+//   - The server refuses the release half-way: no client starts, because the script publishes
+//     last. The counter may have been raised in vain. A release that may not raise the counter
+//     publishes the message that requires a confirmation. So does a release that has no counter
+//     because the hash slot moves.
+//   - The release has no answer: the promoted client starts. The repeated release finds its
+//     grant gone and changes nothing. If it is applied a minute later for the first time, the
+//     entry that it promotes is one that was refreshed since.
+//   - The message is lost: the next refresh confirms the grant.
+//   - The message arrives twice, or late: the client ignores it. The request has its grant
+//     already, or its calls have other tags, or the call with the tag was sent too long
+//     ago.
+//   - The message is forged: only a client that reads the keys of the locks can read the tag. Any
+//     other message only makes the client send its next call earlier. The message of a break makes it
+//     check the grant, and the server's answer decides.
+//   - The grant is broken: the message of a break comes after that of the grant, on the same
+//     channel.
+//   - A former primary publishes the message: that server had applied the last call that
+//     was answered, so the client had no answer from another primary since. The promotion
+//     is then a grant that the failover loses, as if it had been answered; see Failover.
+//   - The client dies before the confirmation, or starts and then stops running: the lease ends
+//     after 2.5 s, and the server grants to the next entry. The client's validity has ended
+//     before.
+//   - The confirmation has no answer: the deadline is the earlier one or a later one, and the
+//     client uses the earlier. A confirmation that is applied twice, or a minute later, prolongs
+//     a grant that stands, or finds none. The confirmation creates nothing, so a release before
+//     it leaves nothing. A release after it ends the grant. Both name the same token, which does
+//     not change.
+//   - The confirmation is refused because the grant has ended: the lock is lost.
+//   - A call that was sent before the message is applied after it: the call confirms the
+//     grant. It keeps the token, since the client had seen no higher one when it sent the
+//     call. After the release it finds no entry.
+//   - The grant is never confirmed and the key expires: the counter has the token, so a later
+//     grant has a larger one.
+//
+// The cost: until the confirmation, in its first milliseconds, a grant is valid for about
+// two seconds, and not for the TTL. So the holder loses the lock after a shorter time
+// without the server. A smaller jump of the server's clock is then enough to end the grant
+// early. So is a smaller difference between that clock and the clock of a replica that is
+// promoted.
 package redisstore

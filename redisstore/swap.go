@@ -33,11 +33,10 @@ func (s *store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 // appendTo appends the arguments by which the acquire script releases the grant first. They follow
 // the number of tokens and the tag, so appendTo appends these first if they are missing.
 func (o *oldGrant) appendTo(args []string) []string {
-	const tokens, tag = 8, 9 // the indices
-	if len(args) == tokens {
+	if len(args) == argTokens {
 		args = append(args, "1")
 	}
-	if len(args) == tag {
+	if len(args) == argTag {
 		args = append(args, "")
 	}
 	return append(args, mark(o.grant.ID, o.grant.Token), o.handle.slot, strconv.FormatInt(o.lateUntil, 10))

@@ -60,7 +60,7 @@ type task[T any] struct {
 	err    error
 }
 
-// openTimeout is the timeout of an attempt to open a session.
+// openTimeout is the timeout of an attempt to open a session, and to verify that one has ended.
 const openTimeout = 5 * time.Second
 
 // start calls f, for openTimeout at most. The call continues after the context of a caller has
@@ -174,7 +174,15 @@ func (s *store) round(ttl time.Duration) time.Duration {
 }
 
 func (s *store) clientConfig(timeout time.Duration) zk.Config {
-	return zk.Config{Servers: func() []string { return *s.following.Load() }, Timeout: timeout, Heartbeat: s.heartbeat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth, Refused: &s.refused}
+	return zk.Config{
+		Servers:   func() []string { return *s.following.Load() },
+		Timeout:   timeout,
+		Heartbeat: s.heartbeat(),
+		Tick:      s.cfg.tick,
+		Dial:      s.cfg.dialer(),
+		Auth:      s.cfg.auth,
+		Refused:   &s.refused,
+	}
 }
 
 // longestTTL returns the longest TTL that the server allows. It requests it once.
@@ -193,7 +201,8 @@ func (s *store) longestTTL(ctx context.Context) (time.Duration, error) {
 	if err := t.wait(ctx); err != nil {
 		return 0, s.fail(err)
 	}
-	if s.reached.Explain(t.err) == nil {
+	if t.err == nil {
+		_ = s.reached.Explain(nil) // records that a server has answered
 		return t.result, nil
 	}
 	s.mu.Lock()

@@ -102,9 +102,6 @@ func (c *lateCase) acquired(wait bool) bool {
 // waited lets the request wait behind another client, and calls before while it waits.
 func (c *lateCase) waited(provisional bool, before func()) bool {
 	c.Helper()
-	if c.g.Wake != driver.WakePush {
-		return false
-	}
 	held := c.must(c.other, c.request(c.name, driver.Exclusive, long))
 	r := c.requested(true)
 	r.Provisional = provisional
@@ -138,26 +135,34 @@ func (c *lateCase) renewedLate() bool {
 
 // lateSteps are requests about a grant. Each returns false if there is no grant that can end. The
 // request has been undone in that case.
-var lateSteps = map[string]func(*lateCase) bool{
-	"try":  func(c *lateCase) bool { return c.acquired(false) },
-	"wait": func(c *lateCase) bool { return c.g.Wake == driver.WakePush && c.acquired(true) },
-	"refresh of a queue entry": func(c *lateCase) bool {
-		return c.h.EntryTTL > 0 && c.waited(false, func() {
-			c.link.Hold()
-			c.eventually("the client refreshes its queue entry", func() bool { return c.link.Held() > 0 },
-				func() string { return "no request was held back" })
-		})
+var lateSteps = map[string]struct {
+	possible func(*env) bool
+	begin    func(*lateCase) bool
+}{
+	"try":  {begin: func(c *lateCase) bool { return c.acquired(false) }},
+	"wait": {(*env).pushes, func(c *lateCase) bool { return c.acquired(true) }},
+	"refresh of a queue entry": {
+		possible: func(e *env) bool { return e.pushes() && e.h.EntryTTL > 0 },
+		begin: func(c *lateCase) bool {
+			return c.waited(false, func() {
+				c.link.Hold()
+				c.eventually("the client refreshes its queue entry", func() bool { return c.link.Held() > 0 },
+					func() string { return "no request was held back" })
+			})
+		},
 	},
-	"confirmation after a wait": func(c *lateCase) bool { return c.waited(false, func() { c.link.Hold() }) },
-	"confirmation of a provisional grant": func(c *lateCase) bool {
+	"confirmation after a wait": {(*env).pushes, func(c *lateCase) bool {
+		return c.waited(false, func() { c.link.Hold() })
+	}},
+	"confirmation of a provisional grant": {(*env).pushes, func(c *lateCase) bool {
 		return c.waited(true, func() {}) && c.renewedLate()
-	},
-	"renewal": func(c *lateCase) bool {
+	}},
+	"renewal": {begin: func(c *lateCase) bool {
 		if c.got = c.must(c.s, c.requested(false)); c.got.TTL == driver.Forever {
 			return true
 		}
 		return c.renewedLate()
-	},
+	}},
 }
 
 // lateEnds are the ways in which a grant ends. Each ends the grant of a case, delivers what was held back, and
@@ -409,16 +414,19 @@ func lateRequests(e *env) {
 		e.Skip("the harness cannot hold requests back")
 	}
 	all := map[string]func(*lateCase){}
-	for step, begin := range lateSteps {
+	for name, step := range lateSteps {
+		if step.possible != nil && !step.possible(e) {
+			continue
+		}
 		for way, end := range lateEnds {
 			if end.possible != nil && !end.possible(e) {
 				continue
 			}
-			all[step+", then "+way] = func(c *lateCase) {
+			all[name+", then "+way] = func(c *lateCase) {
 				if end.expires {
 					c.ttl = c.h.TTL
 				}
-				if begin(c) {
+				if step.begin(c) {
 					end.end(c)
 				} else {
 					c.delivered()
@@ -426,19 +434,22 @@ func lateRequests(e *env) {
 			}
 		}
 	}
-	held := func(c *lateCase) { c.got = c.must(c.s, c.requested(false)); c.link.Hold() }
+	hold := func(c *lateCase) { c.got = c.must(c.s, c.requested(false)); c.link.Hold() }
 	for _, limit := range e.limits() {
-		for _, step := range []string{"try", "wait"} {
-			all[fmt.Sprintf("%s with limit %d, then undo", step, limit)] = func(c *lateCase) {
-				if c.limit = limit; lateSteps[step](c) {
+		for _, wait := range []bool{false, true} {
+			if wait && !e.pushes() {
+				continue
+			}
+			all[fmt.Sprintf("%s with limit %d, then undo", map[bool]string{false: "try", true: "wait"}[wait], limit)] = func(c *lateCase) {
+				if c.use(limit); c.acquired(wait) {
 					c.undone(c.s, c.req)
 				}
 				c.delivered()
 			}
 		}
 	}
-	all["release"] = func(c *lateCase) { held(c); c.releasedInTheEnd(); c.delivered() }
-	all["undo"] = func(c *lateCase) { held(c); c.undone(c.s, c.req); c.delivered() }
+	all["release"] = func(c *lateCase) { hold(c); c.releasedInTheEnd(); c.delivered() }
+	all["undo"] = func(c *lateCase) { hold(c); c.undone(c.s, c.req); c.delivered() }
 	all["try that is given up"] = func(c *lateCase) { c.requestGivenUp(false) }
 	if e.pushes() {
 		all["wait that is given up"] = func(c *lateCase) { c.requestGivenUp(true) }
@@ -446,7 +457,7 @@ func lateRequests(e *env) {
 	if e.swaps() {
 		all["swap that is given up"] = (*lateCase).swapGivenUp
 		all["swap"] = func(c *lateCase) {
-			held(c)
+			hold(c)
 			if w := c.swappedInTheEnd(nil); w != nil {
 				c.release(c.s, w.granted())
 			}
@@ -459,7 +470,7 @@ func lateRequests(e *env) {
 		for _, taken := range []bool{false, true} {
 			cases[name+map[bool]string{true: ", and the name is taken"}[taken]] = func(e *env) {
 				s, link := e.h.OpenLate(e.T)
-				e.Cleanup(e.closeAll) // before the harness closes the link
+				e.Cleanup(e.closeAll) // after a failure, before the harness closes the link
 				c := &lateCase{namedCase: e.named(e.opened(s), e.open()), link: link, taken: taken, held: late}
 				run(c)
 				c.nothing()

@@ -172,8 +172,13 @@ func (v *view) waits(r *driver.Request, same int64) *content {
 	}
 	lasts := micros(driver.PositionTime(r.TTL))
 	f := first{ID: r.ID, Since: v.now - micros(r.Waited), Until: v.now + lasts}
-	if old := v.First; old != nil && (old.ID == f.ID && old.Until-v.now > lasts/2 || old.ID != f.ID && old.Since < f.Since+max(same, micros(sameAge))) {
-		return nil
+	if old := v.First; old != nil {
+		if old.ID == f.ID && old.Until-v.now > lasts/2 {
+			return nil // the position lasts long enough
+		}
+		if old.ID != f.ID && old.Since < f.Since+max(same, micros(sameAge)) {
+			return nil // the other request has waited longer, or as long
+		}
 	}
 	next := v.with(v.Holders, "")
 	next.First = &f
@@ -181,7 +186,7 @@ func (v *view) waits(r *driver.Request, same int64) *content {
 }
 
 // lastFrom extends the grants that the last write has made or renewed, so that they last from the time of the write:
-// the client may have read an older time before it.
+// the client may have read an older time before it. It changes the holders in place: only decode has them yet.
 func (c *content) lastFrom(written time.Time) {
 	for i := range c.Holders {
 		if h := &c.Holders[i]; c.At > 0 && h.Expires-h.TTL == c.At {

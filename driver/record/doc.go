@@ -54,6 +54,15 @@
 // writes. It grants more than a millisecond later, and the tokens of a grant begin at most a millisecond
 // before the grant.
 //
+// A release that keeps the name for a minimum hold replaces the grant by one that has left: it excludes other grants, and
+// expires after that time, which is counted like a TTL. No request and no renewal finds it. A renewal that was decided
+// before the release names a replaced version, and one that is decided after it gets an error of code NotHeld. So nothing
+// makes a grant that has left last longer. If the clock was set back, live shortens it to the minimum hold. After a write
+// without an answer, the release reads the record again. It succeeds if the record has the grant that has left, or if
+// the time of the write is over: the name may have been kept, and freed, before that. A grant that has expired before its
+// release is not kept. Break ends a grant that has left by its token, like any other one, and frees the name. The client
+// is not notified, because it no longer relies on the grant.
+//
 // Swap replaces a grant by the next one of the same client in one write, so the record has one of them.
 // After a lost answer, the outcome of both the release and the request is unknown. The client repeats
 // the release, and Undo covers the request. A record does not show the waiters of other clients. So a

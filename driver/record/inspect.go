@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Break ends the grant that has the token. Its client notices within about a second.
+// Break ends the grant that has the token. Its client notices within [Options].Notice.
 func (e *engine) Break(ctx context.Context, name string, token uint64) error {
 	p := &op{key: e.key(name), wake: true}
 	found := false
@@ -29,7 +29,7 @@ func (e *engine) Break(ctx context.Context, name string, token uint64) error {
 	return e.applyOne(ctx, p)
 }
 
-// Inspect returns the holders of one name.
+// Inspect returns the holders of one name. It returns no waiters: of those, the record has only the ID of the first.
 func (e *engine) Inspect(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	p := &op{key: e.key(name)}

@@ -41,7 +41,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 }
 
 // Yield waits for a random time after a conflict, so that other clients go first. The longest time is 2 ms
-// for the first try, and rises to 40 ms.
+// for the first try, and rises to 40 ms. tries counts from 1.
 func Yield(ctx context.Context, tries int) error {
-	return Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
+	return Sleep(ctx, rand.N(time.Duration(min(max(tries, 1), 20))*2*time.Millisecond))
 }

@@ -33,6 +33,12 @@ func TestSleepEndsWithContext(t *testing.T) {
 	}
 }
 
+func TestYieldAcceptsEachNumberOfTries(t *testing.T) {
+	for _, tries := range []int{0, 1, 1 << 60} {
+		must.Report(t, Yield(t.Context(), tries))
+	}
+}
+
 func TestRefusedLoginIsRepeatedAfterAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Refused

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	fallbackInterval = time.Second
-	noticeTimeout    = 3 * time.Second
+	fallbackInterval = time.Second     // limits how long a lost notification delays a waiter
+	noticeTimeout    = 3 * time.Second // is how soon a holder notices that its grant has ended
 )
 
 // Store is one client of the locks on a fleet of servers. It implements [driver.Store], Inspector, Breaker and Exposer.
@@ -225,16 +225,18 @@ func (s *store) readStates(ctx context.Context) error {
 	found := s.states(ctx, s.nodes, true)
 	var answered int
 	var failures []error
-	places := map[string]string{}
+	byRun := map[string]string{}
 	for i, f := range found {
 		switch {
 		case f.err == nil:
 			answered++
-			if first, twice := places[f.run]; twice && f.run != "" {
+			if first, twice := byRun[f.run]; twice && f.run != "" {
 				return driver.Errorf(driver.CodeRefused, "%s and %s are one server, which has one vote", first, s.nodes[i].store)
 			}
-			places[f.run] = s.nodes[i].store.String()
+			byRun[f.run] = s.nodes[i].store.String()
 		case driver.CodeOf(f.err) == driver.CodeRefused:
+			// Even if a quorum answers: a server that refuses is set up in another way than the others, and without it the
+			// fleet tolerates one failure less. After the first success here, it counts like one that does not answer.
 			return f.err
 		default:
 			failures = append(failures, f.err)

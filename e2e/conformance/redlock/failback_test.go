@@ -66,3 +66,18 @@ func TestServerGivenTwiceIsRefused(t *testing.T) {
 		t.Errorf("Acquire: %+v, %v; want refused", g, err)
 	}
 }
+
+// TestServerThatRefusesStopsANewClient: one of three servers refuses all scripts. A client that has begun before goes on
+// with a quorum. A new client reports the refusal.
+func TestServerThatRefusesStopsANewClient(t *testing.T) {
+	f := start(t, 3, nil)
+	before := f.open(t)
+	release(t, before, must(t, before, "name", time.Minute))
+	f.do(2, "ACL", "SETUSER", "default", "-eval", "-evalsha")
+	release(t, before, must(t, before, "name", time.Minute))
+	until(t, "a new client reports the refusal", func() bool { // a slow answer of the server counts as none
+		s := f.open(t)
+		_, err := s.Guarantees(t.Context())
+		return err != nil && s.Classify(err) == driver.CodeRefused
+	})
+}

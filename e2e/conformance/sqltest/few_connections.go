@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
@@ -28,14 +29,14 @@ func RenewsOverFewConnections(t *testing.T, d *Database, statements ...string) {
 	s := d.OpenURL(t, as("few_"+database, d.URL(d.Server(t).Address, database, "recipe=optimistic")))
 	// Once a second the store checks its held grants, and may use all connections for it.
 	var grants []driver.Grant
-	for len(grants) < 300 {
+	for tries := 0; len(grants) < 300; tries++ {
 		r, _ := Request(fmt.Sprint("few-", len(grants)), driver.Exclusive, time.Hour)
 		g, err := s.Acquire(t.Context(), r)
 		switch {
 		case err == nil:
 			grants = append(grants, g)
-		case s.Classify(err) != driver.CodeUnavailable:
-			t.Fatal(err)
+		case s.Classify(err) != driver.CodeUnavailable || tries >= 3000:
+			t.Fatalf("try %d, after %d grants: %v", tries, len(grants), err)
 		}
 	}
 	for range 10 {
@@ -79,7 +80,7 @@ func LocksLeaveConnectionsToOthers(t *testing.T, d *Database, server Server) {
 					must.Report(t, err)
 				})
 			}
-			name := <-held
+			name := requests.Receive(t, "the name of a held lock", held)
 			// Each of the others' statements has a new connection, while locks are held and requested.
 			for range 5 {
 				var users sync.WaitGroup
@@ -116,7 +117,7 @@ func LocksLeaveConnectionsToOthers(t *testing.T, d *Database, server Server) {
 }
 
 // refusedPortIsUnavailable requires that a store reports a port that refuses connections at once, and does not
-// repeat its attempt until the context ends. A waiter repeats it.
+// repeat its attempt until the context ends.
 func refusedPortIsUnavailable(t *testing.T, d *Database) {
 	port, err := servers.FreePort()
 	check(t, err)
@@ -128,6 +129,7 @@ func refusedPortIsUnavailable(t *testing.T, d *Database) {
 			}
 			l, err := holdfast.New(s)
 			check(t, err)
+			defer l.Close(context.Background())
 			if _, err := l.TryLock(t.Context(), "x"); !errors.Is(err, holdfast.ErrUnavailable) || !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("TryLock: %v; want unavailable, connection refused", err)
 			}

@@ -57,7 +57,6 @@ func SwapServesStatement(t *testing.T, d *Database, params, name, statement stri
 	s := d.Store(t, database, params)
 	c, err := d.Pool(t, database).Conn(t.Context())
 	check(t, err)
-	defer c.Close()
 	first, _ := Must(t, s, name, driver.Exclusive, time.Minute)
 	served := make(chan struct{})
 	go func() {
@@ -66,6 +65,11 @@ func SwapServesStatement(t *testing.T, d *Database, params, name, statement stri
 			t.Error(err)
 		}
 	}()
+	// The test's context has ended by then, and with it the statement: after a failure nothing releases the lock.
+	t.Cleanup(func() {
+		<-served
+		_ = c.Close()
+	})
 	Release(t, s, first)
 	SwapServesOthers(t, s, name, served)
 }

@@ -50,10 +50,11 @@ func (r Register) Still() error {
 		return err
 	}
 	time.Sleep(time.Millisecond)
-	if after, err := r.Value(); err != nil || after != before {
-		return fmt.Errorf("a writer beside a reader: %d, then %d (%w)", before, after, err)
+	after, err := r.Value()
+	if err == nil && after != before {
+		err = fmt.Errorf("a writer beside a reader: %d, then %d", before, after)
 	}
-	return nil
+	return err
 }
 
 // Want fails the test if the register has another value.

@@ -20,7 +20,8 @@ type answerOf struct {
 
 // answered lists the errors of a server that has not changed a lock. The scripts try every
 // command that can be refused before they change one. Servers older than Redis 7 put some text
-// before the word.
+// before the word. The first word that the text contains decides. A text may quote an argument or the user, so refusals
+// come first: then no quoted word makes the client repeat a request that is refused.
 var answered = []answerOf{
 	{"NOAUTH", driver.CodeRefused, "give a user and password"},
 	{"WRONGPASS", driver.CodeRefused, ""},
@@ -121,9 +122,6 @@ func known(text string) answerOf {
 	}
 	return answerOf{code: driver.CodeUnknown}
 }
-
-// errReplica means that the server is a replica.
-var errReplica = errors.New("locks are written at the primary: give that, or redis+sentinel:// with the sentinels")
 
 // reconnect makes the client open new connections, because the server is a replica. A primary that
 // becomes a replica keeps its connections, and the address may lead to the new primary by now.

@@ -12,6 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+// errReplica means that the server is a replica.
+var errReplica = errors.New("locks are written at the primary: give that, or redis+sentinel:// with the sentinels")
+
 const (
 	// freshFor is how long the result of a probe is valid. A request that finds it older than
 	// half of that starts a probe in the background. A request that finds it expired waits for a
