@@ -103,11 +103,11 @@ type Harness struct {
 // laterTimeout. So the suite ends soon although most tests of a new store fail.
 const (
 	firstTimeout = time.Minute
-	laterTimeout = 15 * time.Second
+	laterTimeout = 8 * time.Second
 )
 
 // Run runs the suite as subtests of t. Each subtest waits up to a minute for an event that must
-// happen. After one has failed, the later ones wait for 15 s.
+// happen. After one has failed, the later ones wait for 8 s.
 func Run(t *testing.T, h Harness) {
 	ignore := goleak.IgnoreCurrent()
 	s := newSuite(t, h)

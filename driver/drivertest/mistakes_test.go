@@ -284,7 +284,7 @@ var mistakes = map[string]mistake{
 		request: func(_ *client, r *driver.Request) { r.TTL = min(r.TTL, 100*time.Millisecond) },
 		message: `"NAME": request ID was granted TIME after request ID set the TTL of TIME: no other grant begins before SentAt + TTL`},
 	"a release is not made": {test: "CancelInTheMiddle", first: "CancelledWaitLeavesNothing", keeps: true,
-		message: `"NAME" is free, and none of the other waiters was granted within 5s: a freed name is granted to its next waiter`},
+		message: `"NAME" is free, and none of the other waiters was granted within 8s: a freed name is granted to its next waiter`},
 	"a cancelled waiter frees the name": {test: "CancelBesideAHolder",
 		cancelled: func(c *client, name string) { c.Store.(*memstore.Store).Script().Forget(name) },
 		message:   `"NAME", request ID: token NUM granted beside request ID with token NUM: LIMITS`},
@@ -623,7 +623,7 @@ func planted(t *testing.T, name, tests string) (out []byte, passed bool) {
 func TestFirstFailureShortensTimeouts(t *testing.T) {
 	t.Parallel()
 	out, passed := planted(t, "tokens repeat and no waiter gets an answer", "TokensRise|SemaphoreQueue")
-	if message := regexp.MustCompile(`waiting for "[^"]+", limit 2, request \S+: the store did not call Queued within 5s: `); passed || !message.Match(out) {
+	if message := regexp.MustCompile(`waiting for "[^"]+", limit 2, request \S+: the store did not call Queued within 8s: `); passed || !message.Match(out) {
 		t.Errorf("want %s in:\n%s", message, out)
 	}
 }
