@@ -182,9 +182,10 @@ func TestSimulationFindsMistakes(t *testing.T) {
 			bin, err := plant.BuildTest(t.TempDir(), "github.com/holdfast-go/holdfast/check", marks, m.plants)
 			must.Succeed(t, err)
 			began := time.Now()
-			run := exec.CommandContext(t.Context(), bin, "-test.run", "^TestSimulationKeepsEveryRule$", "-simulate", "1m")
+			run := exec.CommandContext(t.Context(), bin, "-test.run", "^TestSimulationKeepsEveryRule$", "-simulate", "1m", "-test.timeout", "5m")
 			out, err := run.CombinedOutput()
-			convicted := bytes.Contains(out, []byte("-seed ")) || bytes.Contains(out, []byte("blocked goroutines remain"))
+			convicted := slices.ContainsFunc([]string{"-seed ", "blocked goroutines remain", "test timed out"},
+				func(text string) bool { return bytes.Contains(out, []byte(text)) })
 			if err == nil || !convicted {
 				t.Fatalf("not found, %v:\n%s", err, out)
 			}

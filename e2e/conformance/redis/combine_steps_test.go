@@ -82,7 +82,11 @@ func TestBatchesDoWhatPlainCallsDo(t *testing.T) {
 	}
 	ids, letters := 0, map[string]int{}
 	var spoiled [names]bool // these names have a bad counter or key, which the next round removes
-	for range 3000 {
+	rounds := 3000
+	if testing.Short() {
+		rounds = 800
+	}
+	for range rounds {
 		switch random.IntN(50) {
 		case 0:
 			clock += int64(random.IntN(3e6))
