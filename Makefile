@@ -104,7 +104,7 @@ newer: servers
 LONG        := /(torture|interop|bench|tools|versions)(/|$$)
 # The check, and the tests of the command that make one.
 JUDGED      := ./check/... ./cmd/holdfast/internal/lab
-LONG_TESTS  := ^(TestClientOfProgramLeavesCutOffMember|TestConformance(Cluster|Distribution|Replicas|Sentinel)|TestGalera|TestSettingsLeftInSessionsKeepLocksExact|TestLayoutRefusedCommandKeepsGrants|TestLockOutlivesEvery(Member|Server)|TestStoresReconnectAfterOutage|TestUnitsRunUnderSystemd|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+LONG_TESTS  := ^(TestClientOfProgramLeavesCutOffMember|TestReadAtADeposedLeaderIsNoOlder|TestUndoAtADeposedLeaderIsNotConfirmed|TestLocksWorkDuringBackup|TestOpenTransactionHoldsOthers|TestExamineFindsBadReplicas|TestDoctorMeasures|TestConformance(Cluster|Distribution|Replicas|Sentinel)|TestGalera|TestSettingsLeftInSessionsKeepLocksExact|TestLayoutRefusedCommandKeepsGrants|TestLockOutlivesEvery(Member|Server)|TestStoresReconnectAfterOutage|TestUnitsRunUnderSystemd|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # The packages that take more than a minute, because they start many servers and wait for leases of these to end. They

@@ -19,7 +19,7 @@ import (
 
 var (
 	simulateSeed = flag.Uint64("seed", 0, "simulate this seed alone")
-	simulateFor  = flag.Duration("simulate", 15*time.Second, "simulate seeds for this time")
+	simulateFor  = flag.Duration("simulate", 5*time.Second, "simulate seeds for this time")
 )
 
 // simulatedStore is a client of a memory store that declares other guarantees.
