@@ -91,7 +91,9 @@ func (t Tick) Context() context.Context {
 // than the distance. Use TryDo in the body to leave such a tick out.
 //
 // TTL is how long the other replicas wait for a dead one. The default is two distances, from
-// the store's minimum to 30 s; the most is four distances, or six hours. Wait and MinHold have no effect.
+// the store's minimum to 30 s; the most is four distances, or six hours, less the Granularity of the store's leases. So
+// on etcd the distance is at least half a second, and on S3 as it comes a second and a half. Wait and MinHold have no
+// effect.
 // Shared, Limit and Reentrant are invalid.
 func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOption) iter.Seq2[Tick, error] {
 	return func(yield func(Tick, error) bool) {
@@ -140,6 +142,7 @@ type every struct {
 	options  []LockOption
 	ttl      time.Duration // 0: derived from the distance of ticks
 	minTTL   time.Duration
+	beyond   time.Duration // for how long a lease may stand at the store after its TTL
 
 	// counted is the last tick of the day that has a slot, and index is its number.
 	counted time.Time
@@ -263,7 +266,7 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	if e.minTTL == 0 {
 		g, err := e.l.loadGuarantees(e.ctx, e.l.cfg.requestTimeout)
 		if err == nil {
-			e.minTTL = max(g.MinTTL, MinTTL)
+			e.minTTL, e.beyond = max(g.MinTTL, MinTTL), g.Granularity
 		}
 	}
 	next := e.after(at)
@@ -284,9 +287,9 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	switch {
 	case distance <= 0:
 		return nil, next, invalid("Every(%q): the schedule does not advance from %s", e.name, at)
-	case ttl > min(4*distance, maxWatch/2): // a replica checks a tick before it stops watching it
-		return nil, next, invalid("Every(%q): a TTL of %s is more than four times the distance of two ticks, %s, or than %s",
-			e.name, ttl, distance, maxWatch/2)
+	case ttl+e.beyond > min(4*distance, maxWatch/2): // a replica checks a tick before it stops watching it
+		return nil, next, invalid("Every(%q): a TTL of %s is, with the %s for which the store may keep it longer, more than four times the distance of two ticks, %s, or than %s",
+			e.name, ttl, e.beyond, distance, maxWatch/2)
 	}
 	slot, err := e.slot(at)
 	if err != nil {

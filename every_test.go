@@ -553,11 +553,14 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 func TestEveryChecksItsInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, memstore.New())
+		coarse := newLocker(t, altered{memstore.New(), func(g *driver.Guarantees) { g.Granularity = 3 * time.Second }})
+		must.Report(t, first(coarse.Every(bg, "job", holdfast.Period(1500*time.Millisecond))))
 		for what, call := range map[string]func() error{
-			"shared":  func() error { return first(l.Every(bg, "job", holdfast.Period(time.Minute), holdfast.Shared())) },
-			"no name": func() error { return first(l.Every(bg, "", holdfast.Period(time.Minute))) },
-			"nil":     func() error { return first(l.Every(bg, "job", nil)) },
-			"zero":    func() error { return first(l.Every(bg, "job", holdfast.Period(0))) },
+			"leases that outlast the watch": func() error { return first(coarse.Every(bg, "job", holdfast.Period(1400*time.Millisecond))) },
+			"shared":                        func() error { return first(l.Every(bg, "job", holdfast.Period(time.Minute), holdfast.Shared())) },
+			"no name":                       func() error { return first(l.Every(bg, "", holdfast.Period(time.Minute))) },
+			"nil":                           func() error { return first(l.Every(bg, "job", nil)) },
+			"zero":                          func() error { return first(l.Every(bg, "job", holdfast.Period(0))) },
 			"long TTL": func() error {
 				return first(l.Every(bg, "job", holdfast.Period(time.Second), holdfast.TTL(time.Minute)))
 			},

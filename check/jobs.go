@@ -29,8 +29,9 @@ const (
 
 func onceKey(i int64) string { return fmt.Sprintf("check-once-%d", i%onceKeys) }
 
-// period returns the distance of the ticks. The TTL of a tick is two distances.
-func (c *Config) period() time.Duration { return c.TTL / 2 }
+// period returns the distance of the ticks. The TTL of a tick is two distances, and with the time for which a store may
+// keep it longer, four of them at most.
+func (w *worker) period() time.Duration { return max(w.cfg.TTL, w.guarantees.Granularity) / 2 }
 
 // jobClient is the client that a worker uses at present.
 type jobClient struct {
@@ -94,9 +95,9 @@ func (w *worker) startJobs() {
 // serveTicks serves the ticks of a schedule until the Locker is closed.
 func (w *worker) serveTicks(c jobClient, r *rand.Rand) {
 	now := time.Now().UnixNano()
-	w.log.Add(Event{K: kindEvery, Name: scheduleName, Gen: c.gen, Value: now, For: int64(w.cfg.period())})
+	w.log.Add(Event{K: kindEvery, Name: scheduleName, Gen: c.gen, Value: now, For: int64(w.period())})
 	defer w.log.Add(Event{K: kindEveryEnd, Name: scheduleName, Gen: c.gen})
-	for tick, err := range c.locker.Every(c.ctx, scheduleName, holdfast.Period(w.cfg.period())) {
+	for tick, err := range c.locker.Every(c.ctx, scheduleName, holdfast.Period(w.period())) {
 		e := Event{Name: scheduleName, Gen: c.gen, Value: tick.Time.UnixNano()}
 		if err != nil {
 			if e.K = kindMissed; !errors.Is(err, holdfast.ErrMissed) {
@@ -109,7 +110,7 @@ func (w *worker) serveTicks(c jobClient, r *rand.Rand) {
 		}
 		e.K = kindTick
 		w.log.Add(e)
-		sleep(tick.Context(), upTo(r, w.cfg.period()))
+		sleep(tick.Context(), upTo(r, w.period()))
 		e.K = kindTicked
 		w.log.Add(e)
 	}
