@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/must"
 )
 
 var manyTicks = flag.Int("ticks", 0, "how many ticks a schedule has (default 60, 25 with -short)")
@@ -52,7 +53,9 @@ func testEvery(t *testing.T, s store, url string) {
 			n = 25
 		}
 	}
-	period := max(s.ttl/4, time.Second)
+	g, err := open(t, url).Guarantees(t.Context())
+	must.Succeed(t, err)
+	period := max((s.ttl+g.Granularity)/4, time.Second)
 	lines := make(chan report, 10000)
 	running := map[*process]bool{}
 	start := func(i int) {
