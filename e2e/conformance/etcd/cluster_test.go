@@ -81,18 +81,24 @@ func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
 	check(t, c.members[dead].Restart(t.Context()))
 }
 
+// apart starts a cluster whose members a test can cut off from each other.
+func apart(t *testing.T) (*network, *cluster) {
+	t.Helper()
+	n, err := newNetwork(3)
+	if errors.Is(err, errNoNetwork) {
+		servertest.Missing(t, err)
+	}
+	check(t, err)
+	t.Cleanup(n.close)
+	return n, start(t, servers.EtcdConfig{Members: 3, Hosts: n.addresses(), Enter: n.enter})
+}
+
 // TestHolderOnCutOffMemberEndsInTime: a member without a connection to the others still serves its clients'
 // connections. A holder on that member alone loses its context before another client can get the
 // lock. A waiter on that member continues to wait. Both are also true if that member is the leader.
 func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 	t.Parallel()
-	network, err := newNetwork(3)
-	if errors.Is(err, errNoNetwork) {
-		servertest.Missing(t, err)
-	}
-	check(t, err)
-	t.Cleanup(network.close)
-	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.addresses(), Enter: network.enter})
+	network, c := apart(t)
 	client := c.direct(t)
 	only := func(i int) *etcdstore.Store {
 		// No member advertises the proxy, so the client does not follow the member list.
@@ -151,13 +157,7 @@ func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 // renewed, and waiters get theirs. All that is also true if that member was the leader.
 func TestClientOfProgramLeavesCutOffMember(t *testing.T) {
 	t.Parallel()
-	network, err := newNetwork(3)
-	if errors.Is(err, errNoNetwork) {
-		servertest.Missing(t, err)
-	}
-	check(t, err)
-	t.Cleanup(network.close)
-	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.addresses(), Enter: network.enter})
+	network, c := apart(t)
 	client := c.direct(t)
 	for _, lead := range []bool{false, true} {
 		at := c.leader(t, client)
