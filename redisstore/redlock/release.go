@@ -325,9 +325,17 @@ func (b *ballot) recordRenewal(n *node, a answer) (request bool) {
 		if b.ended {
 			b.endVote(n)
 		}
-	case answerNoVote:
-		// An earlier request for the vote may still arrive, until the server refuses it as late.
-		if v.state == voteUnsure && time.Since(v.requested) <= b.s.late() || !b.stillHeld() {
+	case answerNoVote, answerOther:
+		// An earlier request for the vote may still arrive, until the server refuses it as late. Another ballot that
+		// has the vote does not change that: it may end first.
+		if v.state == voteUnsure && time.Since(v.requested) <= b.s.late() {
+			return false
+		}
+		if a.kind == answerOther {
+			v.state = voteNone
+			return false
+		}
+		if !b.stillHeld() {
 			return false
 		}
 		v.state = voteRequested

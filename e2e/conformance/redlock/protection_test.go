@@ -302,6 +302,34 @@ func TestRenewalBesideARelease(t *testing.T) {
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
+// TestLateVoteBesideAnotherBallot: a server gets the request for a vote after the lock was released. When the holder
+// renewed, another ballot had the server's vote for a moment. The late request leaves no vote.
+func TestLateVoteBesideAnotherBallot(t *testing.T) {
+	f := start(t, 3, options{redlock.Skew(lateSkew)})
+	vote := make(chan func() ([]string, error), 1) // sends the request that was held back
+	s := f.tapped(t, func(c call) ([]string, error) {
+		if c.script == "vote" && c.server == 0 {
+			select {
+			case vote <- c.send:
+				return nil, errNoAnswer
+			default:
+			}
+		}
+		return c.send()
+	})
+	g := must(t, s, newName("unsure"), time.Minute)
+	key := "holdfast:redlock:l::" + g.Name
+	f.do(0, "SET", key, "other.1 5 1 1000 1&x&&") // the vote for another client
+	check(t, s.Renew(t.Context(), []driver.Grant{g})[0].Err)
+	f.do(0, "DEL", key)
+	release(t, s, g)
+	until(t, "every server has ended the ballot", func() bool { return len(f.leftovers(t)) == 0 })
+	_, _ = (<-vote)()
+	if left := f.do(0, "GET", key); left != nil {
+		t.Errorf("the late request has left the vote %v", left)
+	}
+}
+
 // TestReleaseWithLostAnswersIsNoLoss: the answers to a release are lost, after the servers have ended their
 // votes. The repeated requests find no votes. The client must not report that the grant was lost before.
 func TestReleaseWithLostAnswersIsNoLoss(t *testing.T) {
