@@ -131,10 +131,8 @@ func (l *login) try(try *sharedCall, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trying = nil
-	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
+	if err == nil || errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
 		l.refused.Note(err)
-	} else {
-		l.refused.Note(nil)
 	}
 	if try.err = err; err == nil {
 		old := l.token

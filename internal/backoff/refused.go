@@ -31,7 +31,7 @@ func (r *Refused) Err() error {
 	return nil
 }
 
-// Note records the outcome of a login: a refusal, or nil.
+// Note records the outcome of a login: a refusal, or nil. A login without an answer has none: an earlier refusal stands.
 func (r *Refused) Note(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

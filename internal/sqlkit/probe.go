@@ -81,10 +81,8 @@ func Login[L any](refused *backoff.Refused, dial func() (L, error)) (link L, err
 		return link, err
 	}
 	link, err = dial()
-	if driver.CodeOf(err) == driver.CodeRefused {
+	if err == nil || driver.CodeOf(err) == driver.CodeRefused {
 		refused.Note(err)
-	} else {
-		refused.Note(nil)
 	}
 	return link, err
 }
