@@ -201,7 +201,7 @@ mistakes: servers
 	$(SAY) 'mistakes: the simulation of the core with planted mistakes'
 	@$(GO) test -timeout 60m -run '^TestSimulationFindsMistakes$$' ./check
 	$(SAY) 'mistakes: the check on stores with planted mistakes and former defects'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 3h -run '^Test(ServerMistakes|FormerDefects)AreConvicted$$' ./torture -mistakes
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 3h -run '^Test((ServerMistakes|FormerDefects)AreConvicted|SuiteConvictsMistakes)$$' ./torture -mistakes
 	$(SAY) 'mistakes: 10,000 locks of one client over a slow link'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 30m -run '^TestManyLocksOverASlowLink$$' ./torture -locks 10000 -ttl 30s
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -run '^TestManyLocksOverASlowLink$$' ./conformance/etcd
