@@ -65,7 +65,7 @@ func TestPlainSecretIsReported(t *testing.T) {
 func TestEachRequestGetsKeys(t *testing.T) {
 	s := serve(t, faults{})
 	var failure error
-	store, err := OpenWithKeys("s3://bucket/locks?endpoint="+s.URL, "", func(context.Context) (Keys, error) {
+	store, err := OpenWithKeys("s3://"+s.bucket+"/locks?endpoint="+s.URL, "", func(context.Context) (Keys, error) {
 		return Keys{ID: "id", Secret: "secret", Session: "session"}, failure
 	})
 	must.Succeed(t, err)

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ type faults struct {
 type server struct {
 	faults
 	*httptest.Server
+	bucket string
 
 	mu       sync.Mutex
 	objects  map[string][][]byte // versions
@@ -42,8 +44,12 @@ type server struct {
 	requests []string
 }
 
+var buckets atomic.Int64
+
+// serve starts a server. Its bucket has a name of its own, because the process remembers what it has found of a bucket,
+// and a later server may get the same port.
 func serve(t *testing.T, f faults) *server {
-	s := &server{faults: f, objects: map[string][][]byte{}, written: map[string]time.Time{}}
+	s := &server{faults: f, bucket: fmt.Sprint("bucket-", buckets.Add(1)), objects: map[string][][]byte{}, written: map[string]time.Time{}}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.Close)
 	return s
@@ -51,7 +57,7 @@ func serve(t *testing.T, f faults) *server {
 
 func (s *server) open(t *testing.T) *Store {
 	t.Helper()
-	store, err := Open(t.Context(), "s3://key:secret@bucket/locks?skew=1s&endpoint="+url.QueryEscape(s.URL), "")
+	store, err := Open(t.Context(), "s3://key:secret@"+s.bucket+"/locks?skew=1s&endpoint="+url.QueryEscape(s.URL), "")
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = store.Close(context.Background()) })
 	return store
@@ -61,7 +67,7 @@ func tagOf(data []byte) string { return fmt.Sprintf(`"%x"`, md5.Sum(data)) }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	path := strings.TrimPrefix(r.URL.Path, "/bucket/locks/")
+	path := strings.TrimPrefix(r.URL.Path, "/"+s.bucket+"/locks/")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = append(s.requests, r.Method+" "+path)
