@@ -33,7 +33,7 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
 	g.LeftoversExpire = false // no timer ends a wait in the server's queue
-	g.Tokens = "the server's clock in microseconds, so they rise unless the clock is set back. With tokens=durable a committed row: they always rise"
+	g.Tokens = "the server's clock in microseconds, so they rise unless the clock is set back. With tokens=durable the larger of that and a committed row, so they rise then, too, unless a failover loses the commits as well"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
 	g.MinTTL, g.Granularity, g.Visible, g.VisibleAfter = minTTL, unit, driver.VisibleAll, VisibleAfter
