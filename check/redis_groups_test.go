@@ -5,6 +5,7 @@ package check
 import (
 	"context"
 	"errors"
+	"strconv"
 	"testing"
 	"time"
 
@@ -38,5 +39,41 @@ func TestClockAheadContinuesHolderOnce(t *testing.T) {
 	}
 	if err := p.held.resume(); err != nil || resumed != 1 {
 		t.Error("the end of the fault would continue the holder again")
+	}
+}
+
+// TestDeadEntriesOfAFairLockStay: the check accepts what Redisson leaves of dead waiters, and no entry of a living waiter or
+// without a deadline, which no script removes.
+func TestDeadEntriesOfAFairLockStay(t *testing.T) {
+	r, err := servers.StartRedis(t.Context(), t.TempDir())
+	if errors.Is(err, servers.ErrNotInstalled) {
+		t.Skip(err)
+	}
+	must.Succeed(t, err)
+	defer r.Kill()
+	future := strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10)
+	for _, c := range []struct {
+		what     string
+		deadline string // of the second of two entries, "" for none
+		stays    bool
+	}{
+		{"dead", "2", true},
+		{"living", future, false},
+		{"lost", "", false},
+	} {
+		do := func(args ...string) {
+			t.Helper()
+			_, err := r.Do(t.Context(), args...)
+			must.Succeed(t, err)
+		}
+		list, times := fairQueue+"{"+c.what+"}", fairDeadlines+"{"+c.what+"}"
+		do("RPUSH", list, "a:1", "b:1")
+		do("ZADD", times, "1", "a:1")
+		if c.deadline != "" {
+			do("ZADD", times, c.deadline, "b:1")
+		}
+		if stays, err := redisStays(t.Context(), r, list); err != nil || stays != c.stays {
+			t.Errorf("%s: stays is %t (%v), want %t", c.what, stays, err, c.stays)
+		}
 	}
 }

@@ -145,9 +145,13 @@ func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 // redisCounter is the key of a bucket's counter.
 var redisCounter = regexp.MustCompile(`^holdfast:\{[0-9a-f]{3}\}$`)
 
+// The keys of a fair lock of Redisson: the list of its waiters, and their deadlines.
+const fairQueue, fairDeadlines = "redisson_lock_queue:", "redisson_lock_timeout:"
+
 // redisStays reports whether a key may stay without a lock. The counters of holdfast's
 // buckets stay; their number is limited. Values stay, too. Redisson leaves the token of a fenced lock, the
-// number of a semaphore, and permits that have expired.
+// number of a semaphore, and permits that have expired. The next request for a fair lock removes the queue entries of
+// dead waiters, so these stay at a name that nobody uses. Each has a deadline that has passed.
 func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error) {
 	if redisCounter.MatchString(key) || strings.HasPrefix(key, "redisson_lock_token:") || strings.HasPrefix(key, "holdfast:value:") {
 		return true, nil
@@ -159,6 +163,18 @@ func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error)
 	case kind == "zset":
 		standing, err := r.Do(ctx, "ZCOUNT", key, strconv.FormatInt(now, 10), "+inf")
 		return standing == int64(0), err
+	case kind == "list" && strings.HasPrefix(key, fairQueue):
+		times := fairDeadlines + strings.TrimPrefix(key, fairQueue)
+		entries, err := r.Do(ctx, "LLEN", key)
+		if err != nil {
+			return false, err
+		}
+		dead, err := r.Do(ctx, "ZCOUNT", times, "-inf", strconv.FormatInt(now, 10))
+		if err != nil {
+			return false, err
+		}
+		all, err := r.Do(ctx, "ZCARD", times)
+		return dead == entries && all == entries, err
 	case kind == "string": // unlike a semaphore's number, a lock has a time to live
 		life, err := r.Do(ctx, "PTTL", key)
 		return life == int64(-1), err
