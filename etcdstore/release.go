@@ -89,7 +89,8 @@ func (s *store) keepEntry(ctx context.Context, a *request, same clientv3.Cmp, ke
 
 // endKept revokes the lease of a kept entry when keep has passed. The server ends the lease by itself, but a new
 // leader gives every lease its whole TTL again. So without the revocation an entry would be kept for longer after
-// each change of the leader.
+// each change of the leader. A request that a bad connection has lost must not delay the end for long, so each one has
+// little time.
 func (s *store) endKept(lease clientv3.LeaseID, keep time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +102,8 @@ func (s *store) endKept(lease clientv3.LeaseID, keep time.Duration) {
 		delete(s.kept, lease)
 		s.mu.Unlock()
 		s.calls.Go(func() {
-			for pause := (backoff.Backoff{First: 100 * time.Millisecond, Max: requestTimeout}); ; {
-				ctx, cancel := context.WithTimeout(s.calls.Ctx, requestTimeout)
+			for pause := (backoff.Backoff{First: 100 * time.Millisecond, Max: time.Second}); ; {
+				ctx, cancel := context.WithTimeout(s.calls.Ctx, time.Second)
 				_, err := s.send.Revoke(ctx, lease)
 				cancel()
 				if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || pause.Sleep(s.calls.Ctx) != nil {

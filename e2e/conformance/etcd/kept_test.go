@@ -1,10 +1,14 @@
 package etcd
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
@@ -81,12 +85,26 @@ func TestUndoKeepsKeptGrant(t *testing.T) {
 }
 
 // TestMinimumHoldEndsAlthoughLeadersChange: each new leader gives every lease its whole TTL again. A grant that
-// is kept for a minimum hold ends in time nevertheless, while the store that has released it is open.
+// is kept for a minimum hold ends in time nevertheless, while the store that has released it is open. A request that is
+// lost delays that by a second at most.
 func TestMinimumHoldEndsAlthoughLeadersChange(t *testing.T) {
 	t.Parallel()
 	c := start(t, servers.EtcdConfig{Members: 3})
 	client := c.direct(t)
-	s := c.open(t)
+	var lost atomic.Bool
+	s := over(t, c.direct(t, unary(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if method != etcdserverpb.Lease_LeaseRevoke_FullMethodName {
+			return invoke(ctx, method, req, reply, cc, opts...)
+		}
+		if end, ok := ctx.Deadline(); t.Context().Err() == nil && (!ok || time.Until(end) > time.Second) {
+			t.Error("a lost request keeps the grant for more than a second")
+		}
+		if lost.CompareAndSwap(false, true) {
+			return context.DeadlineExceeded
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	})))
 	const keep = 3 * time.Second
 	check(t, s.Release(t.Context(), must(t, s, request("n", driver.Exclusive, time.Minute)), keep))
 	free := func() bool {
