@@ -40,7 +40,7 @@ func measureLone(s store, address string) error {
 			for _, i := range rand.Perm(len(all)) {
 				time.Sleep(pause)
 				began := time.Now()
-				_, unlock, err := clients[i].lock(context.Background(), fmt.Sprint("lone-", i))
+				_, unlock, err := clients[i].lock(context.Background(), fmt.Sprint("bench-", i))
 				if err == nil {
 					err = unlock()
 				}
