@@ -208,7 +208,7 @@ func (p *entry) sleep(ctx context.Context) error {
 		case <-p.signal:
 			return nil
 		case <-late:
-			if changed, err := p.reportHolders(ctx); changed || err != nil {
+			if err := p.reportHolders(ctx); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -220,19 +220,16 @@ func (p *entry) sleep(ctx context.Context) error {
 }
 
 // reportHolders reads the holders that were not reported yet, and reports them to the requester.
-func (p *entry) reportHolders(ctx context.Context) (changed bool, err error) {
-	if p.batched {
-		return p.readBatch(ctx)
-	}
+func (p *entry) reportHolders(ctx context.Context) error {
 	holders, _, err := p.ss.describe(ctx, p.dir, p.unreported, len(p.unreported))
 	p.unreported = nil
 	switch {
 	case err == nil:
 		p.r.From.Queued(holders)
 	case isBroken(err):
-		return false, err
+		return err
 	}
-	return false, nil // the entry waits even if the read has failed
+	return nil // the entry waits even if the read has failed
 }
 
 // failed withdraws an entry whose wait has ended with an error, and returns the error of the
@@ -299,18 +296,11 @@ func (p *entry) list(ctx context.Context) (names []string, reused bool, err erro
 func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (changed bool, err error) {
 	paths, unwatched, counting := p.subscribe(all, i)
 	grants := all[:countGrants(all)]
-	var holders []driver.Holder
-	if counting && len(paths) > 1 && p.zxid != 0 && len(unwatched) == 0 {
-		changed, err = p.watchBatch(ctx, paths)
-	} else {
-		p.batched = false
-		changed, holders, err = p.watchByReads(ctx, paths, unwatched, counting, grants)
-	}
+	changed, holders, err := p.watchByReads(ctx, paths, unwatched, counting, grants)
 	if err != nil {
 		return false, err
 	}
-	// After a batch the nodes are read in any case, since that also proves the right to read them.
-	if len(holders) == 0 && (!*queued || p.batched) {
+	if len(holders) == 0 && !*queued {
 		p.unreported = grants[:min(len(grants), maxBusyHolders)]
 	}
 	p.reportQueued(queued, holders)
@@ -389,45 +379,6 @@ func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, cou
 		}
 	}
 	return changed, holders, nil
-}
-
-// readBatch reads the nodes that watchBatch has set watches on, and watches them again by these reads.
-func (p *entry) readBatch(ctx context.Context) (changed bool, err error) {
-	grants := p.unreported
-	p.unreported, p.batched = nil, false
-	p.ss.mu.Lock()
-	counting := p.counting
-	p.ss.mu.Unlock()
-	if !counting {
-		return true, nil // read again
-	}
-	changed, holders, err := p.watchByReads(ctx, p.subscribed, nil, true, grants)
-	if len(holders) > 0 {
-		p.r.From.Queued(holders)
-	}
-	return changed, err
-}
-
-// watchBatch sets the watches of an entry that counts the nodes before it, in one request. The
-// entry's own node is among them.
-func (p *entry) watchBatch(ctx context.Context, paths []string) (changed bool, err error) {
-	ss := p.ss
-	set := zk.SetWatches(p.zxid, append([]string{p.path}, paths...)...)
-	p.zxid, p.batched = 0, true
-	err = ss.zk.Do(ctx, set)
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	if err != nil || set.Err != nil {
-		p.counting = false
-	}
-	if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
-		return true, nil // read again, on the next connection
-	}
-	if err != nil {
-		return false, err
-	}
-	p.conn, p.since = set.Conn, set.Sent
-	return !p.counting || p.remaining == 0, nil // if it does not count, it reads again
 }
 
 // watchesSet handles the answers to the reads of paths. If the entry counts them, its own node is

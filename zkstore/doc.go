@@ -33,17 +33,6 @@
 // counted, since Curator's holder of a write lock can put the node of a reader before the entry.
 // Nodes of the same client are not watched.
 //
-// An entry with two or three nodes before it sets all these watches in one request. ZooKeeper's own
-// clients use that request to set their watches on a new connection. The request names the
-// transaction that made the entry, and the entry's own node first. For a node that has gone, or
-// that was changed after that transaction, the server sends the event before the answer. So a
-// deletion before the request counts like one after it, and the entry does not miss an earlier
-// request to end. The server executes the request between two transactions, as it does each read.
-// The request does not check the right to read, and later versions send a client no event of a node
-// that it may not read. So after 100 ms the client reads each node, and that read watches the node
-// again. The entry is refused if it may not read a node. After an event that ends the count, the
-// entry sets its watches by reads.
-//
 // A node exists until its session ends, unless a client deletes it by hand. The leader decides the
 // session's end. The server of a client may be cut off from the leader and not notice. Then it
 // continues to answer pings and reads for seconds. Meanwhile the leader may have ended the session,

@@ -41,10 +41,6 @@ type entry struct {
 	remaining int
 	conn      int
 	since     driver.Instant
-	// zxid is the transaction that made the node, 0 if the entry must not set its watches in one
-	// request. batched is set if the entry has set its watches in one request.
-	zxid    int64
-	batched bool
 	// handoff is set when the grant before the entry was released in this process. deleted is set
 	// when the entry's own node was found to be deleted. The session's mutex guards both.
 	handoff, deleted bool
@@ -177,7 +173,6 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			if err != nil {
 				return nil, nil, err
 			}
-			p.zxid = t.multi.Zxid
 			return p, t.list.Names, ss.s.fail(t.list.Err)
 		}
 		if err == nil {

@@ -162,21 +162,6 @@ func Multi(ops ...*Call) *Call {
 	return &Call{op: opMulti, body: e.b, kind: kindMulti, Results: ops, Failed: -1}
 }
 
-// SetWatches watches nodes for a change of their data and for their deletion, like Get, in one
-// request, in the order of the paths. A node that has gone, or that a transaction after zxid has
-// changed, is not watched: its event comes before the answer.
-func SetWatches(zxid int64, paths ...string) *Call {
-	var e encoder
-	e.int64(zxid)
-	e.int32(int32(len(paths)))
-	for _, p := range paths {
-		e.string(p)
-	}
-	e.int32(0) // watches of nodes that do not exist
-	e.int32(0) // watches of children
-	return &Call{op: opSetWatches, body: e.b}
-}
-
 // WatchTree watches a node and everything below it, until RemoveWatches or the end of the
 // connection.
 func WatchTree(path string) *Call {

@@ -16,7 +16,6 @@ const (
 	opRemoveWatches   = 18
 	opCreateContainer = 19
 	opAuth            = 100
-	opSetWatches      = 101
 	opEphemerals      = 103
 	opAddWatch        = 106
 	opClose           = -11
