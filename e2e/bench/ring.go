@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"time"
 
@@ -43,7 +45,11 @@ func openRedisRing(address string) (client, error) {
 			end, _ := ctx.Deadline()
 			got, err := messages.ReceiveTimeout(ctx, time.Until(end))
 			m, ok := got.(*goredis.Message)
-			if !ok {
+			switch {
+			case errors.Is(err, os.ErrDeadlineExceeded): // the others have ended their turns
+				<-ctx.Done()
+				return 0, nil, ctx.Err()
+			case !ok:
 				return 0, nil, fmt.Errorf("no message, but %v: %v", got, err)
 			}
 			token = m.Payload

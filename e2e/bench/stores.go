@@ -113,14 +113,14 @@ var stores = []store{
 		{name: "create and delete by hand", peer: true, open: openKeyValue},
 	}},
 	{"mariadb", startMariaDB, []contender{
-		ours("holdfast, recipe named", "mysql://root@%s/test?recipe=named"),
-		ours("holdfast, recipe pessimistic", "mysql://root@%s/test?recipe=pessimistic"),
+		ours("holdfast, recipe named", "mysql://root@%s/test?recipe=named&max_conns=600"),
+		ours("holdfast, recipe pessimistic", "mysql://root@%s/test?recipe=pessimistic&max_conns=600"),
 		{name: "GET_LOCK by hand", peer: true, open: openGetLock},
 		{name: "FOR UPDATE by hand", peer: true, open: openForUpdate},
 	}},
 	{"postgres", startPostgres, []contender{
-		ours("holdfast, recipe advisory", "postgres://postgres@%s/postgres?sslmode=disable&recipe=advisory"),
-		ours("holdfast, recipe pessimistic", "postgres://postgres@%s/postgres?sslmode=disable&recipe=pessimistic"),
+		ours("holdfast, recipe advisory", "postgres://postgres@%s/postgres?sslmode=disable&recipe=advisory&max_conns=600"),
+		ours("holdfast, recipe pessimistic", "postgres://postgres@%s/postgres?sslmode=disable&recipe=pessimistic&max_conns=600"),
 		{name: "pg_advisory_lock by hand", peer: true, open: openAdvisory},
 		{name: "FOR UPDATE by hand", peer: true, open: openPgForUpdate},
 	}},
