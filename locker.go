@@ -63,6 +63,8 @@ type Locker struct {
 	localContention contention
 	// queueCount is the length of queues. It can be read without mu.
 	queueCount atomic.Int32
+	// keptCount is the length of kept. It can be read without mu.
+	keptCount atomic.Int32
 
 	// mu guards the rest, and every lease; see machine.go.
 	mu     sync.Mutex
@@ -73,6 +75,8 @@ type Locker struct {
 	queues   map[string]*queue
 	wanted   map[string][]*wanted // of Locks whose Wanted was called, by name
 	leases   []*lease             // that Close ends
+	kept     map[string]*lease    // of phase kept, by name
+	delayed  int                  // the number of queues whose request waits in this process
 	// leaseCount counts the leases of all time.
 	leaseCount int64
 	schedule   schedule

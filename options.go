@@ -19,6 +19,7 @@ const (
 	MaxReason             = 512 // bytes
 	DefaultDrain          = time.Minute
 	DefaultRequestTimeout = 5 * time.Second
+	MaxSticky             = time.Hour
 )
 
 // LockOption is an option of one lock.
@@ -30,8 +31,9 @@ type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
 	drain                               time.Duration
 	waitCtx                             context.Context
+	sticky                              time.Duration
 	hasWait, hasMaxHold, hasMargin      bool
-	hasTTL                              bool
+	hasTTL, hasSticky                   bool
 	limit                               int
 	shared, hasLimit, reentrant         bool
 	reason                              string
@@ -86,6 +88,36 @@ func MinHold(d time.Duration) LockOption { return func(s *settings) { s.minHold 
 // is next depends on the store's order of waiters; see also [Locker.Lead]. Default: no limit.
 func MaxHold(d time.Duration) LockOption {
 	return func(s *settings) { s.maxHold, s.hasMaxHold = d, true }
+}
+
+// Sticky lets the Locker keep the lock at the store for up to d after its last Unlock, while nobody else wants it.
+// The next Lock or TryLock of this Locker for the name, with the same TTL, then takes it with the next fencing token,
+// without a request to the store. Default: the store gets each release. d is from above 0 to 1 h.
+//
+// Use it where one process locks the same names again and again, and others want them seldom: its shards, its
+// tenants, its devices. A request that waits in another process is the recall: the Locker hears of it, as for
+// [Lock.Wanted], and releases the lock at once, or with the next last Unlock if it is locked again. The Locker also
+// releases it when d is over, when a request of its own has another TTL, Shared or Limit, and at Close. After 64 locks
+// (LocalHandoff sets the number) the next one is a new grant. A MinHold that is not over comes first; the lock is then
+// not kept.
+//
+// The price:
+//
+//   - Other clients see the name as held until it is released. Their TryLock gets ErrBusy, and does not
+//     recall it. Inspect shows it with this process as its holder. The same is true if this process was killed, is
+//     paused or is cut off from the store: others wait for the end of the TTL.
+//   - A lock that begins before the recall or a [Locker.Break] has reached this process overtakes.
+//   - The Locker renews what it keeps, and watches each name from the first Unlock until the release: one read a
+//     second and name, and one for each change. On SQL session recipes each kept name has a connection. If a
+//     request of this Locker waits for one, the Locker keeps nothing.
+//   - The user of the store needs the right to inspect. Without it nothing is kept. While the store cannot be read, a
+//     lock is kept for at most d after the first failure.
+//
+// The error matches ErrInvalid with Shared, with Limit above 1 or with a d out of its limits, and ErrUnsupported if the
+// store reserves no tokens or does not show waiters (see Reserves and Visible of [Guarantees]), or with LocalHandoff(0).
+// Lead and Every ignore Sticky: their locks are free when they end.
+func Sticky(d time.Duration) LockOption {
+	return func(s *settings) { s.sticky, s.hasSticky = d, true }
 }
 
 // Margin sets how long before the store's own deadline the lock counts as lost, because
@@ -244,6 +276,12 @@ func (s *settings) check() error {
 		return invalid("MaxHold(%s): more than 0 is allowed", s.maxHold)
 	case s.hasMaxHold && s.minHold > s.maxHold:
 		return invalid("MinHold(%s) is longer than MaxHold(%s)", s.minHold, s.maxHold)
+	case s.hasSticky && (s.sticky <= 0 || s.sticky > MaxSticky):
+		return invalid("Sticky(%s): from above 0 to %s is allowed", s.sticky, MaxSticky)
+	case s.hasSticky && s.shared:
+		return invalid("Sticky(%s) and Shared given together: only an exclusive lock can be kept", s.sticky)
+	case s.hasSticky && s.limit != driver.Exclusive:
+		return invalid("Sticky(%s) and Limit(%d) given together: only an exclusive lock can be kept", s.sticky, s.limit)
 	case s.shared && s.hasLimit:
 		return invalid("Shared and Limit(%d) given together: shared has no limit", s.limit)
 	case s.limit < 1 || s.limit > MaxLimit:
