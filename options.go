@@ -97,9 +97,9 @@ func MaxHold(d time.Duration) LockOption {
 // Use it where one process locks the same names again and again, and others want them seldom: its shards, its
 // tenants, its devices. A request that waits in another process is the recall: the Locker hears of it, as for
 // [Lock.Wanted], and releases the lock at once, or with the next last Unlock if it is locked again. The Locker also
-// releases it when d is over, when a request of its own has another TTL, Shared or Limit, and at Close. After 64 locks
-// (LocalHandoff sets the number) the next one is a new grant. A MinHold that is not over comes first; the lock is then
-// not kept.
+// releases it when d is over, when a request of its own has another TTL, Shared or Limit, and at Close. A grant
+// serves up to 65 locks (LocalHandoff sets the number), and fewer if the store has reserved fewer tokens. A MinHold
+// that is not over comes first; the lock is then not kept.
 //
 // The price:
 //

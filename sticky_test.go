@@ -21,6 +21,7 @@ import (
 type counted struct {
 	*memstore.Store
 	acquires, releases     atomic.Int32
+	reads                  atomic.Int32
 	failRelease, failReads atomic.Pointer[error]
 	// before is called before a request, and busy after an answer that the name is held.
 	before, busy func()
@@ -49,6 +50,7 @@ func (s *counted) Release(ctx context.Context, g driver.Grant, keep time.Duratio
 }
 
 func (s *counted) Inspect(ctx context.Context, name string) (driver.State, error) {
+	s.reads.Add(1)
 	if err := s.failReads.Load(); err != nil {
 		return driver.State{}, *err
 	}
@@ -255,6 +257,58 @@ func TestStickyLockIsHandedToLocalWaiters(t *testing.T) {
 		n := s.acquires.Load()
 		unlock(t, mustLock(t, l, "a"))
 		s.wantCalls(t, n, s.releases.Load())
+	})
+}
+
+// TestLocalWaiterRecallsNoStickyLock: the queue entry of a goroutine of the Locker is no recall. The lock that it gets in a
+// handoff is kept.
+func TestLocalWaiterRecallsNoStickyLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newCounted()
+		l := newLocker(t, s, holdfast.Defaults(inMinute))
+		unlock(t, mustLock(t, l, "a"))
+		k := mustLock(t, l, "a")
+		got := make(chan *holdfast.Lock, 1)
+		go func() { got <- mustLock(t, l, "a") }()
+		synctest.Wait()
+		if st, err := s.Inspect(bg, "a"); err != nil || len(st.Waiters) != 1 {
+			t.Fatalf("%v, %v", st, err)
+		}
+		unlock(t, k) // no time has passed since the grant
+		unlock(t, <-got)
+		synctest.Wait()
+		n := s.acquires.Load()
+		unlock(t, mustLock(t, l, "a"))
+		s.wantCalls(t, n, 0)
+	})
+}
+
+// TestStickyIsWatchedToItsRelease: the store is read once a second from the first Unlock to the release, and not
+// before or after.
+func TestStickyIsWatchedToItsRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newCounted()
+		l := newLocker(t, s)
+		k := mustLock(t, l, "a", inMinute)
+		time.Sleep(10 * time.Second)
+		wantReads := func(least, most int32) {
+			t.Helper()
+			synctest.Wait()
+			if n := s.reads.Swap(0); n < least || n > most {
+				t.Fatalf("%d reads, want %d to %d", n, least, most)
+			}
+		}
+		wantReads(0, 0)
+		unlock(t, k)
+		time.Sleep(10 * time.Second)
+		wantReads(10, 12)
+		k = mustLock(t, l, "a") // it will not be kept
+		time.Sleep(10 * time.Second)
+		wantReads(9, 11)
+		unlock(t, k)
+		wantReads(0, 1)
+		time.Sleep(10 * time.Second)
+		wantReads(0, 0)
 	})
 }
 
@@ -553,7 +607,7 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 		change func(*driver.Guarantees)
 		o      []holdfast.Option
 	}{
-		"no reserved tokens": {func(g *driver.Guarantees) { g.Reserves = false }, nil},
+		"no reserved tokens": {func(g *driver.Guarantees) { g.Reserves = false }, []holdfast.Option{holdfast.LocalHandoff(8)}},
 		"no waiters shown":   {func(g *driver.Guarantees) { g.Visible = driver.VisibleHolders }, nil},
 		"no handoffs":        {func(*driver.Guarantees) {}, []holdfast.Option{holdfast.LocalHandoff(0)}},
 	} {
