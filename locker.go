@@ -303,7 +303,7 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 	return min(ttl/3, l.cfg.requestTimeout)
 }
 
-// Close ends every lock of the Locker and releases it. The cause of their contexts is a
+// Close ends every lock of the Locker and releases it, and those that [Sticky] keeps. The cause of their contexts is a
 // LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
 // release and every roll back is confirmed, every MinHold has passed, also of a lock that is still held, and the
 // last event is reported, or until ctx ends. It does not wait for the end of the locks that Every leaves at

@@ -558,9 +558,10 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 }
 
 // worthRenewing reports whether the lease is still in use: by a Lock whose context lives or
-// that drains, by a holder whose first Lock is about to be opened, by a MinHold, or by the next request.
+// that drains, by a holder whose first Lock is about to be opened, by a MinHold, or by the next request of
+// a kept lease.
 func (s *leaseState) worthRenewing(f *facts) bool {
-	return s.phase == lingering || s.phase == kept || f.used || s.open == 0 && s.leaving == 0
+	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0
 }
 
 // due returns when the lease needs attention next: its renewal, or its end.

@@ -104,9 +104,11 @@ func MaxHold(d time.Duration) LockOption {
 // The price:
 //
 //   - Other clients see the name as held until it is released. Their TryLock gets ErrBusy, and does not
-//     recall it. Inspect shows it with this process as its holder. The same is true if this process was killed, is
-//     paused or is cut off from the store: others wait for the end of the TTL.
-//   - A lock that begins before the recall or a [Locker.Break] has reached this process overtakes.
+//     recall it; nor does that of this Locker at the moment when it gives the lock back. Inspect shows this process as
+//     the holder. If this process was killed, is paused or is cut off from the store, others wait for the end of the
+//     TTL.
+//   - A lock of this process that begins before the recall has arrived overtakes the waiter. One that begins before a
+//     [Locker.Break] has arrived gets the broken grant, and loses it then.
 //   - The Locker renews what it keeps, and watches each name from the first Unlock until the release: one read a
 //     second and name, and one for each change. On SQL session recipes each kept name has a connection. If a
 //     request of this Locker waits for one, the Locker keeps nothing.
@@ -114,8 +116,8 @@ func MaxHold(d time.Duration) LockOption {
 //     lock is kept for at most d after the first failure.
 //
 // The error matches ErrInvalid with Shared, with Limit above 1 or with a d out of its limits, and ErrUnsupported if the
-// store reserves no tokens or does not show waiters (see Reserves and Visible of [Guarantees]), or with LocalHandoff(0).
-// Lead and Every ignore Sticky: their locks are free when they end.
+// store reserves no tokens, does not show waiters or makes them poll (see Reserves, Visible and Wake of [Guarantees]), or
+// with LocalHandoff(0). Lead and Every ignore Sticky: their locks are free when they end.
 func Sticky(d time.Duration) LockOption {
 	return func(s *settings) { s.sticky, s.hasSticky = d, true }
 }

@@ -137,7 +137,7 @@ func (l *Locker) checkSticky(name string, g *driver.Guarantees) error {
 	switch {
 	case !g.Reserves:
 		return l.unsupported(name, fmt.Sprintf("Sticky: the %s store reserves no tokens for the next locks of a grant", g.Kind))
-	case g.Visible != driver.VisibleAll:
+	case g.Visible != driver.VisibleAll || g.Wake == driver.WakePoll: // a waiter that polls has no queue entry
 		return l.unsupported(name, fmt.Sprintf("Sticky: the %s store does not show waiters, so nothing would recall a grant", g.Kind))
 	case n == 0:
 		return l.unsupported(name, "Sticky: LocalHandoff(0) allows no handoff to the next lock")

@@ -609,6 +609,7 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 	}{
 		"no reserved tokens": {func(g *driver.Guarantees) { g.Reserves = false }, []holdfast.Option{holdfast.LocalHandoff(8)}},
 		"no waiters shown":   {func(g *driver.Guarantees) { g.Visible = driver.VisibleHolders }, nil},
+		"no queue entries":   {func(g *driver.Guarantees) { g.Wake = driver.WakePoll }, nil},
 		"no handoffs":        {func(*driver.Guarantees) {}, []holdfast.Option{holdfast.LocalHandoff(0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -623,7 +624,7 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 }
 
 // TestStickyExcludes: goroutines of three Lockers compete for two names, with and without the option and with other
-// TTLs. One holds a name at a time, tokens rise, and no waiter waits for the end of the time.
+// TTLs, and some give up. One holds a name at a time, tokens rise, and no waiter waits for the end of the time.
 func TestStickyExcludes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -652,9 +653,15 @@ func TestStickyExcludes(t *testing.T) {
 					if random.IntN(4) == 0 {
 						acquire = l.TryLock
 					}
-					k, err := acquire(bg, string(rune('a'+n)), o...)
+					ctx, cancel := context.WithCancel(bg)
+					impatient := time.AfterFunc(time.Duration(random.IntN(100))*time.Millisecond, cancel)
+					if random.IntN(4) > 0 {
+						impatient.Stop()
+					}
+					k, err := acquire(ctx, string(rune('a'+n)), o...)
+					impatient.Stop()
 					switch {
-					case errors.Is(err, holdfast.ErrBusy) && !errors.Is(err, context.DeadlineExceeded):
+					case errors.Is(err, context.Canceled), errors.Is(err, holdfast.ErrBusy) && !errors.Is(err, context.DeadlineExceeded):
 						time.Sleep(time.Millisecond)
 						continue
 					case err != nil:
@@ -671,6 +678,7 @@ func TestStickyExcludes(t *testing.T) {
 					time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
 					inside[n].Add(-1)
 					unlock(t, k)
+					cancel()
 					time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
 				}
 			})

@@ -19,7 +19,7 @@ func testSticky(t *testing.T, s store, url string) {
 	g, err := l.Guarantees(t.Context())
 	must.Succeed(t, err)
 	hour := holdfast.Sticky(time.Hour)
-	if !g.Reserves || g.Visible != driver.VisibleAll {
+	if !g.Reserves || g.Visible != driver.VisibleAll || g.Wake == driver.WakePoll {
 		if _, err := l.TryLock(t.Context(), "sticky", hour); !errors.Is(err, holdfast.ErrUnsupported) {
 			t.Errorf("%v on a store that cannot recall a lock", err)
 		}
