@@ -240,7 +240,8 @@ func TestLocalWaiterTakesAStickyLock(t *testing.T) {
 	})
 }
 
-// TestStickyLockIsHandedToLocalWaiters: a goroutine that waits gets the lock, and nothing is kept before.
+// TestStickyLockIsHandedToLocalWaiters: a goroutine that waits gets the lock with the Unlock before, also when the time
+// for handoffs is over. Nothing is kept while it waits.
 func TestStickyLockIsHandedToLocalWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCounted()
@@ -250,9 +251,10 @@ func TestStickyLockIsHandedToLocalWaiters(t *testing.T) {
 		for range 5 {
 			q.take("l", l, time.Second)
 		}
+		began := time.Now()
 		unlock(t, k)
-		if got := q.served(); got != "lllll" {
-			t.Error(got)
+		if got, took := q.served(), time.Since(began); got != "lllll" || took >= 6*time.Second { // in fake time
+			t.Errorf("%s, after %s: a goroutine waits for a lock that is kept", got, took)
 		}
 		n := s.acquires.Load()
 		unlock(t, mustLock(t, l, "a"))
