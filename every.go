@@ -192,7 +192,7 @@ func (e *every) prepare(o []LockOption) error {
 	if set.hasTTL {
 		e.ttl = set.ttl
 	}
-	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.sticky, s.hasSticky, s.job = 0, 0, false, e.name })
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.sticky, s.job = 0, 0, e.name })
 	if err := checkName(e.name); err != nil {
 		return err
 	}

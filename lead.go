@@ -42,7 +42,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 	if set.limit != driver.Exclusive || set.reentrant {
 		return invalid("Lead(%q): Shared, Limit and Reentrant are not for a leader", name)
 	}
-	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait, s.sticky, s.hasSticky = false, 0, false })
+	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait, s.sticky = false, 0 })
 	waiting, stop := set.waiting(ctx)
 	defer stop()
 	for r := (retry{}); ; {

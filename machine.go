@@ -465,7 +465,7 @@ func (s *leaseState) lingers(f *facts) bool { return !f.storeKeeps && s.phase ==
 // canHandOff reports whether a handoff is possible: a local waiter can have the lease, and
 // neither the number of handoffs nor the time for them is used up.
 func (s *leaseState) canHandOff(f *facts) bool {
-	return f.next && s.phase == held && s.spare > 0 && // mutation: spare
+	return f.next && s.phase == held && !s.recalled && s.spare > 0 && // mutation: spare
 		(s.handoffUntil == 0 || f.now < s.handoffUntil) && s.rest(f) == 0 && s.left(f) > s.valid/2 // mutation: handoff-rest
 }
 

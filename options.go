@@ -33,7 +33,7 @@ type settings struct {
 	waitCtx                             context.Context
 	sticky                              time.Duration
 	hasWait, hasMaxHold, hasMargin      bool
-	hasTTL, hasSticky                   bool
+	hasTTL                              bool
 	limit                               int
 	shared, hasLimit, reentrant         bool
 	reason                              string
@@ -92,7 +92,7 @@ func MaxHold(d time.Duration) LockOption {
 
 // Sticky lets the Locker keep the lock at the store for up to d after its last Unlock, while nobody else wants it.
 // The next Lock or TryLock of this Locker for the name, with the same TTL, then takes it with the next fencing token,
-// without a request to the store. Default: the store gets each release. d is from above 0 to 1 h.
+// without a request to the store. Default 0: the store gets each release. d is at most 1 h.
 //
 // Use it where one process locks the same names again and again, and others want them seldom: its shards, its
 // tenants, its devices. A request that waits in another process is the recall: the Locker hears of it, as for
@@ -107,19 +107,24 @@ func MaxHold(d time.Duration) LockOption {
 //     recall it; nor does that of this Locker at the moment when it gives the lock back. Inspect shows this process as
 //     the holder. If this process was killed, is paused or is cut off from the store, others wait for the end of the
 //     TTL.
-//   - A lock of this process that begins before the recall has arrived overtakes the waiter. One that begins before a
-//     [Locker.Break] has arrived gets the broken grant, and loses it then.
+//   - A lock of this process that begins before the recall has arrived overtakes the waiter. It asks the store
+//     nothing, so it may also begin on a grant that has just ended, by a break or a failover, and loses it then: see EarlyEnd
+//     and Notice of [Guarantees].
 //   - The Locker renews what it keeps, and watches each name from the first Unlock until the release: one read a
-//     second and name, and one for each change. On SQL session recipes each kept name has a connection. If a
+//     second and name, on Redis eleven short ones, and one for each change. So it is for hundreds of names of a
+//     process, not for many thousands. On SQL session recipes each kept name has a connection. If a
 //     request of this Locker waits for one, the Locker keeps nothing.
-//   - The user of the store needs the right to inspect. Without it nothing is kept. While the store cannot be read, a
+//   - The user of the store needs the right to inspect. Without it nothing is kept. If the processes use several users
+//     of a database, each also has to see the waiters of the others, or nothing recalls the lock before d is over: PROCESS
+//     on MySQL and MariaDB, pg_read_all_stats for Pessimistic on PostgreSQL. While the store cannot be read, a
 //     lock is kept for at most d after the first failure.
 //
+// Given to [Defaults], Sticky concerns all locks of the Locker, also those of packages that use it; Sticky(0) excepts one.
 // The error matches ErrInvalid with Shared, with Limit above 1 or with a d out of its limits, and ErrUnsupported if the
 // store reserves no tokens, does not show waiters or makes them poll (see Reserves, Visible and Wake of [Guarantees]), or
 // with LocalHandoff(0). Lead and Every ignore Sticky: their locks are free when they end.
 func Sticky(d time.Duration) LockOption {
-	return func(s *settings) { s.sticky, s.hasSticky = d, true }
+	return func(s *settings) { s.sticky = d }
 }
 
 // Margin sets how long before the store's own deadline the lock counts as lost, because
@@ -278,11 +283,11 @@ func (s *settings) check() error {
 		return invalid("MaxHold(%s): more than 0 is allowed", s.maxHold)
 	case s.hasMaxHold && s.minHold > s.maxHold:
 		return invalid("MinHold(%s) is longer than MaxHold(%s)", s.minHold, s.maxHold)
-	case s.hasSticky && (s.sticky <= 0 || s.sticky > MaxSticky):
-		return invalid("Sticky(%s): from above 0 to %s is allowed", s.sticky, MaxSticky)
-	case s.hasSticky && s.shared:
+	case s.sticky < 0 || s.sticky > MaxSticky:
+		return invalid("Sticky(%s): 0 to %s is allowed", s.sticky, MaxSticky)
+	case s.sticky > 0 && s.shared:
 		return invalid("Sticky(%s) and Shared given together: only an exclusive lock can be kept", s.sticky)
-	case s.hasSticky && s.limit != driver.Exclusive:
+	case s.sticky > 0 && s.limit != driver.Exclusive:
 		return invalid("Sticky(%s) and Limit(%d) given together: only an exclusive lock can be kept", s.sticky, s.limit)
 	case s.shared && s.hasLimit:
 		return invalid("Shared and Limit(%d) given together: shared has no limit", s.limit)

@@ -316,7 +316,9 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 		e = l.queuedEvent(w, name)
 	}
 	l.mu.Unlock()
-	_ = l.perform(&unfit)
+	if unfit.do != 0 {
+		l.performLater(unfit)
+	}
 	if held {
 		returned := false
 		defer func() {

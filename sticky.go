@@ -39,9 +39,16 @@ func (l *Locker) keep(x *lease, d time.Duration) {
 // watchKept recalls x when a request of another Locker waits for the name, or when the watch has failed. ctx ends
 // with x.
 func (l *Locker) watchKept(ctx context.Context, x *lease, d time.Duration) {
-	_ = l.awaitWaiter(ctx, x.req.Name, d, func(w driver.Waiter) bool { return !strings.HasPrefix(w.ID, l.idPrefix) })
-	if ctx.Err() == nil {
-		_, _ = l.apply(x, &event{kind: recalled})
+	recall := func() { _, _ = l.apply(x, &event{kind: recalled}) }
+	err := l.awaitWaiter(ctx, x.req.Name, d, func(w driver.Waiter) bool {
+		if strings.HasPrefix(w.ID, l.idPrefix) {
+			return false
+		}
+		recall()
+		return true
+	})
+	if err != nil && ctx.Err() == nil {
+		recall()
 	}
 }
 
@@ -75,8 +82,10 @@ func (l *Locker) takeKept(ctx context.Context, name string, s *settings, o *outc
 	if o.do&take == 0 {
 		return nil
 	}
-	x.timer.Stop()
+	x.timer.Stop() // it may have fired: then the next last Unlock releases the lease
 	l.background.end()
+	l.leaseCount++
+	x.number = l.leaseCount // Close ends inner locks first
 	x.holder = &holder{lease: x, set: s, ctx: ctx, token: tokenOf(&x.standing.grant, x.state.handoffs)}
 	return x.holder
 }
@@ -89,11 +98,35 @@ func (a *acquisition) take() (*Lock, error) {
 	l.mu.Lock()
 	h := l.takeKept(a.ctx, a.name, a.set, &o)
 	l.mu.Unlock()
-	_ = l.perform(&o)
-	if h == nil {
-		return nil, nil
+	switch {
+	case h != nil:
+		_ = l.perform(&o)
+		return a.open(h)
+	case o.do != 0:
+		a.await(l.performLater(o))
 	}
-	return a.open(h)
+	return nil, nil
+}
+
+// await waits for the release of a kept lease that does not fit the request, but not for longer than the request may.
+func (a *acquisition) await(released <-chan struct{}) {
+	late := time.NewTimer(a.requestTimeout())
+	defer late.Stop()
+	select {
+	case <-released:
+	case <-a.waiting.Done():
+	case <-late.C:
+	}
+}
+
+// performLater carries out the effects of an event in the background, because a release lasts as long as the store takes.
+func (l *Locker) performLater(o outcome) (done <-chan struct{}) {
+	ended := make(chan struct{})
+	l.background.run(func() {
+		defer close(ended)
+		_ = l.perform(&o)
+	})
+	return ended
 }
 
 // open returns the Lock of a holder that has taken a kept lease. It gives the lease back if the caller has no use
@@ -114,7 +147,7 @@ func (l *Locker) dropKept(name string) {
 	if x := l.kept[name]; x != nil {
 		var o outcome
 		l.step(x, &event{kind: revoke, cause: CauseGone}, &o)
-		l.background.run(func() { _ = l.perform(&o) })
+		l.performLater(o)
 	}
 }
 

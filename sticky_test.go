@@ -536,6 +536,61 @@ func TestCancelledCallerTakesNoStickyLock(t *testing.T) {
 	})
 }
 
+// deafRelease is a store whose releases last until the test ends.
+type deafRelease struct {
+	*counted
+	begun chan struct{} // receives when a release has begun
+}
+
+func (s deafRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	s.begun <- struct{}{}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// TestReleaseOfAStickyLockDelaysNoCaller: the store does not answer the release of a kept lock that does not fit a request.
+// The request ends with its context and its Wait.
+func TestReleaseOfAStickyLockDelaysNoCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := deafRelease{newCounted(), make(chan struct{}, 100)}
+		l := newLocker(t, s, holdfast.RequestTimeout(time.Minute))
+		for i, acquire := range []func(context.Context, string) error{
+			func(ctx context.Context, name string) error {
+				_, err := l.Lock(ctx, name, holdfast.TTL(time.Hour))
+				return err
+			},
+			func(ctx context.Context, name string) error {
+				_, err := l.TryLock(ctx, name, holdfast.TTL(time.Hour))
+				return err
+			},
+			func(_ context.Context, name string) error {
+				_, err := l.Lock(bg, name, holdfast.TTL(time.Hour), holdfast.Wait(time.Second))
+				return err
+			},
+		} {
+			name := string(rune('a' + i))
+			unlock(t, mustLock(t, l, name, inMinute))
+			ctx, cancel := context.WithTimeout(bg, time.Second)
+			began := time.Now()
+			err := acquire(ctx, name)
+			cancel()
+			if took := time.Since(began); err == nil || took > time.Second {
+				t.Errorf("call %d returned after %s: %v", i, took, err)
+			}
+			<-s.begun
+		}
+	})
+}
+
+// TestStickyOfOneLockIsSwitchedOff: an option of a Locker can be excepted.
+func TestStickyOfOneLockIsSwitchedOff(t *testing.T) {
+	s := newCounted()
+	l := newLocker(t, s, holdfast.Defaults(inMinute))
+	unlock(t, mustLock(t, l, "a", holdfast.Sticky(0)))
+	unlock(t, mustLock(t, l, "b", holdfast.Sticky(0), holdfast.Shared()))
+	s.wantCalls(t, 2, 2)
+}
+
 // TestStickyLocksAreReleasedForAConnection: a request that waits for something in this process gets what kept locks
 // have. Nothing is kept while it waits.
 func TestStickyLocksAreReleasedForAConnection(t *testing.T) {
@@ -554,6 +609,13 @@ func TestStickyLocksAreReleasedForAConnection(t *testing.T) {
 		unlock(t, <-got)
 		unlock(t, mustLock(t, l, "full"))
 		s.wantCalls(t, 3, 2)
+		d.free = make(chan struct{})
+		d.name = "other"
+		if _, err := l.TryLock(bg, "other"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("TryLock: %v", err)
+		}
+		synctest.Wait()
+		s.wantCalls(t, 3, 3)
 	})
 }
 
@@ -570,10 +632,13 @@ func (s *delayingOne) Acquire(ctx context.Context, r driver.Request) (driver.Gra
 		case <-s.free:
 		default:
 			full := driver.Errorf(driver.CodeUnavailable, "no connection")
-			if !r.Wait {
+			if r.First {
 				return driver.Grant{}, full
 			}
 			r.From.(driver.Delayer).Delayed(full)
+			if !r.Wait {
+				return driver.Grant{}, full
+			}
 			<-s.free
 		}
 	}

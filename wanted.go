@@ -82,9 +82,10 @@ func (l *Locker) watchWaiters(ctx context.Context, name string, w *wanted) {
 			delete(l.wanted, name)
 		}
 	}()
-	if l.awaitWaiter(ctx, name, 0, func(Waiter) bool { return true }) == nil {
+	_ = l.awaitWaiter(ctx, name, 0, func(Waiter) bool {
 		w.close()
-	}
+		return true
+	})
 	<-ctx.Done()
 }
 

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -87,6 +88,20 @@ func testSticky(t *testing.T, s store, url string) {
 	must.Succeed(t, k.Unlock())
 	must.Succeed(t, <-done)
 
+	if strings.HasPrefix(g.Kind, "mysql") || strings.HasPrefix(g.Kind, "postgres") { // only session recipes reserve and push
+		t.Run("TryLock needs its connection", func(t *testing.T) {
+			separator := "?"
+			if strings.Contains(url, "?") {
+				separator = "&"
+			}
+			one := open(t, url+separator+"max_conns=1")
+			for _, name := range []string{"sticky-one", "sticky-two", "sticky-one"} {
+				k, err := one.TryLock(ctx, name, hour)
+				must.Succeed(t, err)
+				must.Succeed(t, k.Unlock())
+			}
+		})
+	}
 	t.Run("the keeper closes", func(t *testing.T) {
 		w := worker{Role: "keep", URL: url, Name: "sticky-closes", TTL: 2 * time.Minute}
 		p := w.start(t, nil)
