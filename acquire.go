@@ -157,6 +157,16 @@ func (a *acquisition) run() (*Lock, error) {
 		return nil, err
 	}
 	a.set = set
+	if set.sticky > 0 {
+		if err := l.checkSticky(a.name, g); err != nil {
+			return nil, err
+		}
+	}
+	if l.keptCount.Load() > 0 {
+		if k, err := a.take(); k != nil || err != nil {
+			return k, err
+		}
+	}
 	if !a.wait {
 		return a.once(g)
 	}
@@ -242,7 +252,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	l := a.l
 	x := l.newLease(a.ctx, a.name, a.set)
 	x.req.First = a.wait
-	l.reserve(&x.req, false)
+	l.reserve(&x.req, a.set.sticky > 0)
 	g, err := l.store.Acquire(l.withTimeout(&x.acquiring, a.waiting, false, timeout), x.req)
 	x.acquiring.end()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/internal/must"
@@ -14,6 +15,17 @@ import (
 // cheapest mutual exclusion with a context, for comparison.
 func BenchmarkMemoryPair(b *testing.B) {
 	l := newLocker(b, memstore.New())
+	b.ReportAllocs()
+	for b.Loop() {
+		k, err := l.Lock(bg, "x")
+		must.Succeed(b, err)
+		must.Succeed(b, k.Unlock())
+	}
+}
+
+// BenchmarkStickyPair measures a lock that the Locker keeps: one of 65 pairs makes requests.
+func BenchmarkStickyPair(b *testing.B) {
+	l := newLocker(b, memstore.New(), holdfast.Defaults(holdfast.Sticky(time.Minute)))
 	b.ReportAllocs()
 	for b.Loop() {
 		k, err := l.Lock(bg, "x")

@@ -92,8 +92,8 @@ func (t Tick) Context() context.Context {
 //
 // TTL is how long the other replicas wait for a dead one. The default is two distances, from
 // the store's minimum to 30 s; the most is four distances, or six hours, less the Granularity of the store's leases. So
-// on etcd the distance is at least half a second, and on S3 as it comes a second and a half. Wait and MinHold have no
-// effect.
+// on etcd the distance is at least half a second, and on S3 as it comes a second and a half. Wait, MinHold and
+// Sticky have no effect.
 // Shared, Limit and Reentrant are invalid.
 func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOption) iter.Seq2[Tick, error] {
 	return func(yield func(Tick, error) bool) {
@@ -192,7 +192,7 @@ func (e *every) prepare(o []LockOption) error {
 	if set.hasTTL {
 		e.ttl = set.ttl
 	}
-	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.job = 0, e.name })
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.sticky, s.job = 0, 0, e.name })
 	if err := checkName(e.name); err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ const (
 	keeps  = "a_MinHold_that_the_process"
 	alone  = "push,_swap_alone"
 	stored = "a_MinHold_that_the_store"
+	sticky = "kept_leases,"
 )
 
 // mistakes are mistakes in the two state machines. The exploration must find each of them.
@@ -113,6 +114,16 @@ var mistakes = []struct {
 		"useless": plant.With("s.phase == requesting", "s.pending()"),
 	}, alone, 0},
 	{"a swap keeps the lease that it has served", plant.Plants{"granted-swap": plant.With("serveHead | ", "")}, alone, 0},
+	{"a recall is forgotten while the lease is held", plant.Plants{"recalled": plant.Is("")}, sticky, 0},
+	{"a kept lease is taken with the token of the hold before", plant.Plants{
+		"taken": plant.Is("s.valid, s.since, s.keep = e.valid, f.now, 0"),
+	}, sticky, 0},
+	{"a recall releases nothing", plant.Plants{"recall": plant.With(" | release,", ",")}, sticky, 0},
+	{"Close does not release a kept lease", plant.Plants{"closed-kept": plant.With(" | releaseLater", "")}, sticky, 0},
+	{"a kept lease that is lost is not released", plant.Plants{"kept-lost": plant.With(" | releaseLater", "")}, sticky, 0},
+	{"a lease is kept before the context has ended", plant.Plants{
+		"last-unlock": plant.With("&& !s.canKeep(f) ", ""),
+	}, sticky, 0},
 	{"a release is offered and nothing takes it", plant.Plants{"offered": plant.Is("")}, alone, 0},
 }
 

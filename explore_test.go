@@ -45,6 +45,7 @@ type storeModel struct {
 	name                                string
 	fifo, poll, reserves, swap, linger  bool
 	provisional, ends, minHold, handoff bool
+	sticky                              bool // callers have the option
 }
 
 // mCaller is a goroutine that locks the name once.
@@ -80,6 +81,7 @@ type mLease struct {
 	undoes, returns                     bool  // the background has to undo it, or to release it
 	keep                                int8  // for how many ticks a release leaves it standing
 	offers                              bool  // its Unlock waits for the outcome of a swap
+	watches, recalled                   bool  // a watch of the name runs, and it has reported a waiter
 }
 
 // todo are effects that follow a step, after the mutex.
@@ -195,6 +197,9 @@ func (x *explorer) step(w *world, l, i int8, e event, c int8) effects {
 		}
 	case unlocked, left, dropped:
 		f.next, f.nextValid = k.line[0] != 0 && !k.closed, (&settings{}).validFor(s.s.ttl)
+		if x.m.sticky && k.line[0] == 0 && !k.closed && k.kept() < 0 {
+			f.sticky = exploreTick
+		}
 	case closed:
 		if x.m.minHold && s.locks&1 != 0 {
 			f.minHold = duration(exploreKeep)
@@ -225,6 +230,14 @@ func (x *explorer) step(w *world, l, i int8, e event, c int8) effects {
 		x.breaks("a lease ends, and is neither released nor undone")
 	}
 	s.timer = s.timer || fx.do&linger != 0
+	if next.phase == kept && before.phase == held {
+		x.contextsEnded(w, l, i, hold)
+		s.watches = true
+	}
+	if fx.do&take != 0 {
+		x.contextsEnded(w, l, i, hold)
+		s.locks, s.stood, s.timer = 0, 0, false
+	}
 	t := todo{do: fx.do & performed, lease: i, caller: c, locks: locks | s.locks, keep: int8((fx.keep + exploreTick - 1) / exploreTick)}
 	if fx.do&handOff != 0 {
 		x.contextsEnded(w, l, i, hold)
@@ -274,6 +287,37 @@ func (x *explorer) serve(w *world, l, i int8) {
 	*c = mCaller{phase: serves, lease: i, hold: s.s.handoffs}
 	s.stood = 0
 	c.token = uint8(tokenOf(&driver.Grant{Token: uint64(s.token), Tokens: int(s.tokens)}, s.s.handoffs))
+}
+
+// kept returns the lease that is kept, -1 for none.
+func (k *mLocker) kept() int8 {
+	for i := range k.leases {
+		if k.leases[i].used && k.leases[i].s.phase == kept {
+			return int8(i)
+		}
+	}
+	return -1
+}
+
+// take does what Locker.takeKept does. The last caller requests another TTL. take reports whether the caller has the
+// lease.
+func (x *explorer) take(w *world, l, caller int8) bool {
+	k := &w.lockers[l]
+	i := k.kept()
+	if i < 0 {
+		return false
+	}
+	s := &k.leases[i]
+	e := event{kind: taken, valid: (&settings{}).validFor(s.s.ttl)}
+	if caller == callers-1 {
+		e.kind = recalled
+	}
+	if fx := x.step(w, l, i, e, -1); fx.do&take == 0 {
+		return false
+	}
+	k.callers[caller] = mCaller{phase: serves, lease: i, hold: s.s.handoffs}
+	k.callers[caller].token = uint8(tokenOf(&driver.Grant{Token: uint64(s.token), Tokens: int(s.tokens)}, s.s.handoffs))
+	return true
 }
 
 // pop removes the waiter at a place of the queue.
@@ -356,6 +400,8 @@ const (
 	actTicked
 	actBackground
 	actDrop
+	actRecall
+	actKeepOver
 	actTime
 	// The rest happens only during the exploration.
 	actJoin
@@ -378,6 +424,7 @@ var ranges = [actKinds][2]int8{
 	actGoOn: {lockers, slots}, actNotify: {lockers, slots}, actLeft: {lockers, callers}, actOpen: {lockers, callers},
 	actRequest: {lockers, 1}, actApply: {calls, 1}, actPush: {calls, 1}, actUnlock: {lockers, callers},
 	actLingered: {lockers, slots}, actTicked: {lockers, slots}, actBackground: {lockers, slots}, actDrop: {calls, 1},
+	actRecall: {lockers, slots}, actKeepOver: {lockers, slots},
 	actTime: {1, 1}, actJoin: {lockers, callers}, actReenter: {lockers, callers}, actCheck: {lockers, callers},
 	actCancel: {lockers, callers}, actClose: {lockers, 1}, actUnknown: {calls, 1}, actRefuse: {calls, 1},
 	actTwice: {calls, 1}, actBreak: {1, 1}, actGiveUpSwap: {lockers, slots},
@@ -458,7 +505,7 @@ func (x *explorer) act(w *world, a action) bool {
 			}
 		}
 		return true
-	case actGoOn, actNotify, actLingered, actTicked, actBackground, actGiveUpSwap:
+	case actGoOn, actNotify, actLingered, actTicked, actBackground, actGiveUpSwap, actRecall, actKeepOver:
 		return k.leases[a.b].used && x.doLease(w, a.kind, a.a, a.b)
 	}
 	return x.doCaller(w, a.kind, a.a, a.b)
@@ -476,6 +523,9 @@ func (x *explorer) doCaller(w *world, kind actionKind, l, i int8) bool {
 	case actJoin:
 		if c.phase != away || k.closed || i > 0 && k.callers[i-1].phase == away {
 			return false
+		}
+		if x.take(w, l, i) {
+			return true
 		}
 		if !k.exists {
 			k.exists, k.q = true, queueState{}
@@ -605,7 +655,7 @@ func (x *explorer) request(w *world, l int8) bool {
 	}
 	s := &k.leases[free]
 	*s = mLease{used: true, tokens: 1}
-	if x.m.reserves && k.line[1] != 0 {
+	if x.m.reserves && (k.line[1] != 0 || x.m.sticky) {
 		s.tokens = 3
 	}
 	k.qlease = free
@@ -646,6 +696,17 @@ func (x *explorer) doLease(w *world, kind actionKind, l, i int8) bool {
 		}
 		s.timer = false
 		x.step(w, l, i, event{kind: lingered}, -1)
+	case actRecall: // the watch finds a waiter of the other Locker
+		if !s.watches || s.recalled || !s.s.alive() || !w.waitsBeside(l) {
+			return false
+		}
+		s.recalled = true
+		x.step(w, l, i, event{kind: recalled}, -1)
+	case actKeepOver: // only the watch recalls for a waiter
+		if !s.timer || s.s.phase != kept || w.lockers[1-l].waits() {
+			return false
+		}
+		x.step(w, l, i, event{kind: recalled}, -1)
 	case actTicked:
 		due := s.s.due(&facts{now: epoch, age: duration(s.age), used: true})
 		if !s.s.alive() || due > epoch {
@@ -675,6 +736,19 @@ func (x *explorer) doLease(w *world, kind actionKind, l, i int8) bool {
 	}
 	return true
 }
+
+// waitsBeside reports whether the store shows a waiter of the other Locker.
+func (w *world) waitsBeside(l int8) bool {
+	for _, id := range w.line {
+		if id != 0 && int8(id-1)/slots != l {
+			return true
+		}
+	}
+	return false
+}
+
+// waits reports whether a caller waits.
+func (k *mLocker) waits() bool { return k.line[0] != 0 }
 
 // perform carries out the next effect of an outcome.
 func (x *explorer) perform(w *world, l int8, t *todo) bool {
@@ -786,7 +860,7 @@ func (x *explorer) doCall(w *world, kind actionKind, c *mCall) bool {
 		c.phase, c.again = sent, true
 		return true
 	}
-	if c.orphan || !w.lockers[c.l].room(2) {
+	if c.orphan || !w.lockers[c.l].room(3) {
 		return false
 	}
 	switch kind {
@@ -990,6 +1064,9 @@ func (x *explorer) answer(w *world, c *mCall) {
 			e.spare, e.within = int32(s.tokens)-1, driver.HandoffTime
 		case x.m.handoff:
 			e.spare = 2
+		}
+		if j := k.kept(); j >= 0 { // the store has ended it
+			x.step(w, was.l, j, event{kind: revoke, cause: driver.CauseGone}, -1)
 		}
 		x.step(w, was.l, i, e, -1)
 		if do, _ := x.stepQueue(w, was.l, requestGranted, s.s.phase == held); do&giveBack != 0 {
@@ -1257,6 +1334,8 @@ var storeModels = []storeModel{
 	{name: "any order, poll, reserved tokens", poll: true, reserves: true},
 	{name: "a MinHold that the store keeps", fifo: true, linger: true, minHold: true},
 	{name: "a MinHold that the process keeps", fifo: true, minHold: true, handoff: true},
+	{name: "kept leases", fifo: true, reserves: true, linger: true, ends: true, sticky: true},
+	{name: "kept leases, swap, provisional", fifo: true, reserves: true, swap: true, provisional: true, linger: true, sticky: true},
 }
 
 // starts are the states from which the exploration starts.
@@ -1264,25 +1343,31 @@ var starts = []struct {
 	name  string
 	depth int
 	path  []action
+	kept  bool // only where leases are kept
 }{
-	{"free", 9, nil},
+	{"free", 9, nil, false},
 	{"held, two callers and another process wait", 6, []action{
 		{actJoin, 0, 0}, {actRequest, 0, 0}, {actApply, calls - 1, 0}, {actAnswer, calls - 1, 0}, {actOpen, 0, 0},
 		{actJoin, 0, 1}, {actRequest, 0, 0}, {actApply, calls - 1, 0}, {actJoin, 1, 0}, {actRequest, 1, 0}, {actApply, calls - 1, 0},
-	}},
+	}, false},
 	{"granted while another caller waits", 6, []action{
 		{actJoin, 0, 0}, {actJoin, 0, 1}, {actRequest, 0, 0}, {actApply, calls - 1, 0}, {actAnswer, calls - 1, 0}, {actOpen, 0, 0},
 		{actJoin, 1, 0}, {actRequest, 1, 0}, {actApply, calls - 1, 0},
-	}},
+	}, false},
 	{"renewed, and a process waits", 6, []action{
 		{actJoin, 0, 0}, {actRequest, 0, 0}, {actApply, calls - 1, 0}, {actAnswer, calls - 1, 0}, {actOpen, 0, 0},
 		{actJoin, 1, 0}, {actRequest, 1, 0}, {actApply, calls - 1, 0},
 		{actTime, 0, 0}, {actTicked, 0, slots - 1}, {actPerform, 0, 0}, {actApply, calls - 1, 0},
-	}},
+	}, false},
+	{"kept, and a process waits", 6, []action{
+		{actJoin, 0, 0}, {actRequest, 0, 0}, {actApply, calls - 1, 0}, {actAnswer, calls - 1, 0}, {actOpen, 0, 0},
+		{actUnlock, 0, 0}, {actPerform, 0, 0}, {actLeft, 0, 0},
+		{actJoin, 1, 0}, {actRequest, 1, 0}, {actApply, calls - 1, 0},
+	}, true},
 	{"a process waits behind another", 6, []action{
 		{actJoin, 0, 0}, {actRequest, 0, 0}, {actApply, calls - 1, 0}, {actAnswer, calls - 1, 0}, {actOpen, 0, 0},
 		{actJoin, 1, 0}, {actRequest, 1, 0}, {actApply, calls - 1, 0},
-	}},
+	}, false},
 }
 
 // play plays a path, and calls visit before and after each action.
@@ -1306,6 +1391,7 @@ var words = [actKinds]string{
 	actGoOn: "release not sent by swap", actNotify: "hears of the end", actLeft: "Unlock goes on", actOpen: "has the Lock",
 	actRequest: "request of the head", actApply: "done", actPush: "granted to the entry", actUnlock: "Unlock",
 	actLingered: "MinHold over", actTicked: "lease due", actBackground: "background sends", actDrop: "lost",
+	actRecall: "a waiter is seen", actKeepOver: "kept for long enough",
 	actTime: "10 ms pass", actJoin: "Lock", actReenter: "Lock, reentrant", actCheck: "Err reads the clock",
 	actCancel: "gives up", actClose: "Close", actUnknown: "no answer", actRefuse: "refused", actTwice: "arrives again",
 	actBreak: "Break", actGiveUpSwap: "no answer in time",
@@ -1356,6 +1442,9 @@ func TestEveryInterleavingKeepsTheInvariants(t *testing.T) {
 	calm := slices.IndexFunc(actions, func(a action) bool { return a.kind > actTime })
 	for _, m := range storeModels {
 		for _, start := range starts {
+			if start.kept && !m.sticky {
+				continue
+			}
 			t.Run(m.name+", "+start.name, func(t *testing.T) {
 				x := &explorer{m: m, faults: 2, ticks: exploreTicks}
 				s := explore.Search[world, action]{Model: x, Actions: actions, Calm: calm, Settles: settling{x}, Nth: 8}

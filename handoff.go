@@ -37,12 +37,12 @@ func (l *Locker) handoffLimits(g *driver.Grant) (n int32, within time.Duration) 
 // competed for the name.
 const reserveAgain = 8
 
-// reserve makes a request reserve tokens for handoffs, if goroutines of this Locker compete for
-// the name.
-func (l *Locker) reserve(r *driver.Request, compete bool) {
+// reserve makes a request reserve tokens for handoffs, if they are needed or goroutines of this Locker competed for
+// the name lately.
+func (l *Locker) reserve(r *driver.Request, needed bool) {
 	g := l.guarantees.Load()
 	n, _ := l.maxHandoffs(g)
-	if n > 0 && g.Reserves && r.Limit == driver.Exclusive && (compete || l.localContention.expected(r.Name)) {
+	if n > 0 && g.Reserves && r.Limit == driver.Exclusive && (needed || l.localContention.expected(r.Name)) {
 		r.Tokens = 1 + n
 	}
 }

@@ -34,7 +34,8 @@ const (
 	EventHoldLimit EventKind = "hold limit"
 	// EventLost: the lock's context has ended with Err, a *LostError.
 	EventLost EventKind = "lost"
-	// EventReleased: the lock was released at the store, or handed off. It was held for Took.
+	// EventReleased: the lock was released at the store, handed off, or kept (see [Sticky]). It was held for Took. A
+	// kept lock is reported again only if its release fails: by EventUnconfirmed, and by EventReleased at the end.
 	// The event comes without EventAcquired for a grant that arrived after its waiter had left.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was refused or not confirmed in time, because of Err.

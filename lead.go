@@ -33,7 +33,7 @@ import (
 // returning. Otherwise Lead returns when ctx has ended, with an error that matches
 // ctx.Err() and that of a last term that was over by then. Or it returns when no later
 // attempt can succeed: with ErrClosed after Close, ErrInvalid, ErrUnsupported or
-// ErrSelfDeadlock. Wait has no effect; Shared, Limit and Reentrant are invalid.
+// ErrSelfDeadlock. Wait and Sticky have no effect; Shared, Limit and Reentrant are invalid.
 func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) error, o ...LockOption) error {
 	set, err := l.cfg.resolve(o)
 	if err != nil {
@@ -42,7 +42,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 	if set.limit != driver.Exclusive || set.reentrant {
 		return invalid("Lead(%q): Shared, Limit and Reentrant are not for a leader", name)
 	}
-	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait = false })
+	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait, s.sticky = false, 0 })
 	waiting, stop := set.waiting(ctx)
 	defer stop()
 	for r := (retry{}); ; {

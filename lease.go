@@ -21,7 +21,7 @@ type lease struct {
 	acquiring requestContext
 	// releasing is the context of the first attempt to release it.
 	releasing requestContext
-	// valid is standing while the phase is held or lingering, and nil otherwise. Readers
+	// valid is standing while the phase is held, lingering or kept, and nil otherwise. Readers
 	// load it without the mutex.
 	valid atomic.Pointer[standing]
 
@@ -37,12 +37,16 @@ type lease struct {
 	loss *LostError
 	// renewErr is the error of the last renewal, nil if it succeeded.
 	renewErr error
-	// timer ends lingering.
+	// timer ends lingering, or the time for which the lease is kept.
 	timer *time.Timer
+	// endWatch ends the watch of a lease that was kept, nil before.
+	endWatch context.CancelFunc
 	// due is when the schedule handles the lease next. index is its place in the
 	// schedule's heap, counted from 1; 0 means that it is not there.
 	due   time.Duration // since the making of the Locker
 	index int32
+	// kept: the lease is among those that the next request can take.
+	kept bool
 	// answered: the store has answered that the name is held. It is not guarded.
 	answered atomic.Bool
 	// place is its place among the leases that Close ends, counted from 1; 0 means that it is not there.
@@ -115,8 +119,11 @@ func (x *lease) Owner() driver.Owner {
 // Queued records that the store has answered.
 func (x *lease) Queued(holders []driver.Holder) { x.waits(holders, nil) }
 
-// Delayed implements driver.Delayer.
-func (x *lease) Delayed(err error) { x.waits(nil, err) }
+// Delayed implements driver.Delayer. The kept leases may have what the request waits for.
+func (x *lease) Delayed(err error) {
+	x.waits(nil, err)
+	x.l.recallKept()
+}
 
 func (x *lease) waits(holders []driver.Holder, delayed error) {
 	x.answered.Store(true)
@@ -147,6 +154,8 @@ type outcome struct {
 	err    error
 	// cancel ends the queue's request at the store, which no waiter needs now.
 	cancel context.CancelCauseFunc
+	// endWatch ends the watch of the lease, which has ended.
+	endWatch context.CancelFunc
 }
 
 // apply applies an event to a lease, and carries out the effects. The error is that of a release.
@@ -165,6 +174,9 @@ func (l *Locker) grant(x *lease, g driver.Grant, k *Lock, o *outcome) {
 	e := x.validity(granted)
 	e.lock, e.provisional = k, g.Provisional
 	e.spare, e.within = l.handoffLimits(&g)
+	if len(l.kept) > 0 {
+		l.dropKept(x.req.Name)
+	}
 	l.step(x, &e, o)
 }
 
@@ -209,15 +221,22 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 	}
 	if o.do&linger != 0 {
 		l.background.begin()
-		x.timer = time.AfterFunc(o.keep, func() { _, _ = l.apply(x, &event{kind: lingered}) })
+		if x.state.phase == kept {
+			l.keep(x, o.keep)
+		} else {
+			x.timer = time.AfterFunc(o.keep, func() { _, _ = l.apply(x, &event{kind: lingered}) })
+		}
 	}
 	l.index(x, e, &f, o.do)
+	if x.endWatch != nil && !x.state.alive() {
+		o.endWatch, x.endWatch = x.endWatch, nil
+	}
 }
 
 // observe collects the facts for an event, and finds the waiter that can get the lease.
 func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	switch e.kind {
-	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered, closed:
+	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered, taken, recalled, closed:
 	case joined:
 		f.stale = x.holder != e.lock.holder
 		return nil
@@ -243,6 +262,9 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 		f.storeKeeps = l.guarantees.Load().Linger
 		if next = l.nextHolder(x); next != nil {
 			f.next, f.nextValid = true, next.set.validFor(g.TTL)
+		}
+		if x.holder.set.sticky > 0 {
+			f.sticky = l.keepFor(x)
 		}
 	case closed:
 		f.storeKeeps = l.guarantees.Load().Linger
@@ -297,6 +319,9 @@ func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 		l.leases[len(l.leases)-1] = nil
 		l.leases, x.place = l.leases[:len(l.leases)-1], 0
 	}
+	if x.kept != (x.state.phase == kept) {
+		l.indexKept(x)
+	}
 	if !alive {
 		if x.valid.Load() != nil {
 			x.valid.Store(nil)
@@ -323,7 +348,7 @@ func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 		if do&(handOff|linger) == 0 {
 			return
 		}
-	case opened, joined:
+	case opened, joined, taken:
 		if !x.state.renewing && x.state.renewAt < x.due {
 			l.schedule.put(x, x.state.renewAt)
 			l.arm()
@@ -362,6 +387,9 @@ func (l *Locker) perform(o *outcome) error {
 	if o.do&reportLoss != 0 {
 		o.holder.reportLater(EventLost, o.loss, o.since)
 	}
+	if o.endWatch != nil {
+		o.endWatch()
+	}
 	if o.do&stopLinger != 0 {
 		o.lease.timer.Stop()
 		defer l.background.end()
@@ -387,7 +415,7 @@ func (l *Locker) perform(o *outcome) error {
 		o.holder.reportLater(EventUnconfirmed, o.err, o.since)
 	}
 	if o.do&releaseLater != 0 {
-		o.holder.releaseLater(o.keep, o.since, o.loss == nil)
+		o.holder.releaseLater(o.keep, o.since, o.loss == nil, o.quiet)
 	}
 	if o.do&undo != 0 {
 		l.undoLater(o.lease)

@@ -63,6 +63,8 @@ type Locker struct {
 	localContention contention
 	// queueCount is the length of queues. It can be read without mu.
 	queueCount atomic.Int32
+	// keptCount is the length of kept. It can be read without mu.
+	keptCount atomic.Int32
 
 	// mu guards the rest, and every lease; see machine.go.
 	mu     sync.Mutex
@@ -73,6 +75,8 @@ type Locker struct {
 	queues   map[string]*queue
 	wanted   map[string][]*wanted // of Locks whose Wanted was called, by name
 	leases   []*lease             // that Close ends
+	kept     map[string]*lease    // of phase kept, by name
+	delayed  int                  // the number of queues whose request waits in this process
 	// leaseCount counts the leases of all time.
 	leaseCount int64
 	schedule   schedule
@@ -299,7 +303,7 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 	return min(ttl/3, l.cfg.requestTimeout)
 }
 
-// Close ends every lock of the Locker and releases it. The cause of their contexts is a
+// Close ends every lock of the Locker and releases it, and those that [Sticky] keeps. The cause of their contexts is a
 // LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
 // release and every roll back is confirmed, every MinHold has passed, also of a lock that is still held, and the
 // last event is reported, or until ctx ends. It does not wait for the end of the locks that Every leaves at

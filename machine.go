@@ -63,6 +63,20 @@ import (
 // goroutines wait behind the head of the local queue, or one waited when a lease was
 // unlocked lately.
 //
+// # Kept leases
+//
+// With Sticky the last Unlock of an exclusive lease keeps it for the next request of this Locker: phase kept.
+// The request takes it (taken) as a waiter takes a lease in a handoff: with the next reserved token, without a
+// call to the store, and after the contexts of the hold before have ended. So the reasons above hold here, too,
+// but for the order between processes, which handoffUntil does not ensure here. A watch of the name does, from the
+// first time that the lease is kept to its end: when another process waits, the lease is recalled. A kept
+// lease is then released at once, and one that is held again is released by its next last Unlock.
+//
+// The lease is also recalled when it was kept for as long as Sticky allows, when a request of this Locker for another
+// limit or TTL comes, and when the watch fails. The hold before was reported as released when
+// it was unlocked. So a kept lease that is lost has no loss to report, and its release is reported only if
+// it fails.
+//
 // # Provisional grants
 //
 // A provisional grant (see driver.Grant) is a granted event with the send of an earlier
@@ -77,6 +91,7 @@ const (
 	revoked                // the store ended the grant before its answer arrived
 	held                   // the store has granted the lease, it is valid, and it has a holder
 	lingering              // it is unlocked, or the Locker is closed, and is renewed until the end of its MinHold
+	kept                   // it is unlocked, and is renewed for the next request of this Locker
 	lost                   // the lease ended without a release while Locks on it were not unlocked
 	releasing              // the first attempt to release the lease is in flight
 	ended                  // the core does not use it again; the background may still release it or roll it back
@@ -97,15 +112,19 @@ const (
 	// left: the context of a Lock that is being unlocked has ended. It follows unlocked
 	// unless the effects of that are final.
 	left
-	dropped            // the holder gave up before its first Lock was opened
-	revoke             // the store reports the end of the lease, with cause
-	checked            // a reader found no validity
-	ticked             // the lease is due
-	resumed            // the machine was suspended
-	renewed            // the store has renewed the lease, with sent, ttl and valid
-	renewalFailed      // a renewal failed; the next follows after keep
-	limitReached       // the MaxHold of a Lock is over
-	lingered           // the MinHold is over
+	dropped       // the holder gave up before its first Lock was opened
+	revoke        // the store reports the end of the lease, with cause
+	checked       // a reader found no validity
+	ticked        // the lease is due
+	resumed       // the machine was suspended
+	renewed       // the store has renewed the lease, with sent, ttl and valid
+	renewalFailed // a renewal failed; the next follows after keep
+	limitReached  // the MaxHold of a Lock is over
+	lingered      // the MinHold is over
+	// taken: a request of this Locker wants the kept lease, and can rely on it for valid after
+	// the send.
+	taken
+	recalled           // the Locker is not to keep the lease, or not any longer: see Kept leases
 	closed             // the Locker closes
 	released           // the store has confirmed the release
 	releaseDenied      // the store reports that the lease had ended before
@@ -119,7 +138,7 @@ type event struct {
 	kind  eventKind
 	sent  time.Duration // granted, renewed: the send from which validity counts
 	ttl   time.Duration // granted, renewed: the TTL that the store granted
-	valid time.Duration // granted, renewed: for how long after sent
+	valid time.Duration // granted, renewed, taken: for how long after the send
 	keep  time.Duration // see the kinds
 	cause driver.Cause  // revoke
 	// provisional is set for granted: a renewal has to confirm the grant.
@@ -151,13 +170,15 @@ type facts struct {
 	stale bool
 	// storeKeeps: the store can keep the lease for its MinHold after a release.
 	storeKeeps bool
+	// sticky is for how long the Locker may keep the lease after its last Unlock.
+	sticky time.Duration
 }
 
 // effect is a set of actions after an event.
 type effect uint32
 
 // The effects, in the order in which they are carried out. step carries out the first three, and
-// handOff and linger.
+// handOff and linger. Locker.takeKept carries out take.
 const (
 	link effect = 1 << iota // adds the event's Lock to the open Locks, and unlink removes it
 	unlink
@@ -166,7 +187,7 @@ const (
 	endOne            // ends the context of the event's Lock, with the loss or ErrReleased
 	endLimit          // ends the context of the event's Lock with ErrHoldLimit, and reports it
 	reportLoss        // reports the loss
-	stopLinger        // stops the timer of the MinHold
+	stopLinger        // stops the timer of linger
 	renew             // requests a renewal of the lease, together with others
 	reportRenewal     // reports the answer to a renewal
 	handOff           // gives the lease to the next local waiter
@@ -175,7 +196,8 @@ const (
 	reportUnconfirmed // reports a release that is not confirmed
 	releaseLater      // releases the lease in the background
 	undo              // rolls the request back in the background
-	linger            // starts the timer of the MinHold
+	linger            // starts the timer of the MinHold, or of a kept lease
+	take              // gives the kept lease to the request of the event
 )
 
 // effects are what the Locker does after an event.
@@ -190,6 +212,8 @@ type effects struct {
 	cause driver.Cause
 	// final is set for unlocked: the Lock was the last one, and no left follows.
 	final bool
+	// quiet is set for releaseLater: the release was reported when the lease was kept.
+	quiet bool
 }
 
 // leaseState is the state of a lease.
@@ -203,6 +227,10 @@ type leaseState struct {
 	provisional bool
 	// lossReported: an effect has reported the loss of the lease.
 	lossReported bool
+	// recalled: the Locker is not to keep the lease after its last Unlock.
+	recalled bool
+	// quiet: the lease is being released after it was kept.
+	quiet bool
 	// open is the number of Locks whose Unlock has not begun. leaving is the number of those
 	// that are being unlocked, whose contexts are ending.
 	open, leaving int32
@@ -274,8 +302,8 @@ func (s *leaseState) decide(e *event, f *facts) effects {
 			fx.do |= contend
 		}
 		s.open--
-		s.keep = max(s.keep, e.keep)                                            // mutation: unlock-keep
-		if s.open == 0 && s.leaving == 0 && !s.canHandOff(f) && !s.lingers(f) { // mutation: last-unlock
+		s.keep = max(s.keep, e.keep)                                                             // mutation: unlock-keep
+		if s.open == 0 && s.leaving == 0 && !s.canHandOff(f) && !s.lingers(f) && !s.canKeep(f) { // mutation: last-unlock
 			last := s.finish(f, false)
 			last.do, last.cause, last.final = last.do|fx.do|endOne, fx.cause, true // mutation: end-context
 			return last
@@ -313,6 +341,13 @@ func (s *leaseState) decide(e *event, f *facts) effects {
 			s.phase = releasing
 			return effects{do: endAll | stopLinger | release, within: s.left(f)} // mutation: lingered
 		}
+	case taken:
+		return s.take(e, f)
+	case recalled:
+		if s.phase == held {
+			s.recalled = true // mutation: recalled
+		}
+		return s.recall(f)
 	case closed:
 		switch s.phase {
 		case held:
@@ -327,6 +362,9 @@ func (s *leaseState) decide(e *event, f *facts) effects {
 			}
 			s.phase = ended
 			return effects{do: endAll | reportLoss | releaseLater, keep: rest, cause: driver.CauseClosed} // mutation: closed
+		case kept:
+			s.phase = ended
+			return effects{do: stopLinger | releaseLater, quiet: true} // mutation: closed-kept
 		case lost:
 			s.phase = ended                           // mutation: closed-ends
 			return effects{do: endAll | releaseLater} // mutation: closed-lost
@@ -371,7 +409,9 @@ func (s *leaseState) setValidity(e *event) {
 }
 
 // alive reports whether the lease counts as valid by its phase alone. The clock may show that it has ended.
-func (s *leaseState) alive() bool { return s.phase == held || s.phase == lingering }
+func (s *leaseState) alive() bool {
+	return s.phase == held || s.phase == lingering || s.phase == kept
+}
 
 func (s *leaseState) left(f *facts) time.Duration {
 	if s.forever {
@@ -394,7 +434,7 @@ func (s *leaseState) expire(f *facts) effects {
 	return effects{}
 }
 
-// lose ends the lease without a release. A lease that lingers has no Unlock to
+// lose ends the lease without a release. A lease that lingers or is kept has no Unlock to
 // come, so it is released at once: the store may still keep it.
 func (s *leaseState) lose(cause driver.Cause) effects {
 	switch s.phase {
@@ -407,6 +447,9 @@ func (s *leaseState) lose(cause driver.Cause) effects {
 	case lingering:
 		s.phase = ended
 		return effects{do: endAll | reportLoss | stopLinger | releaseLater, cause: cause} // mutation: linger-lost
+	case kept:
+		s.phase = ended
+		return effects{do: stopLinger | releaseLater, cause: cause} // mutation: kept-lost
 	}
 	return effects{}
 }
@@ -422,8 +465,45 @@ func (s *leaseState) lingers(f *facts) bool { return !f.storeKeeps && s.phase ==
 // canHandOff reports whether a handoff is possible: a local waiter can have the lease, and
 // neither the number of handoffs nor the time for them is used up.
 func (s *leaseState) canHandOff(f *facts) bool {
-	return f.next && s.phase == held && s.spare > 0 && // mutation: spare
+	return f.next && s.phase == held && !s.recalled && s.spare > 0 && // mutation: spare
 		(s.handoffUntil == 0 || f.now < s.handoffUntil) && s.rest(f) == 0 && s.left(f) > s.valid/2 // mutation: handoff-rest
+}
+
+// canKeep reports whether the Locker can keep the lease after its last Unlock. A MinHold that is not over
+// comes first, and the lease is then not kept.
+func (s *leaseState) canKeep(f *facts) bool {
+	return f.sticky > 0 && s.phase == held && !s.recalled && s.spare > 0 && s.rest(f) == 0 && s.left(f) > s.valid/2
+}
+
+// take gives a kept lease to a request. If little validity is left, the request goes to the store instead.
+func (s *leaseState) take(e *event, f *facts) effects {
+	switch {
+	case s.phase != kept:
+		return effects{}
+	case s.expired(f):
+		return s.expire(f)
+	case !s.forever && f.age >= e.valid/2:
+		return s.recall(f)
+	}
+	s.phase = held
+	s.handOver(e.valid, f) // mutation: taken
+	return effects{do: take}
+}
+
+// recall releases a kept lease.
+func (s *leaseState) recall(f *facts) effects {
+	if s.phase != kept {
+		return effects{}
+	}
+	s.phase, s.quiet = releasing, true
+	return effects{do: stopLinger | release, within: s.left(f)} // mutation: recall
+}
+
+// handOver begins the time of the next holder.
+func (s *leaseState) handOver(valid time.Duration, f *facts) {
+	s.handoffs++ // mutation: handoffs
+	s.spare--
+	s.valid, s.since, s.keep = valid, f.now, 0
 }
 
 // finish decides what follows after the end of a holder. A lost lease is released in the
@@ -441,9 +521,7 @@ func (s *leaseState) finish(f *facts, unused bool) effects {
 	rest := s.rest(f)
 	switch {
 	case s.canHandOff(f):
-		s.handoffs++ // mutation: handoffs
-		s.spare--
-		s.valid, s.since, s.keep = f.nextValid, f.now, 0
+		s.handOver(f.nextValid, f)
 		return effects{do: handOff | reportRelease}
 	case unused:
 		s.phase = ended
@@ -451,6 +529,9 @@ func (s *leaseState) finish(f *facts, unused bool) effects {
 	case s.lingers(f):
 		s.phase = lingering
 		return effects{do: linger, keep: rest} // mutation: linger
+	case s.canKeep(f):
+		s.phase = kept
+		return effects{do: linger | reportRelease, keep: f.sticky}
 	}
 	s.phase = releasing
 	return effects{do: release, keep: rest, within: s.left(f)} // mutation: release-keep
@@ -477,7 +558,8 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 }
 
 // worthRenewing reports whether the lease is still in use: by a Lock whose context lives or
-// that drains, by a holder whose first Lock is about to be opened, or by a MinHold.
+// that drains, by a holder whose first Lock is about to be opened, by a MinHold, or by the next request of
+// a kept lease.
 func (s *leaseState) worthRenewing(f *facts) bool {
 	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0
 }
@@ -505,6 +587,9 @@ func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 	} else {
 		s.renewAt = f.now + e.keep
 	}
+	if s.phase == kept {
+		return effects{} // it has no hold that could report it
+	}
 	return effects{do: reportRenewal}
 }
 
@@ -514,6 +599,12 @@ func (s *leaseState) releaseAnswered(e *event) effects {
 		return effects{}
 	}
 	s.phase = ended
+	switch e.kind {
+	case released, releaseDenied:
+		if s.quiet {
+			return effects{}
+		}
+	}
 	switch e.kind {
 	case released:
 		return effects{do: reportRelease}

@@ -20,7 +20,7 @@ import (
 var update = flag.Bool("update", false, "write docs/lease.md instead of comparing it")
 
 var phaseNames = [...]string{
-	requested: "requested", revoked: "revoked", held: "held", lingering: "lingering",
+	requested: "requested", revoked: "revoked", held: "held", lingering: "lingering", kept: "kept",
 	lost: "lost", releasing: "releasing", ended: "ended",
 }
 
@@ -30,7 +30,8 @@ var eventNames = [...]string{
 	granted: "granted", denied: "denied", unanswered: "unanswered", opened: "opened", joined: "joined",
 	unlocked: "unlocked", left: "left", dropped: "dropped", revoke: "revoke", checked: "checked",
 	ticked: "ticked", resumed: "resumed", renewed: "renewed", renewalFailed: "renewalFailed",
-	limitReached: "limitReached", lingered: "lingered", closed: "closed", released: "released",
+	limitReached: "limitReached", lingered: "lingered", taken: "taken", recalled: "recalled",
+	closed: "closed", released: "released",
 	releaseDenied: "releaseDenied", releaseUnconfirmed: "releaseUnconfirmed", releaseImpossible: "releaseImpossible",
 }
 
@@ -38,7 +39,7 @@ func (k eventKind) String() string { return eventNames[k] }
 
 var effectNames = []string{
 	"link", "unlink", "contend", "endAll", "endOne", "endLimit", "reportLoss", "stopLinger", "renew", "reportRenewal", "handOff",
-	"reportRelease", "release", "reportUnconfirmed", "releaseLater", "undo", "linger",
+	"reportRelease", "release", "reportUnconfirmed", "releaseLater", "undo", "linger", "take",
 }
 
 func (e effect) String() string { return namesOf(uint32(e), effectNames) }
@@ -84,6 +85,9 @@ func newSituation(p phase, k eventKind) *situation {
 	if p == requested || p == revoked || k == dropped || k == opened && p == held {
 		x.s.open = 0
 	}
+	if p == kept {
+		x.s.open, x.s.spare, x.f.used = 0, 1, false
+	}
 	if k == left {
 		x.s.open, x.s.leaving = 0, 1
 	}
@@ -111,6 +115,9 @@ var conditions = map[string]func(*situation){
 	"no Lock is open":               func(x *situation) { x.f.used = false },
 	"with its first Lock":           func(x *situation) { x.e.lock = &Lock{} },
 	"little validity left":          func(x *situation) { x.at(tableValid / 2) },
+	"Sticky":                        func(x *situation) { x.f.sticky, x.s.spare = time.Minute, 1 },
+	"it was recalled":               func(x *situation) { x.s.recalled = true },
+	"it was kept":                   func(x *situation) { x.s.quiet = true },
 }
 
 // transition is one row of the table of all transitions.
@@ -158,7 +165,17 @@ var transitions = []transition{
 	{held, left, "a local waiter is next and no handoff is left", releasing, unlink | release, ""},
 	{held, left, "a local waiter is next and the time for handoffs is over", releasing, unlink | release, ""},
 	{held, left, "a local waiter is next and a MinHold is not over", lingering, unlink | linger, ""},
+	{held, unlocked, "Sticky", held, endOne, ""},
+	{held, unlocked, "Sticky and it was recalled", releasing, endOne | release, ""},
+	{held, left, "Sticky", kept, unlink | reportRelease | linger, ""},
+	{held, left, "Sticky and it was recalled", releasing, unlink | release, ""},
+	{held, left, "Sticky and no handoff is left", releasing, unlink | release, ""},
+	{held, left, "Sticky and little validity left", releasing, unlink | release, ""},
+	{held, left, "Sticky and a MinHold is not over", lingering, unlink | linger, ""},
+	{held, left, "Sticky and a MinHold is not over and the store keeps it", releasing, unlink | release, ""},
+	{held, left, "Sticky and a local waiter is next", held, unlink | handOff | reportRelease, ""},
 	{held, dropped, "", ended, releaseLater, ""},
+	{held, dropped, "Sticky", ended, releaseLater, ""},
 	{held, dropped, "a local waiter is next", held, handOff | reportRelease, ""},
 	{held, dropped, "a local waiter is next and no handoff is left", ended, releaseLater, ""},
 	{held, dropped, "a local waiter is next and the time for handoffs is over", ended, releaseLater, ""},
@@ -175,6 +192,7 @@ var transitions = []transition{
 	{held, renewalFailed, "", held, reportRenewal, ""},
 	{held, limitReached, "", held, endLimit, ""},
 	{held, limitReached, "no Lock is open", held, 0, ""},
+	{held, recalled, "", held, 0, ""},
 	{held, closed, "", ended, endAll | reportLoss | releaseLater, CauseClosed},
 	{held, closed, "a MinHold is not over", lingering, endAll | reportLoss | linger, CauseClosed},
 	{held, closed, "a MinHold is not over and the store keeps it", ended, endAll | reportLoss | releaseLater, CauseClosed},
@@ -191,6 +209,21 @@ var transitions = []transition{
 	{lingering, renewalFailed, "", lingering, reportRenewal, ""},
 	{lingering, lingered, "", releasing, endAll | stopLinger | release, ""},
 
+	{kept, joined, "", kept, endOne, ""},
+	{kept, taken, "", held, take, ""},
+	{kept, taken, "little validity left", releasing, stopLinger | release, ""},
+	{kept, taken, "expired", ended, stopLinger | releaseLater, CauseExpired},
+	{kept, recalled, "", releasing, stopLinger | release, ""},
+	{kept, revoke, "", ended, stopLinger | releaseLater, CauseTaken},
+	{kept, checked, "expired", ended, stopLinger | releaseLater, CauseExpired},
+	{kept, ticked, "expired", ended, stopLinger | releaseLater, CauseExpired},
+	{kept, ticked, "renewal due", kept, renew, ""},
+	{kept, resumed, "", kept, renew, ""},
+	{kept, resumed, "machine slept", ended, stopLinger | releaseLater, CauseSlept},
+	{kept, renewed, "", kept, 0, ""},
+	{kept, renewalFailed, "", kept, 0, ""},
+	{kept, closed, "", ended, stopLinger | releaseLater, ""},
+
 	{lost, opened, "", lost, endOne, ""},
 	{lost, joined, "", lost, endOne, ""},
 	{lost, unlocked, "other Locks are open", lost, endOne, ""},
@@ -206,6 +239,9 @@ var transitions = []transition{
 	{releasing, joined, "", releasing, endOne, ""},
 	{releasing, released, "", ended, reportRelease, ""},
 	{releasing, releaseDenied, "", ended, reportLoss, CauseGone},
+	{releasing, released, "it was kept", ended, 0, ""},
+	{releasing, releaseDenied, "it was kept", ended, 0, ""},
+	{releasing, releaseUnconfirmed, "it was kept", ended, reportUnconfirmed | releaseLater, ""},
 	{releasing, releaseUnconfirmed, "", ended, reportUnconfirmed | releaseLater, ""},
 	{releasing, releaseImpossible, "", ended, reportUnconfirmed, ""},
 
@@ -241,8 +277,8 @@ func TestEveryTransition(t *testing.T) {
 	}
 	for from := requested; from <= ended; from++ {
 		for k := granted; k <= releaseImpossible; k++ {
-			if listed[[2]string{from.String(), k.String()}] || from == lingering && k == unlocked {
-				continue // A lingering lease has no Lock to unlock.
+			if listed[[2]string{from.String(), k.String()}] || k == unlocked && (from == lingering || from == kept) {
+				continue // Such a lease has no Lock to unlock.
 			}
 			for name, change := range conditions {
 				x := newSituation(from, k)
@@ -273,6 +309,37 @@ func TestTransitionAmounts(t *testing.T) {
 	x.f.next, x.f.nextValid, x.s.handoffs, x.s.spare = true, 29*time.Second, 3, 2
 	if s, _ := x.s.next(x.e, x.f); s.handoffs != 4 || s.spare != 1 || s.valid != 29*time.Second || s.since != x.f.now || s.keep != 0 {
 		t.Errorf("handoff: %+v", s)
+	}
+
+	x = newSituation(held, left)
+	x.f.sticky, x.s.spare = time.Minute, 1
+	if _, fx := x.s.next(x.e, x.f); fx.keep != time.Minute {
+		t.Errorf("kept for %s", fx.keep)
+	}
+	x = newSituation(kept, taken)
+	x.e.valid, x.s.keep = 29*time.Second, time.Second
+	if s, _ := x.s.next(x.e, x.f); s.handoffs != 1 || s.spare != 0 || s.valid != 29*time.Second || s.since != x.f.now || s.keep != 0 {
+		t.Errorf("taken: %+v", s)
+	}
+	x.at(29 * time.Second / 2)
+	if _, fx := x.s.next(x.e, x.f); fx.do&release == 0 || fx.within != tableValid-29*time.Second/2 {
+		t.Errorf("taken with little validity left: %s, within %s", fx.do, fx.within)
+	}
+	x.s.forever = true
+	if _, fx := x.s.next(x.e, x.f); fx.do != take {
+		t.Errorf("taken without an end: %s", fx.do)
+	}
+	x = newSituation(kept, recalled)
+	if s, fx := x.s.next(x.e, x.f); !s.quiet || fx.within != tableValid-time.Second {
+		t.Errorf("recalled: quiet %t, within %s", s.quiet, fx.within)
+	}
+	x = newSituation(held, recalled)
+	if s, _ := x.s.next(x.e, x.f); !s.recalled {
+		t.Error("the recall of a held lease is forgotten")
+	}
+	x = newSituation(kept, closed)
+	if _, fx := x.s.next(x.e, x.f); !fx.quiet || fx.keep != 0 {
+		t.Errorf("closed: %+v", fx)
 	}
 
 	x = newSituation(requested, granted)
@@ -346,6 +413,7 @@ type model struct {
 	token, last uint64
 	spare       int           // the handoffs that the options still allow
 	passUntil   time.Duration // 0 for no limit
+	recalled    bool
 }
 
 func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts)) effects {
@@ -403,6 +471,27 @@ func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts))
 			t.Fatalf("token %d of %d", m.token, m.last)
 		}
 		m.locks = nil // the next holder has no context yet
+	}
+	if fx.do&take != 0 {
+		if m.spare--; m.spare < 0 {
+			t.Fatal("taken more often than allowed")
+		}
+		if !m.linger || m.recalled {
+			t.Fatal("taken and not kept, or recalled")
+		}
+		m.linger = false
+		if m.token = uint64(m.s.handoffs) + 1; m.token > m.last {
+			t.Fatalf("token %d of %d", m.token, m.last)
+		}
+		m.locks = nil
+	}
+	if m.s.phase == kept {
+		if m.used() || m.recalled {
+			t.Fatal("kept while a context lives, or after a recall")
+		}
+		if fx.do&(reportLoss|reportRenewal) != 0 {
+			t.Fatalf("%s without a hold", fx.do)
+		}
 	}
 	m.check(t)
 	return fx
@@ -469,6 +558,9 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 			f.storeKeeps = keeps
 			f.next = rapid.IntRange(0, 3).Draw(t, "next") == 0
 			f.nextValid = valid
+			if !f.next && rapid.Bool().Draw(t, "Sticky") {
+				f.sticky = time.Minute
+			}
 		}
 		// Each action reports whether it was possible.
 		actions := map[string]func() bool{
@@ -638,7 +730,30 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				if !(m.linger) {
 					return false
 				}
-				m.apply(t, event{kind: lingered}, nil)
+				// A kept lease has no MinHold, and its timer recalls it.
+				m.apply(t, event{kind: map[bool]eventKind{true: recalled, false: lingered}[m.s.phase == kept]}, nil)
+				if m.linger {
+					t.Fatal("the time is over and nothing ends")
+				}
+				return true
+			},
+			"recalled": func() bool {
+				m.apply(t, event{kind: recalled}, nil)
+				m.recalled = m.recalled || m.s.phase == held
+				if m.s.phase == kept {
+					t.Fatal("recalled and kept")
+				}
+				return true
+			},
+			"taken": func() bool {
+				if m.s.phase != kept {
+					return false
+				}
+				was := m.s
+				m.apply(t, event{kind: taken, valid: valid}, nil)
+				if m.s.phase == kept || m.s.phase == held && expired() {
+					t.Fatalf("taken from %+v: %+v", was, m.s)
+				}
 				return true
 			},
 			"closed": func() bool {

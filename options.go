@@ -19,6 +19,7 @@ const (
 	MaxReason             = 512 // bytes
 	DefaultDrain          = time.Minute
 	DefaultRequestTimeout = 5 * time.Second
+	MaxSticky             = time.Hour
 )
 
 // LockOption is an option of one lock.
@@ -30,6 +31,7 @@ type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
 	drain                               time.Duration
 	waitCtx                             context.Context
+	sticky                              time.Duration
 	hasWait, hasMaxHold, hasMargin      bool
 	hasTTL                              bool
 	limit                               int
@@ -86,6 +88,43 @@ func MinHold(d time.Duration) LockOption { return func(s *settings) { s.minHold 
 // is next depends on the store's order of waiters; see also [Locker.Lead]. Default: no limit.
 func MaxHold(d time.Duration) LockOption {
 	return func(s *settings) { s.maxHold, s.hasMaxHold = d, true }
+}
+
+// Sticky lets the Locker keep the lock at the store for up to d after its last Unlock, while nobody else wants it.
+// The next Lock or TryLock of this Locker for the name, with the same TTL, then takes it with the next fencing token,
+// without a request to the store. Default 0: the store gets each release. d is at most 1 h.
+//
+// Use it where one process locks the same names again and again, and others want them seldom: its shards, its
+// tenants, its devices. A request that waits in another process is the recall: the Locker hears of it, as for
+// [Lock.Wanted], and releases the lock at once, or with the next last Unlock if it is locked again. The Locker also
+// releases it when d is over, when a request of its own has another TTL, Shared or Limit, and at Close. A grant
+// serves up to 65 locks (LocalHandoff sets the number), and fewer if the store has reserved fewer tokens. A MinHold
+// that is not over comes first; the lock is then not kept.
+//
+// The price:
+//
+//   - Other clients see the name as held until it is released. Their TryLock gets ErrBusy, and does not
+//     recall it; nor does that of this Locker at the moment when it gives the lock back. Inspect shows this process as
+//     the holder. If this process was killed, is paused or is cut off from the store, others wait for the end of the
+//     TTL.
+//   - A lock of this process that begins before the recall has arrived overtakes the waiter. It asks the store
+//     nothing, so it may also begin on a grant that has just ended, by a break or a failover, and loses it then: see EarlyEnd
+//     and Notice of [Guarantees].
+//   - The Locker renews what it keeps, and watches each name from the first Unlock until the release: one read a
+//     second and name, on Redis eleven short ones, and one for each change. So it is for hundreds of names of a
+//     process, not for many thousands. On SQL session recipes each kept name has a connection. If a
+//     request of this Locker waits for one, the Locker keeps nothing.
+//   - The user of the store needs the right to inspect. Without it nothing is kept. If the processes use several users
+//     of a database, each also has to see the waiters of the others, or nothing recalls the lock before d is over: PROCESS
+//     on MySQL and MariaDB, pg_read_all_stats for Pessimistic on PostgreSQL. While the store cannot be read, a
+//     lock is kept for at most d after the first failure.
+//
+// Given to [Defaults], Sticky concerns all locks of the Locker, also those of packages that use it; Sticky(0) excepts one.
+// The error matches ErrInvalid with Shared, with Limit above 1 or with a d out of its limits, and ErrUnsupported if the
+// store reserves no tokens, does not show waiters or makes them poll (see Reserves, Visible and Wake of [Guarantees]), or
+// with LocalHandoff(0). Lead and Every ignore Sticky: their locks are free when they end.
+func Sticky(d time.Duration) LockOption {
+	return func(s *settings) { s.sticky = d }
 }
 
 // Margin sets how long before the store's own deadline the lock counts as lost, because
@@ -244,6 +283,12 @@ func (s *settings) check() error {
 		return invalid("MaxHold(%s): more than 0 is allowed", s.maxHold)
 	case s.hasMaxHold && s.minHold > s.maxHold:
 		return invalid("MinHold(%s) is longer than MaxHold(%s)", s.minHold, s.maxHold)
+	case s.sticky < 0 || s.sticky > MaxSticky:
+		return invalid("Sticky(%s): 0 to %s is allowed", s.sticky, MaxSticky)
+	case s.sticky > 0 && s.shared:
+		return invalid("Sticky(%s) and Shared given together: only an exclusive lock can be kept", s.sticky)
+	case s.sticky > 0 && s.limit != driver.Exclusive:
+		return invalid("Sticky(%s) and Limit(%d) given together: only an exclusive lock can be kept", s.sticky, s.limit)
 	case s.shared && s.hasLimit:
 		return invalid("Shared and Limit(%d) given together: shared has no limit", s.limit)
 	case s.limit < 1 || s.limit > MaxLimit:

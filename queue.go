@@ -156,6 +156,7 @@ func (l *Locker) observeQueue(q *queue, e *queueEvent) queueFacts {
 // caller's. cancel, if not nil, ends the request under way. The Locker's mutex is held.
 func (l *Locker) stepQueue(q *queue, e *queueEvent) (do queueEffect, cancel context.CancelCauseFunc) {
 	f := l.observeQueue(q, e)
+	delayed := q.delayed != nil
 	q.state, do = q.state.next(e.kind, f)
 	if do&noteAll != 0 {
 		l.noteHeld(q, e.holders, e.delayed)
@@ -197,9 +198,16 @@ func (l *Locker) stepQueue(q *queue, e *queueEvent) (do queueEffect, cancel cont
 	if do&finish != 0 {
 		delete(l.queues, q.name)
 		l.queueCount.Add(-1)
+		q.delayed = nil
 	}
 	if !q.state.busy() {
 		q.holders, q.delayed = nil, nil
+	}
+	switch {
+	case q.delayed != nil && !delayed:
+		l.delayed++
+	case q.delayed == nil && delayed:
+		l.delayed--
 	}
 	if do&cancelRequest != 0 {
 		cancel = q.cancel
@@ -234,8 +242,11 @@ func (l *Locker) answerTime(q *queue, w *waiter) time.Duration {
 func (l *Locker) await(a *acquisition) (*Lock, error) {
 	w := &waiter{ctx: a.ctx, done: a.waiting.Done(), set: a.set, joined: time.Now(), ready: make(chan struct{})}
 	q, err := l.enqueue(w, a.name, a.busy)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case q == nil:
+		return a.open(w.holder)
 	}
 	var timer *time.Timer
 	var fired <-chan time.Time
@@ -268,12 +279,20 @@ func (l *Locker) await(a *acquisition) (*Lock, error) {
 }
 
 // enqueue puts a waiter into the queue of its name, and starts the queue if it is
-// the first. If the name is held, it reports to the hooks that the waiter is queued.
+// the first. If the name is held, it reports to the hooks that the waiter is queued. It returns no queue
+// if the waiter has got a lease that is kept since the waiter looked for one.
 func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error) {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
 		return nil, l.closedError(name)
+	}
+	var unfit outcome
+	if len(l.kept) > 0 {
+		if w.holder = l.takeKept(w.ctx, name, w.set, &unfit); w.holder != nil {
+			l.mu.Unlock()
+			return nil, l.perform(&unfit)
+		}
 	}
 	q := l.queues[name]
 	if q == nil {
@@ -297,6 +316,9 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 		e = l.queuedEvent(w, name)
 	}
 	l.mu.Unlock()
+	if unfit.do != 0 {
+		l.performLater(unfit)
+	}
 	if held {
 		returned := false
 		defer func() {

@@ -55,8 +55,8 @@ func final(code driver.Code) bool {
 // releaseLater retries a release in the background until the lease is released or gone. It
 // also stops when the lease must have expired at the store, because the client no longer renews it. The
 // lease is to stand for keep. Hooks get events about the release only if report is set: for a
-// lost lease the loss was its end.
-func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {
+// lost lease the loss was its end. If quiet is set, they get none before one about a failure.
+func (h *holder) releaseLater(keep time.Duration, since time.Duration, report, quiet bool) {
 	x, until := h.lease, time.Now().Add(keep)
 	l, g := x.l, x.standing.grant
 	guarantees := l.guarantees.Load()
@@ -81,14 +81,19 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 			}
 			switch {
 			case code == driver.CodeNotHeld:
-				reportIf(EventReleased, nil)
+				if !quiet {
+					reportIf(EventReleased, nil)
+				}
 				return nil
 			case final(code):
 				return nil
 			}
 			return err
 		},
-		failed: func(err error) { reportIf(EventUnconfirmed, err) },
+		failed: func(err error) {
+			quiet = false
+			reportIf(EventUnconfirmed, err)
+		},
 	})
 }
 

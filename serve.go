@@ -69,7 +69,7 @@ func (l *Locker) nextRequest(q *queue) (x *lease, ctx context.Context, cancel co
 	ctx, cancel = context.WithCancelCause(context.WithoutCancel(q.head.ctx))
 	x = l.newLease(ctx, q.name, q.head.set)
 	x.queue = q
-	l.reserve(&x.req, q.head.next != nil)
+	l.reserve(&x.req, q.head.next != nil || q.head.set.sticky > 0)
 	// A margin of the caller's may be longer than a provisional TTL.
 	x.req.Provisional = x.req.Limit == driver.Exclusive && !q.head.set.hasMargin
 	q.lease, q.cancel = x, cancel

@@ -2,8 +2,10 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
+	"time"
 )
 
 // wanted is what Wanted has made for a Lock.
@@ -80,16 +82,36 @@ func (l *Locker) watchWaiters(ctx context.Context, name string, w *wanted) {
 			delete(l.wanted, name)
 		}
 	}()
-	for r := (retry{}); ctx.Err() == nil; sleep(ctx, l.ctx, r.delay()) {
+	_ = l.awaitWaiter(ctx, name, 0, func(Waiter) bool {
+		w.close()
+		return true
+	})
+	<-ctx.Done()
+}
+
+// awaitWaiter returns nil when the store shows a waiter of the name that counts. It returns an error when ctx has
+// ended, when no later attempt can succeed, or if limit is not 0, when the store has refused to be read or could
+// not be read for that time.
+func (l *Locker) awaitWaiter(ctx context.Context, name string, limit time.Duration, counts func(Waiter) bool) error {
+	var failing time.Time // since when, zero if it does not fail
+	for r := (retry{}); ; {
 		for st, err := range l.Watch(ctx, name) {
 			switch {
-			case err == nil && len(st.Waiters) > 0:
-				w.close()
+			case err == nil && slices.ContainsFunc(st.Waiters, counts):
+				return nil
 			case err == nil:
 				r.reset()
-			case permanent(err):
-				<-ctx.Done()
+				failing = time.Time{}
+				continue
+			case failing.IsZero():
+				failing = time.Now()
 			}
+			if permanent(err) || limit > 0 && (errors.Is(err, ErrRefused) || time.Since(failing) >= limit) {
+				return err
+			}
+		}
+		if !sleep(ctx, l.ctx, r.delay()) {
+			return context.Canceled
 		}
 	}
 }

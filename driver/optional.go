@@ -66,9 +66,9 @@ type Swapper interface {
 // Delayer is implemented by Requesters. A Requester that wraps another one may not implement it: a store then calls
 // Queued without holders.
 type Delayer interface {
-	// Delayed reports that a request with Wait waits for something in this process, such as a connection. It has
-	// no queue entry. err, of code CodeUnavailable, is its error if the wait ends now. The core then waits as after
-	// Queued. Delayed does not block.
+	// Delayed reports that a request waits for something in this process, such as a connection. It has
+	// no queue entry. err, of code CodeUnavailable, is its error if the wait ends now. With Wait, the core then waits as
+	// after Queued. Delayed does not block.
 	Delayed(err error)
 }
 

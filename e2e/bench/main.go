@@ -180,7 +180,7 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 		}
 	}()
 	for _, c := range s.contenders {
-		if !c.chosen() {
+		if !c.chosen() || c.lone {
 			continue
 		}
 		if c.bare && w.contested() {

@@ -60,6 +60,7 @@ type contender struct {
 	bare bool // only makes round trips, and excludes no other client
 	// limit: the least requests with which processes of one goroutine can hand a name round, with rising tokens.
 	limit bool
+	lone  bool // takes part only in the pairs of one goroutine
 	open  func(address string) (client, error)
 }
 
@@ -91,6 +92,7 @@ var stores = []store{
 	{"redis", startRedis, []contender{
 		ours("holdfast", "redis://%s"),
 		ours("holdfast, LocalHandoff(0)", "redis://%s", holdfast.LocalHandoff(0)),
+		lone(ours("holdfast, Sticky(1m)", "redis://%s", holdfast.Defaults(holdfast.Sticky(time.Minute)))),
 		{name: "bsm/redislock", peer: true, open: openRedislock},
 		{name: "redsync over go-redis", peer: true, open: openRedsync},
 		{name: "redsync over rueidis", peer: true, open: openRedsyncRueidis},
@@ -148,6 +150,12 @@ func ours(name, format string, o ...holdfast.Option) contender {
 			return k.Token(), k.Unlock, nil
 		}}, nil
 	}}
+}
+
+// lone returns a contender for the pairs of one goroutine: nothing is comparable where others want the names.
+func lone(c contender) contender {
+	c.lone = true
+	return c
 }
 
 // pool keeps values that only one goroutine at a time can use.

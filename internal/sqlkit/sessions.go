@@ -259,12 +259,10 @@ func (e *Sessions) reserve(ctx context.Context, r *driver.Request) (*Session, er
 			e.queue = append(e.queue, turn)
 		}
 		e.mu.Unlock()
-		if r.Wait && !woken {
-			if d, ok := r.From.(driver.Delayer); ok {
-				d.Delayed(full)
-			} else {
-				r.From.Queued(nil)
-			}
+		if d, ok := r.From.(driver.Delayer); ok && !woken {
+			d.Delayed(full)
+		} else if r.Wait && !woken {
+			r.From.Queued(nil)
 		}
 		var err error
 		select {

@@ -22,6 +22,7 @@ func TestServiceOnEveryStore(t *testing.T) {
 			srv, url := s.start(t)
 			t.Run("close", func(t *testing.T) { testClose(t, url) })
 			t.Run("wanted", func(t *testing.T) { testWanted(t, url) })
+			t.Run("sticky", func(t *testing.T) { testSticky(t, s, url) })
 			t.Run("drain", func(t *testing.T) { testDrain(t, s, url, nil) })
 			if srv != nil {
 				t.Run("outage", func(t *testing.T) {

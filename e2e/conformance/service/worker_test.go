@@ -118,6 +118,8 @@ func (w *worker) run() error {
 	switch w.Role {
 	case "close":
 		err = w.close(ctx, locker)
+	case "keep":
+		err = w.keep(ctx, locker)
 	case "drain":
 		err = w.drain(ctx, locker)
 	case "lead":
@@ -133,6 +135,20 @@ func (w *worker) run() error {
 		return nil
 	}
 	return err
+}
+
+// keep takes a lock and unlocks it. The Locker keeps it.
+func (w *worker) keep(ctx context.Context, locker *holdfast.Locker) error {
+	k, err := locker.Lock(ctx, w.Name, holdfast.TTL(w.TTL), holdfast.Sticky(holdfast.MaxSticky))
+	if err != nil {
+		return err
+	}
+	if err := k.Unlock(); err != nil {
+		return err
+	}
+	say(report{Kind: "keeps", Token: k.Token()})
+	<-ctx.Done()
+	return nil
 }
 
 // close takes a lock, and leaves its release to Close.
