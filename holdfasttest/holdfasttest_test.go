@@ -114,6 +114,7 @@ func TestEqualSeedsDisturbEqually(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*ttl+ttl/20)
 			defer cancel()
 			go s.Disturb(ctx, seed, ttl)
+			synctest.Wait() // the first disturbance is before the first call
 			for began := time.Now(); ctx.Err() == nil; time.Sleep(ttl / 10) {
 				_, _, err := s.Get(ctx, "key")
 				history = append(history, fmt.Sprint(time.Since(began), err))
