@@ -303,21 +303,6 @@ func empty(t *testing.T, s *zkstore.Store, name string) {
 	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
 
-// TestWaiterFindsMissedGrant: a waiter was cut off when it became the first. It is granted the lock
-// after it has reconnected.
-func TestWaiterFindsMissedGrant(t *testing.T) {
-	z, p := proxied(t)
-	a, _ := locker(t, []string{p.Address()})
-	b, sb := locker(t, []string{z.Address()})
-	name := newName()
-	k := lock(t, b, name)
-	got := waiting(t, a, sb, name)
-	p.Cut()
-	must(t, k.Unlock())
-	must(t, p.Heal())
-	must(t, granted(t, got).Unlock())
-}
-
 // TestDeletedNodeEndsLock: an operator deletes the holder's node. The holder is notified
 // within the declared notice, and a waiter is granted.
 func TestDeletedNodeEndsLock(t *testing.T) {
