@@ -302,20 +302,3 @@ func empty(t *testing.T, s *zkstore.Store, name string) {
 	t.Helper()
 	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
-
-// TestDeletedNodeEndsLock: an operator deletes the holder's node. The holder is notified
-// within the declared notice, and a waiter is granted.
-func TestDeletedNodeEndsLock(t *testing.T) {
-	z := single(t)
-	a, _ := locker(t, []string{z.Address()})
-	b, sb := locker(t, []string{z.Address()})
-	name := newName()
-	k := lock(t, a, name)
-	got := waiting(t, b, sb, name)
-	raw := connect(t, z.Address())
-	dir := "/faults/" + name
-	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "both stand", count(2))[0], -1))
-	next := granted(t, got)
-	ends(t, k)
-	must(t, next.Unlock())
-}
