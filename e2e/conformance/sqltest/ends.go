@@ -43,21 +43,6 @@ func breakEndsYoungGrant(t *testing.T, d *Database) {
 	})
 }
 
-// clockSetForwardEndsTheGrant requires that a lease expires at a server whose clock was set forward by an
-// hour, and that its holder is notified.
-func clockSetForwardEndsTheGrant(t *testing.T, d *Database) {
-	const params = "recipe=optimistic"
-	database := d.Create(t)
-	s := d.Store(t, database, params)
-	other := d.Store(t, database, params)
-	g, a := Must(t, s, "forward", driver.Exclusive, time.Minute)
-	d.moveDeadlines(t, database, 1, -time.Hour) // has the same effect as another clock
-	next, _ := Must(t, other, "forward", driver.Exclusive, time.Minute)
-	requests.Rises(t, g, next)
-	a.AwaitLoss(t)
-	Release(t, other, next)
-}
-
 // moveDeadlines moves the expiry times of all grants in the only row.
 func (d *Database) moveDeadlines(t testing.TB, database string, grants int, by time.Duration) {
 	t.Helper()

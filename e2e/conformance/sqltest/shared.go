@@ -34,7 +34,6 @@ func Shared(t *testing.T, d *Database) {
 		{"CancelledWaitStrandsNothing", cancelledWaitStrandsNothing},
 		{"CrashFreesAtOnce", crashFreesAtOnce},
 		{"BreakEndsYoungGrant", breakEndsYoungGrant},
-		{"ClockSetForwardEndsTheGrant", clockSetForwardEndsTheGrant},
 		{"FirstPermitsAreGranted", firstPermitsAreGranted},
 		{"ManyClientsCreateTables", manyClientsCreateTables},
 	} {
