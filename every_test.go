@@ -151,34 +151,6 @@ func TestEveryServesAScheduleWithPauses(t *testing.T) {
 	})
 }
 
-// prolonging is a store that keeps released locks for much longer than asked, as etcd does after changes of leader.
-type prolonging struct{ *memstore.Store }
-
-func (p prolonging) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	return p.Store.Release(ctx, g, min(20*keep, 24*time.Hour))
-}
-
-// TestEveryServesTicksBehindProlongedLocks: the locks of a tick last into the next use of its slot, and hide no tick.
-func TestEveryServesTicksBehindProlongedLocks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, c, period := memstore.New(), newOutcomes(), time.Minute
-		first := holdfast.Period(period).Next(time.Now())
-		ctx, cancel := context.WithTimeout(bg, 80*period)
-		defer cancel()
-		var wg sync.WaitGroup
-		for range 3 {
-			l := newLocker(t, prolonging{s.Client()})
-			wg.Go(func() { c.run(t, ctx, l, holdfast.Period(period), func() time.Duration { return rand.N(period / 2) }) })
-		}
-		wg.Wait()
-		for at := first.UTC(); at.Before(first.Add(75 * period)); at = at.Add(period) {
-			if c.served[at] != 1 || c.missed[at] != 0 {
-				t.Errorf("%s: served %d times, missed %d times", at, c.served[at], c.missed[at])
-			}
-		}
-	})
-}
-
 // TestEveryRecordsAServedTickAgain: the store does not confirm the record of a served tick until the marker has
 // ended. The replica records the tick before another replica reports it as missed.
 func TestEveryRecordsAServedTickAgain(t *testing.T) {
@@ -348,32 +320,6 @@ func TestEveryReportsAPause(t *testing.T) {
 		}
 		if failed == 0 || failed > 10 || served < 55 {
 			t.Errorf("%d served, %d errors", served, failed)
-		}
-	})
-}
-
-// TestEveryReportsATickThatItCouldNotCheck: the work of a later tick lasts until the watch of an earlier
-// one has ended. The earlier tick was not served, so Every reports it.
-func TestEveryReportsATickThatItCouldNotCheck(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLocker(t, memstore.New())
-		began := time.Now()
-		ctx, cancel := context.WithTimeout(bg, 30*time.Second)
-		defer cancel()
-		work := []time.Duration{2500 * time.Millisecond, 9 * time.Second}
-		seen := map[time.Time]bool{}
-		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Second)) {
-			seen[tick.Time] = true
-			if err == nil && len(work) > 0 {
-				time.Sleep(work[0])
-				work = work[1:]
-			}
-		}
-		first := holdfast.Period(time.Second).Next(began)
-		for at := first; at.Before(began.Add(15 * time.Second)); at = at.Add(time.Second) {
-			if !seen[at.UTC()] {
-				t.Errorf("the tick %s was neither served nor reported", at)
-			}
 		}
 	})
 }

@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/must"
@@ -342,6 +339,33 @@ func TestTransitionAmounts(t *testing.T) {
 		t.Errorf("closed: %+v", fx)
 	}
 
+	for _, row := range []struct {
+		from          phase
+		event         eventKind
+		open, leaving int32
+	}{
+		{held, opened, 1, 0},
+		{held, joined, 2, 0},
+		{held, unlocked, 0, 1},
+		{lost, opened, 2, 0},
+		{lost, joined, 1, 0},
+	} {
+		x = newSituation(row.from, row.event)
+		x.f.next, x.s.spare = true, 1 // so that a left follows
+		if s, _ := x.s.next(x.e, x.f); s.open != row.open || s.leaving != row.leaving {
+			t.Errorf("%s, %s: %d Locks are open and %d leave, want %d and %d", row.from, row.event, s.open, s.leaving, row.open, row.leaving)
+		}
+	}
+
+	x = newSituation(held, closed)
+	x.s.keep = time.Minute
+	keeping, _ := x.s.next(x.e, x.f)
+	keeping, _ = keeping.next(event{kind: ticked}, x.f)
+	x.e = event{kind: revoke, cause: driver.CauseTaken}
+	if _, fx := keeping.next(x.e, x.f); fx.do != endAll|stopLinger|releaseLater {
+		t.Errorf("the second loss of a lease: %s", fx.do)
+	}
+
 	x = newSituation(requested, granted)
 	x.e.spare, x.e.within = 7, 5*time.Millisecond
 	if s, _ := x.s.next(x.e, x.f); s.spare != 7 || s.handoffUntil != x.f.now+5*time.Millisecond {
@@ -386,413 +410,6 @@ func TestTransitionAmounts(t *testing.T) {
 	if due := x.s.due(&x.f); due != x.f.now+tableValid-x.f.age {
 		t.Errorf("due at %s, want the end of the validity", due)
 	}
-}
-
-// modelLock is a Lock as the model sees it.
-type modelLock struct {
-	alive    bool // its context
-	unlocked bool
-	left     bool
-}
-
-// model is the promise that the state machine has to keep. It is stated in terms of the
-// store, the clock, and the contexts of the callers, without phases.
-type model struct {
-	s         leaseState
-	now       time.Duration
-	sent      time.Duration // of the grant in force
-	granted   bool
-	revoked   bool // by the store, before the grant arrived
-	linger    bool // a timer runs
-	releasing bool // a first release attempt is under way
-	renewing  int  // renewals under way, at most one
-	gaveBack  int  // how often the lease was given back
-	losses    int
-	locks     []*modelLock // of the present holder
-	// A grant has tokens token to last; without reserved tokens a handoff keeps it.
-	token, last uint64
-	spare       int           // the handoffs that the options still allow
-	passUntil   time.Duration // 0 for no limit
-	recalled    bool
-}
-
-func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts)) effects {
-	f := facts{now: m.now, age: m.now - m.sent, used: m.used()}
-	for _, c := range change {
-		c(&f)
-	}
-	var fx effects
-	m.s, fx = m.s.next(e, f)
-	if fx.do&endAll != 0 {
-		for _, k := range m.locks {
-			k.alive = false
-		}
-	}
-	if fx.do&(endOne|endLimit) != 0 {
-		k.alive = false
-	}
-	if fx.do&reportLoss != 0 {
-		m.losses++
-	}
-	if fx.do&renew != 0 {
-		m.renewing++
-	}
-	if fx.do&stopLinger != 0 {
-		if !m.linger {
-			t.Fatal("stopped a timer that does not run")
-		}
-		m.linger = false
-	}
-	if fx.do&linger != 0 {
-		m.linger = true
-	}
-	if fx.do&release != 0 {
-		m.releasing = true
-	}
-	for _, k := range m.locks {
-		if fx.do&(release|handOff) != 0 && k.alive {
-			t.Fatalf("%s while a context has not ended", fx.do)
-		}
-	}
-	if fx.do&(release|undo) != 0 || fx.do&releaseLater != 0 && e.kind != releaseUnconfirmed {
-		m.gaveBack++
-	}
-	if fx.do&(undo|releaseLater) != 0 && m.linger {
-		t.Fatal("given back while the MinHold's timer runs")
-	}
-	if fx.do&handOff != 0 {
-		if m.spare--; m.spare < 0 {
-			t.Fatal("more handoffs than allowed")
-		}
-		if m.passUntil != 0 && m.now >= m.passUntil {
-			t.Fatal("handed off after the time for it")
-		}
-		if m.token = uint64(m.s.handoffs) + 1; m.token > m.last {
-			t.Fatalf("token %d of %d", m.token, m.last)
-		}
-		m.locks = nil // the next holder has no context yet
-	}
-	if fx.do&take != 0 {
-		if m.spare--; m.spare < 0 {
-			t.Fatal("taken more often than allowed")
-		}
-		if !m.linger || m.recalled {
-			t.Fatal("taken and not kept, or recalled")
-		}
-		m.linger = false
-		if m.token = uint64(m.s.handoffs) + 1; m.token > m.last {
-			t.Fatalf("token %d of %d", m.token, m.last)
-		}
-		m.locks = nil
-	}
-	if m.s.phase == kept {
-		if m.used() || m.recalled {
-			t.Fatal("kept while a context lives, or after a recall")
-		}
-		if fx.do&(reportLoss|reportRenewal) != 0 {
-			t.Fatalf("%s without a hold", fx.do)
-		}
-	}
-	m.check(t)
-	return fx
-}
-
-// used reports whether the context of an open Lock lives.
-func (m *model) used() bool {
-	return slices.ContainsFunc(m.locks, func(k *modelLock) bool { return k.alive && !k.unlocked })
-}
-
-// check compares the state with the model's conditions.
-func (m *model) check(t *rapid.T) {
-	if m.gaveBack > 1 {
-		t.Fatal("given back twice")
-	}
-	if m.renewing > 1 {
-		t.Fatal("two renewals of one lease at a time")
-	}
-	if m.losses > 1 {
-		t.Fatal("two losses reported")
-	}
-	over := m.gaveBack > 0
-	for _, k := range m.locks {
-		if k.alive && !k.unlocked && m.s.phase != held {
-			t.Fatalf("a context has not ended in phase %s", m.s.phase)
-		}
-		if !k.left {
-			over = true // Unlock of that Lock is still to come
-		}
-	}
-	if m.granted && len(m.locks) > 0 && !over && !m.linger {
-		t.Fatalf("all Locks are unlocked, and nothing gives the lease back: %+v", m.s)
-	}
-	if m.s.alive() && m.gaveBack > 0 {
-		t.Fatal("valid although it was given back")
-	}
-}
-
-// TestRandomEventsKeepThePromise applies random sequences of possible events. It compares
-// the state machine with the model after each one.
-func TestRandomEventsKeepThePromise(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		m := &model{}
-		ttl := rapid.SampledFrom([]time.Duration{tableTTL, tableTTL, driver.Forever}).Draw(t, "ttl")
-		valid := ttl
-		if ttl != driver.Forever {
-			valid -= ttl / 10
-		}
-		keeps := rapid.Bool().Draw(t, "the store keeps a MinHold")
-		expired := func() bool { return ttl != driver.Forever && m.now-m.sent >= valid }
-		pick := func(want func(*modelLock) bool) *modelLock {
-			var fit []*modelLock
-			for _, k := range m.locks {
-				if want(k) {
-					fit = append(fit, k)
-				}
-			}
-			if len(fit) == 0 {
-				return nil
-			}
-			return rapid.SampledFrom(fit).Draw(t, "lock")
-		}
-		withNext := func(f *facts) {
-			f.storeKeeps = keeps
-			f.next = rapid.IntRange(0, 3).Draw(t, "next") == 0
-			f.nextValid = valid
-			if !f.next && rapid.Bool().Draw(t, "Sticky") {
-				f.sticky = time.Minute
-			}
-		}
-		// Each action reports whether it was possible.
-		actions := map[string]func() bool{
-			"time passes": func() bool {
-				m.now += time.Duration(rapid.Int64Range(0, int64(tableTTL)).Draw(t, "d"))
-				return true
-			},
-			"granted": func() bool {
-				if !(!m.granted && m.gaveBack == 0 && m.s.phase != ended) {
-					return false
-				}
-				m.granted = true
-				m.sent = m.now - time.Duration(max(0, rapid.Int64Range(-int64(3*tableTTL), int64(tableTTL)).Draw(t, "age")))
-				useless := expired() || m.revoked
-				e := event{kind: granted, sent: m.sent, ttl: ttl, valid: valid}
-				e.spare = rapid.Int32Range(0, 3).Draw(t, "spare")
-				e.within = rapid.SampledFrom([]time.Duration{0, time.Millisecond, tableTTL}).Draw(t, "within")
-				m.spare, m.token, m.last = int(e.spare), 1, uint64(e.spare)+1
-				if e.within > 0 {
-					m.passUntil = m.now + e.within
-				}
-				if rapid.Bool().Draw(t, "with its first Lock") {
-					e.lock = &Lock{}
-				}
-				if e.lock != nil && !useless {
-					m.locks = append(m.locks, &modelLock{alive: true})
-				}
-				m.apply(t, e, nil)
-				if useless != (m.gaveBack == 1) {
-					t.Fatalf("useless %t, given back %d times", useless, m.gaveBack)
-				}
-				return true
-			},
-			"no grant": func() bool {
-				if !(!m.granted && m.s.phase != ended) {
-					return false
-				}
-				unknown := rapid.Bool().Draw(t, "unknown outcome")
-				m.apply(t, event{kind: map[bool]eventKind{true: unanswered, false: denied}[unknown]}, nil)
-				if unknown != (m.gaveBack == 1) || m.s.phase != ended {
-					t.Fatalf("unknown %t, given back %d times, %s", unknown, m.gaveBack, m.s.phase)
-				}
-				return true
-			},
-			"opened": func() bool {
-				if !(m.granted && len(m.locks) == 0 && m.gaveBack == 0) {
-					return false
-				}
-				k := &modelLock{alive: true}
-				m.locks = append(m.locks, k)
-				valid := m.s.phase == held
-				m.apply(t, event{kind: opened}, k)
-				if k.alive != valid {
-					t.Fatalf("context not ended %t, lease valid %t", k.alive, valid)
-				}
-				return true
-			},
-			"dropped": func() bool {
-				if !(m.granted && len(m.locks) == 0 && m.gaveBack == 0) {
-					return false
-				}
-				fx := m.apply(t, event{kind: dropped}, nil, withNext)
-				if fx.do&handOff == 0 && m.gaveBack != 1 {
-					t.Fatal("a grant without a waiter is not given back")
-				}
-				return true
-			},
-			"joined": func() bool {
-				if !(len(m.locks) > 0) {
-					return false
-				}
-				open := slices.ContainsFunc(m.locks, func(k *modelLock) bool { return !k.unlocked })
-				k := &modelLock{alive: true}
-				m.locks = append(m.locks, k)
-				before := m.s
-				m.apply(t, event{kind: joined}, k)
-				if want := open && before.phase == held; k.alive != want {
-					t.Fatalf("joined %t, want %t", k.alive, want)
-				} else if !want {
-					m.locks = m.locks[:len(m.locks)-1]
-				}
-				return true
-			},
-			"unlocked": func() bool {
-				k := pick(func(k *modelLock) bool { return !k.unlocked })
-				if k == nil {
-					return false
-				}
-				k.unlocked = true
-				ended := !k.alive // by Close, which may keep a MinHold
-				keep := rapid.SampledFrom([]time.Duration{0, 0, time.Second, time.Hour}).Draw(t, "MinHold")
-				fx := m.apply(t, event{kind: unlocked, keep: keep}, k, withNext)
-				if k.alive {
-					t.Fatal("the context outlives its Unlock")
-				}
-				if expired() && m.s.phase == held {
-					t.Fatal("unlocked as if it were valid")
-				}
-				if fx.do&handOff != 0 {
-					t.Fatal("handed off before the context has ended")
-				}
-				// If left follows, a context ends after the mutex was released, and before
-				// left.
-				k.left, k.alive = fx.final, !fx.final && !ended
-				return true
-			},
-			"left": func() bool {
-				k := pick(func(k *modelLock) bool { return k.unlocked && !k.left })
-				if k == nil {
-					return false
-				}
-				k.left, k.alive = true, false
-				m.apply(t, event{kind: left}, k, withNext)
-				return true
-			},
-			"revoked": func() bool {
-				m.revoked = m.revoked || !m.granted
-				m.apply(t, event{kind: revoke, cause: driver.CauseTaken}, nil)
-				if m.used() {
-					t.Fatal("a context outlives the loss")
-				}
-				return true
-			},
-			"looked at": func() bool {
-				if !(m.granted) {
-					return false
-				}
-				kind := rapid.SampledFrom([]eventKind{checked, ticked, resumed}).Draw(t, "event")
-				m.apply(t, event{kind: kind}, nil)
-				if expired() && (m.used() || m.s.alive()) {
-					t.Fatalf("%s: valid beyond its end", kind)
-				}
-				return true
-			},
-			"renewed": func() bool {
-				if !(m.renewing == 1) {
-					return false
-				}
-				m.renewing--
-				if rapid.Bool().Draw(t, "failed") {
-					before := m.s.valid
-					m.apply(t, event{kind: renewalFailed, keep: time.Second}, nil)
-					if m.s.valid != before {
-						t.Fatal("a failed renewal changes the validity")
-					}
-					return true
-				}
-				if m.s.alive() {
-					m.sent = m.now
-				}
-				m.apply(t, event{kind: renewed, sent: m.now, ttl: ttl, valid: valid}, nil)
-				return true
-			},
-			"MaxHold over": func() bool {
-				k := pick(func(k *modelLock) bool { return !k.unlocked })
-				if k == nil {
-					return false
-				}
-				alive := k.alive
-				m.apply(t, event{kind: limitReached}, k, func(f *facts) { f.used = alive })
-				if k.alive {
-					t.Fatal("the context outlives its MaxHold")
-				}
-				return true
-			},
-			"MinHold over": func() bool {
-				if !(m.linger) {
-					return false
-				}
-				// A kept lease has no MinHold, and its timer recalls it.
-				m.apply(t, event{kind: map[bool]eventKind{true: recalled, false: lingered}[m.s.phase == kept]}, nil)
-				if m.linger {
-					t.Fatal("the time is over and nothing ends")
-				}
-				return true
-			},
-			"recalled": func() bool {
-				m.apply(t, event{kind: recalled}, nil)
-				m.recalled = m.recalled || m.s.phase == held
-				if m.s.phase == kept {
-					t.Fatal("recalled and kept")
-				}
-				return true
-			},
-			"taken": func() bool {
-				if m.s.phase != kept {
-					return false
-				}
-				was := m.s
-				m.apply(t, event{kind: taken, valid: valid}, nil)
-				if m.s.phase == kept || m.s.phase == held && expired() {
-					t.Fatalf("taken from %+v: %+v", was, m.s)
-				}
-				return true
-			},
-			"closed": func() bool {
-				m.apply(t, event{kind: closed}, nil)
-				if m.used() || m.granted && m.gaveBack == 0 && !m.linger {
-					t.Fatalf("after Close: used %t, given back %d times", m.used(), m.gaveBack)
-				}
-				return true
-			},
-			"release answered": func() bool {
-				if !(m.releasing) {
-					return false
-				}
-				m.releasing = false
-				kind := rapid.SampledFrom([]eventKind{released, releaseDenied, releaseUnconfirmed, releaseImpossible}).Draw(t, "answer")
-				m.apply(t, event{kind: kind}, nil)
-				if m.s.phase != ended {
-					t.Fatal(m.s.phase)
-				}
-				return true
-			},
-		}
-		// Events that end a lease are rare, and events that need several Locks are frequent.
-		names := append(slices.Sorted(maps.Keys(actions)), "joined", "joined", "joined", "unlocked", "unlocked", "left")
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			// Most sequences begin with a Lock, because little can happen without one.
-			name := rapid.SampledFrom(names).Draw(t, "action")
-			switch {
-			case !m.granted && rapid.IntRange(0, 3).Draw(t, "begin") > 0:
-				name = "granted"
-			case len(m.locks) == 0 && rapid.IntRange(0, 3).Draw(t, "begin") > 0:
-				name = "opened"
-			case rapid.IntRange(0, 4).Draw(t, "clock") == 0:
-				name = "time passes"
-			}
-			actions[name]()
-			m.check(t)
-		}
-	})
 }
 
 // TestLeasePage keeps docs/lease.md equal to the table. With -update it writes the

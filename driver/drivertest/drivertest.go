@@ -200,7 +200,9 @@ func Run(t *testing.T, h Harness) {
 		{"Lockers/HoldBeyondTTL", lockersHold},
 	}...)
 	// A thread of the server that waits while the clock is set back may wait for an hour.
-	s.run(t, suiteTest{"TokensOfAServerClock", tokensOfAServerClock})
+	s.run(t, []suiteTest{
+		{"TokensOfAServerClock", tokensOfAServerClock},
+	}...)
 	none := []goleak.Option{ignore}
 	for _, f := range h.Background {
 		none = append(none, goleak.IgnoreAnyFunction(f))

@@ -160,7 +160,7 @@ func list(e *env) {
 }
 
 // brokenRecord requires that a record that no client has written refuses its own name, and no
-// other one.
+// other one. When it is removed, the holder of the name is notified, and tokens rise.
 func brokenRecord(e *env) {
 	if e.h.Corrupt == nil {
 		e.Skip("the harness cannot break a record")
@@ -169,8 +169,10 @@ func brokenRecord(e *env) {
 	// The error of a store may name the record as it is at the store: these names need no escape.
 	before, broken, after := base+"-a", base+"-b", base+"-c"
 	grants := map[string]driver.Grant{}
+	held := map[string]driver.Request{}
 	for _, name := range []string{before, broken, after} {
-		grants[name] = e.must(s, e.request(name, driver.Exclusive, long))
+		held[name] = e.request(name, driver.Exclusive, long)
+		grants[name] = e.must(s, held[name])
 		e.shown(s, name, grants[name].Token)
 	}
 	remove := e.h.Corrupt(e.T, "", broken)
@@ -214,9 +216,20 @@ func brokenRecord(e *env) {
 	e.release(s, grants[before])
 	e.release(s, grants[after])
 	remove()
-	if err := s.Release(e.Context(), grants[broken], 0); err != nil {
-		e.code(s, err, driver.CodeNotHeld, "Release of a grant whose record was broken")
+	if cause := await(e, from(held[broken]).lost, "the holder of a record that was removed is not notified"); cause != driver.CauseGone && cause != driver.CauseTaken {
+		e.Errorf("the holder of a record that was removed has lost it with cause %q, want %q or %q", cause, driver.CauseGone, driver.CauseTaken)
 	}
+	if err := s.Renew(e.Context(), []driver.Grant{grants[broken]})[0].Err; err != nil {
+		e.code(s, err, driver.CodeNotHeld, "renewing a grant whose record was removed")
+	} else {
+		e.busy(other, e.request(broken, driver.Exclusive, long)) // the renewal has written the record again
+	}
+	if err := s.Release(e.Context(), grants[broken], 0); err != nil {
+		e.code(s, err, driver.CodeNotHeld, "Release of a grant whose record was removed")
+	}
+	next := e.must(s, e.request(broken, driver.Exclusive, long))
+	e.above(next, grants[broken])
+	e.release(s, next)
 	e.free(s, broken)
 }
 

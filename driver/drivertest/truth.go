@@ -42,7 +42,7 @@ func tokensOfAWrongClock(e *env) {
 
 // tokensOfAServerClock sets the store's clock ahead, back and behind. So the last token is ahead of the clock
 // for a while. Two clients that stay open alternate, and a third one is new: tokens rise, and each lease
-// has its whole TTL.
+// has its whole TTL. The holder of a lease that the clock ends too early is notified.
 func tokensOfAServerClock(e *env) {
 	if e.h.SetClock == nil {
 		e.Skip("the harness cannot set the store's clock")
@@ -51,8 +51,17 @@ func tokensOfAServerClock(e *env) {
 	e.Cleanup(func() { e.h.SetClock(e.T, 0) })
 	last := e.must(a, e.request(name, driver.Exclusive, long))
 	e.release(a, last)
+	held := e.request(e.name(), driver.Exclusive, long)
+	ended := e.must(a, held)
 	for _, ahead := range []time.Duration{time.Hour, 0, -time.Hour} {
 		e.h.SetClock(e.T, ahead)
+		if ahead > long {
+			if next, err := e.try(b, e.request(held.Name, driver.Exclusive, long)); err == nil {
+				e.above(next, ended)
+				await(e, from(held).lost, "the holder of a lease that the store's clock has ended is not notified")
+				e.release(b, next)
+			}
+		}
 		for i, s := range []driver.Store{a, b, a, b, e.open(), a} {
 			g := e.must(s, e.request(name, driver.Exclusive, long))
 			if g.Token <= last.Last() {
@@ -77,6 +86,7 @@ func tokensOfAServerClock(e *env) {
 		}
 	}
 	e.free(a, name)
+	_ = a.Release(e.Context(), ended, 0) // as the core does
 }
 
 // pushWakesWaiter requires that a waiter is granted by its notification, and not by a poll.

@@ -172,8 +172,8 @@ func wakesWithoutFallback(e *env) {
 	e.inTurns(len(all), all)
 }
 
-// wakesAfterReconnect requires that a client is notified after its connections have ended while
-// other requests of it waited.
+// wakesAfterReconnect requires that a client is notified after its connections have ended, for a request that waited
+// then, and for one that waits later.
 func wakesAfterReconnect(e *env) {
 	if e.g.Wake != driver.WakePush {
 		e.Skip("the store declares no push")
@@ -212,12 +212,17 @@ func wakesAfterReconnect(e *env) {
 			}
 		}, func() string { return fmt.Sprint(err) })
 		e.release(holder, g)
-		// The other wait may have ended with its connection, or with the holder's.
-		other.cancel()
-		<-other.done
-		e.undone(waiter, other.r)
 		e.undone(holder, held)
-		return []*waiting{w}
+		waiters := []*waiting{w, other}
+		select {
+		case <-other.done:
+			if other.err != nil { // the wait has ended with its connection, or with the holder's
+				e.undone(waiter, other.r)
+				waiters = waiters[:1]
+			}
+		case <-time.After(pushTime):
+		}
+		return waiters
 	})(e)
 }
 

@@ -604,29 +604,6 @@ func (b *beforePut) Put(ctx context.Context, key string, data []byte, version st
 	return b.client.Put(ctx, key, data, version)
 }
 
-// TestReleaseKeepsLateRenewalOut: Release removes an expired grant from its record, so that a renewal that arrives
-// afterwards does not revive it.
-func TestReleaseKeepsLateRenewalOut(t *testing.T) {
-	m := newMemory()
-	c := &beforePut{client: &client{memory: m}}
-	s := m.open(unwatched{c}, "")
-	defer s.Close(t.Context())
-	g, err := s.Acquire(t.Context(), request("a"))
-	must.Succeed(t, err)
-	c.call, m.ahead = c.Hold, g.TTL-time.Second
-	if a := s.Renew(t.Context(), []driver.Grant{g}); driver.CodeOf(a[0].Err) != driver.CodeUnknown {
-		t.Errorf("the renewal returns %v", a[0].Err)
-	}
-	m.ahead = g.TTL + time.Second
-	if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
-		t.Errorf("Release returns %v", err)
-	}
-	c.Deliver(0)
-	if _, err := s.Acquire(t.Context(), request("b")); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestGrantOutlastsClockTick: a clock of a millisecond's precision needs no Skew.
 func TestGrantOutlastsClockTick(t *testing.T) {
 	if got, want := (&engine{}).lasts(time.Second), micros(time.Second+time.Millisecond); got < want {

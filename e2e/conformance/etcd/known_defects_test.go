@@ -13,9 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-func locker(t *testing.T, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
+func locker(t *testing.T, s driver.Store) *holdfast.Locker {
 	t.Helper()
-	l, err := holdfast.New(s, o...)
+	l, err := holdfast.New(s)
 	check(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)

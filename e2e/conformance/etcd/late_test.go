@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/etcdstore"
@@ -170,63 +168,4 @@ func TestUnconfirmedReleaseEndsWithLease(t *testing.T) {
 	d.next(deletes, instead(errBroken))
 	requests.Code(t, s, s.Release(t.Context(), g, 0), driver.CodeUnknown)
 	submit(t, c.open(t), request("n", 1, time.Minute)).Granted()
-}
-
-// TestRefusedReleaseIsRepeatedWhileLeaseLives: the server refuses a release for longer than
-// the TTL, and other locks of the process keep the lease alive. The client repeats the
-// release until it succeeds.
-func TestRefusedReleaseIsRepeatedWhileLeaseLives(t *testing.T) {
-	t.Parallel()
-	c := start(t, servers.EtcdConfig{Heartbeat: quick})
-	s, d := c.disturbed(t)
-	tried := make(chan time.Time, 1000)
-	l := locker(t, s, holdfast.WithHooks(unconfirmed{tried}))
-	// The client connects during the first request, whose timeout is its TTL.
-	check(t, l.Do(t.Context(), "first", func(context.Context) error { return nil }))
-	const ttl = 4 * time.Second
-	other, err := l.Lock(t.Context(), "other", holdfast.TTL(ttl))
-	check(t, err)
-	defer other.Unlock()
-	k, err := l.Lock(t.Context(), "n", holdfast.TTL(ttl))
-	check(t, err)
-	d.always(deletes, noRight)
-	if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
-		t.Fatalf("Unlock: %v", err)
-	}
-	// If the machine stalls and no renewal is sent in time, the lease itself expires.
-	expired := func() bool {
-		var lost *holdfast.LostError
-		return errors.As(context.Cause(other.Context()), &lost) && lost.Cause == holdfast.CauseExpired
-	}
-	// A grant that the client no longer releases would expire within two TTLs.
-	end := time.Now().Add(testTimeout)
-	for from := time.Now(); ; {
-		var at time.Time
-		select {
-		case at = <-tried:
-		case <-time.After(time.Until(end)):
-			if expired() {
-				t.Skip("the lease was not renewed in time")
-			}
-			t.Fatal("another try did not come")
-		}
-		if at.Sub(from) > 2*ttl+time.Second {
-			break
-		}
-	}
-	d.clear()
-	submit(t, c.open(t), request("n", 1, time.Minute)).Granted()
-	if cause := context.Cause(other.Context()); cause != nil && !expired() {
-		t.Fatal(cause)
-	}
-}
-
-// unconfirmed are hooks that report an unconfirmed release.
-type unconfirmed struct{ at chan<- time.Time }
-
-func (unconfirmed) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-func (u unconfirmed) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind == holdfast.EventUnconfirmed {
-		u.at <- e.At
-	}
 }

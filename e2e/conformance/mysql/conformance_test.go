@@ -97,11 +97,6 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 		sqltest.Rights{Params: "recipe=named&tokens=durable", Rights: slices.Concat(floor, session), Unnoticed: unnoticed})
 }
 
-func TestRefusedLoginIsRarelyRepeated(t *testing.T) {
-	sqltest.RefusedLoginIsRarelyRepeated(t, mariadb, "recipe=named", "CREATE USER USER_NAME@'127.0.0.1'; GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'",
-		"RENAME USER USER_NAME@'127.0.0.1' TO other_USER_NAME@'127.0.0.1'", "RENAME USER other_USER_NAME@'127.0.0.1' TO USER_NAME@'127.0.0.1'")
-}
-
 func TestReadersDoNotStarveAWriter(t *testing.T) {
 	sqltest.ReadersDoNotStarveAWriter(t, mariadb, "pessimistic")
 }

@@ -47,21 +47,6 @@ func (c *cluster) direct(t *testing.T) jetstream.JetStream {
 	return js
 }
 
-// TestDeletedRecordEndsContext: a record that an operator deletes or purges ends its lock, and the name is free.
-func TestDeletedRecordEndsContext(t *testing.T) {
-	c := start(t, servers.NATSConfig{})
-	kv, err := c.direct(t).KeyValue(t.Context(), "locks")
-	check(t, err)
-	for name, remove := range map[string]func(context.Context, string, ...jetstream.KVDeleteOpt) error{
-		"deleted": kv.Delete, "purged": kv.Purge,
-	} {
-		lock := c.hold(t, name)
-		check(t, remove(t.Context(), "lock._._"+name))
-		lost(t, lock)
-		check(t, c.hold(t, name).Unlock())
-	}
-}
-
 // TestRecreatedBucketEndsContext: a bucket that was deleted and created again ends the locks.
 func TestRecreatedBucketEndsContext(t *testing.T) {
 	c := start(t, servers.NATSConfig{})

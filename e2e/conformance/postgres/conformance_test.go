@@ -93,10 +93,6 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 		sqltest.Rights{Params: "recipe=advisory&tokens=durable", Rights: floor})
 }
 
-func TestRefusedLoginIsRarelyRepeated(t *testing.T) {
-	sqltest.RefusedLoginIsRarelyRepeated(t, postgres, "recipe=advisory", "CREATE USER USER_NAME", "ALTER USER USER_NAME NOLOGIN", "ALTER USER USER_NAME LOGIN")
-}
-
 func TestReadersDoNotStarveAWriter(t *testing.T) {
 	sqltest.ReadersDoNotStarveAWriter(t, postgres, "pessimistic", "advisory")
 }

@@ -55,6 +55,11 @@ func TestUnsafeServersAreRefused(t *testing.T) {
 			t.Errorf("%s, read-only: %v", recipe, err)
 		}
 	}
+	postgres.Exec(t, postgres.Home, "CREATE ROLE shut_out NOLOGIN")
+	url := strings.Replace(postgres.URL(postgres.Server(t).Address, postgres.Home, ""), "postgres@", "shut_out@", 1)
+	if _, err := postgres.Open(t.Context(), url, ""); driver.CodeOf(err) != driver.CodeRefused {
+		t.Errorf("a user who may not log in: %v", err)
+	}
 }
 
 // demote restarts a primary as a replica without a primary.

@@ -6,26 +6,11 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/layouts"
 )
-
-// TestClockSetForwardEndsTheGrant: the server's clock is set forward past the end of a lease. The holder
-// is notified, and the next grant has a larger token.
-func TestClockSetForwardEndsTheGrant(t *testing.T) {
-	r := start(t)
-	fakeClock(t, r)
-	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
-	q := request("x", driver.Exclusive, long)
-	g := must(t, s, q)
-	check(t, r.SetClock(2*long))
-	next := must(t, other, request("x", driver.Exclusive, 4*long))
-	rises(t, g, next)
-	requests.Of(q).AwaitLoss(t)
-}
 
 // TestLayoutTokensExceedTokensSeen: the server loses its data and its clock is set back. The next token of a
 // client is above those that it has seen.

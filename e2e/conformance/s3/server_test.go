@@ -1,43 +1,17 @@
 package s3
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/servertest"
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
-
-func (g *gateway) locker(t *testing.T) *holdfast.Locker {
-	t.Helper()
-	l, err := holdfast.New(g.open(t, ""))
-	servertest.Check(t, err)
-	t.Cleanup(func() { _ = l.Close(context.Background()) })
-	return l
-}
-
-// TestDeletedObjectEndsContext: the holder notices that a lifecycle rule or an operator has deleted its object.
-func TestDeletedObjectEndsContext(t *testing.T) {
-	g := start(t)
-	lock, err := g.locker(t).Lock(t.Context(), "a")
-	servertest.Check(t, err)
-	servertest.Check(t, os.Remove(filepath.Join(g.Root, "lock_00_00a")))
-	<-lock.Context().Done()
-	if err := context.Cause(lock.Context()); !errors.Is(err, holdfast.ErrLost) {
-		t.Error(err)
-	}
-	next, err := g.locker(t).TryLock(t.Context(), "a")
-	servertest.Check(t, err)
-	requests.LocksRise(t, lock, next)
-}
 
 // TestLongNamesAreListed: a name whose object has a hash in its name is listed like the others. The list has several
 // pages.

@@ -43,40 +43,6 @@ func breakEndsYoungGrant(t *testing.T, d *Database) {
 	})
 }
 
-// deletedRowEndsTheGrant requires that the holder of a lease is notified when its row was deleted,
-// and that the next grant has a larger token.
-func deletedRowEndsTheGrant(t *testing.T, d *Database) {
-	const params = "recipe=optimistic"
-	database := d.Create(t)
-	s := d.Store(t, database, params)
-	g, a := Must(t, s, "row", driver.Exclusive, time.Hour)
-	d.Exec(t, database, "DELETE FROM holdfast_row")
-	if c := a.AwaitLoss(t); c != driver.CauseGone {
-		t.Errorf("cause %q, want %q", c, driver.CauseGone)
-	}
-	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
-		t.Errorf("renewing a grant whose row was deleted: %v", r[0].Err)
-	}
-	next, _ := Must(t, s, "row", driver.Exclusive, time.Minute)
-	requests.Rises(t, g, next)
-	Release(t, s, next)
-}
-
-// clockSetForwardEndsTheGrant requires that a lease expires at a server whose clock was set forward by an
-// hour, and that its holder is notified.
-func clockSetForwardEndsTheGrant(t *testing.T, d *Database) {
-	const params = "recipe=optimistic"
-	database := d.Create(t)
-	s := d.Store(t, database, params)
-	other := d.Store(t, database, params)
-	g, a := Must(t, s, "forward", driver.Exclusive, time.Minute)
-	d.moveDeadlines(t, database, 1, -time.Hour) // has the same effect as another clock
-	next, _ := Must(t, other, "forward", driver.Exclusive, time.Minute)
-	requests.Rises(t, g, next)
-	a.AwaitLoss(t)
-	Release(t, other, next)
-}
-
 // moveDeadlines moves the expiry times of all grants in the only row.
 func (d *Database) moveDeadlines(t testing.TB, database string, grants int, by time.Duration) {
 	t.Helper()

@@ -1,7 +1,6 @@
 package sqltest
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
-	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // Rights are the documented rights for a store's parameters, such as "UPDATE ON holdfast_row".
@@ -144,49 +142,4 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 	}
 	call("Sweep", s.Sweep(t.Context(), 0))
 	return refused
-}
-
-// RefusedLoginIsRarelyRepeated requires that a store whose login is refused, as after a change of the password, sends few
-// more of them, whatever it is called for, and that it goes on by itself when the server accepts its login again. The
-// statements create a user USER_NAME, and make the server refuse and accept it.
-func RefusedLoginIsRarelyRepeated(t *testing.T, d *Database, params, create, refuse, accept string) {
-	t.Parallel()
-	database := d.Create(t)
-	user := "user_" + database
-	exec := func(statement string) {
-		t.Helper()
-		d.Exec(t, database, strings.NewReplacer("USER_NAME", user, "DATABASE", database).Replace(statement))
-	}
-	for statement := range strings.SplitSeq(create, "; ") {
-		exec(statement)
-	}
-	proxy := d.proxy(t)
-	s := d.OpenURL(t, as(user, d.URL(proxy.Address(), database, params)))
-	acquire := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		g, err := s.Acquire(ctx, requests.New("a", driver.Exclusive, time.Minute))
-		if err == nil {
-			err = s.Release(t.Context(), g, 0)
-		}
-		return err
-	}
-	check(t, acquire())
-
-	exec(refuse)
-	proxy.Cut()
-	check(t, proxy.Heal())
-	before := proxy.Accepted()
-	began := time.Now()
-	for refused := 0; refused < 100; {
-		if driver.CodeOf(acquire()) == driver.CodeRefused {
-			refused++
-		}
-	}
-	most := 8 * (1 + int(time.Since(began)/backoff.RefusedPause)) // several connections may be opened at once
-	if n := proxy.Accepted() - before; n > most {
-		t.Errorf("%d connections for 100 requests that were refused, want at most %d", n, most)
-	}
-	exec(accept)
-	requests.Eventually(t, "the login is accepted again", func() bool { return acquire() == nil })
 }

@@ -34,8 +34,6 @@ func Shared(t *testing.T, d *Database) {
 		{"CancelledWaitStrandsNothing", cancelledWaitStrandsNothing},
 		{"CrashFreesAtOnce", crashFreesAtOnce},
 		{"BreakEndsYoungGrant", breakEndsYoungGrant},
-		{"DeletedRowEndsTheGrant", deletedRowEndsTheGrant},
-		{"ClockSetForwardEndsTheGrant", clockSetForwardEndsTheGrant},
 		{"FirstPermitsAreGranted", firstPermitsAreGranted},
 		{"ManyClientsCreateTables", manyClientsCreateTables},
 	} {

@@ -302,35 +302,3 @@ func empty(t *testing.T, s *zkstore.Store, name string) {
 	t.Helper()
 	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
-
-// TestWaiterFindsMissedGrant: a waiter was cut off when it became the first. It is granted the lock
-// after it has reconnected.
-func TestWaiterFindsMissedGrant(t *testing.T) {
-	z, p := proxied(t)
-	a, _ := locker(t, []string{p.Address()})
-	b, sb := locker(t, []string{z.Address()})
-	name := newName()
-	k := lock(t, b, name)
-	got := waiting(t, a, sb, name)
-	p.Cut()
-	must(t, k.Unlock())
-	must(t, p.Heal())
-	must(t, granted(t, got).Unlock())
-}
-
-// TestDeletedNodeEndsLock: an operator deletes the holder's node. The holder is notified
-// within the declared notice, and a waiter is granted.
-func TestDeletedNodeEndsLock(t *testing.T) {
-	z := single(t)
-	a, _ := locker(t, []string{z.Address()})
-	b, sb := locker(t, []string{z.Address()})
-	name := newName()
-	k := lock(t, a, name)
-	got := waiting(t, b, sb, name)
-	raw := connect(t, z.Address())
-	dir := "/faults/" + name
-	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "both stand", count(2))[0], -1))
-	next := granted(t, got)
-	ends(t, k)
-	must(t, next.Unlock())
-}

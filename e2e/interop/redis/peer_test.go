@@ -125,12 +125,7 @@ func work(url string) error {
 	return nil
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = servertest.Check
 
 // deployment is one server, or a Cluster.
 type deployment struct {

@@ -75,12 +75,7 @@ func work(url, name string) error {
 	return l.Close(context.Background())
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = servertest.Check
 
 func start(t *testing.T) string {
 	t.Helper()
