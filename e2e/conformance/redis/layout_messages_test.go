@@ -70,7 +70,8 @@ func TestFairWaiterWakesStalledHead(t *testing.T) {
 }
 
 // TestFairGrantKeepsLivingEntries: in a queue that never empties, the deadlines of Redisson's entries fall behind the
-// clock. A grant to holdfast leaves each entry behind it a whole wait.
+// clock. A grant to holdfast leaves each entry behind it a whole wait, and no more than that, although deadlines exist whose
+// entries are gone.
 func TestFairGrantKeepsLivingEntries(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -84,6 +85,9 @@ func TestFairGrantKeepsLivingEntries(t *testing.T) {
 		do(t, r, "ZADD", times, fmt.Sprint(now.Add(time.Duration(i+1)*fairWait+time.Second).UnixMilli()), of)
 		do(t, r, "RPUSH", queued, of)
 	}
+	for i := range 5 {
+		do(t, r, "ZADD", times, "1", fmt.Sprint("gone:", i))
+	}
 	do(t, r, "DEL", name)
 	do(t, r, "PUBLISH", "redisson_lock__channel:{a}:"+fmt.Sprint(do(t, r, "LINDEX", queued, "0")), "0")
 	g := w.Granted()
@@ -91,6 +95,9 @@ func TestFairGrantKeepsLivingEntries(t *testing.T) {
 		deadline, err := strconv.ParseInt(fmt.Sprint(do(t, r, "ZSCORE", times, of)), 10, 64)
 		if least := now.Add(time.Duration(i+1) * fairWait); err != nil || time.UnixMilli(deadline).Before(least) {
 			t.Errorf("entry %d ends at %d, %v, before %d", i, deadline, err, least.UnixMilli())
+		}
+		if most := time.Now().Add(long + time.Duration(i+1)*fairWait); time.UnixMilli(deadline).After(most) {
+			t.Errorf("entry %d ends at %d, after %d", i, deadline, most.UnixMilli())
 		}
 	}
 	release(t, s, g)

@@ -66,12 +66,12 @@ end
 -- renewEntries brings the deadlines forward after the removal of the first entry. In a queue that never
 -- empties, only this changes deadlines: each new entry is later than the last one, and each removal takes
 -- that back. So after a while the entry of a living waiter would be at its end when it becomes the first.
--- Therefore no deadline comes forward beyond that of an entry made now.
+-- Therefore no deadline comes forward beyond that of an entry made now. A deadline whose entry is gone, as after an eviction
+-- of the list, does not count: nobody removes it.
 local function renewEntries()
-  local all = call('ZRANGE', times, 0, -1, 'WITHSCORES')
-  for i = 1, #all, 2 do
-    local made = ms + ttl + entryTime * (i + 1) / 2
-    call('ZADD', times, text(math.max(tonumber(all[i + 1]) - entryTime, made)), all[i])
+  for i, of in ipairs(call('LRANGE', queue, 0, -1)) do
+    local old = tonumber(call('ZSCORE', times, of) or '') or 0
+    call('ZADD', times, text(math.max(old - entryTime, ms + ttl + entryTime * i)), of)
   end
 end
 
