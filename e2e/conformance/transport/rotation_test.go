@@ -101,6 +101,7 @@ func TestRenewedAuthorityIsFollowed(t *testing.T) {
 				for _, i := range all {
 					i.cut()
 				}
+				began := time.Now()
 				must(t, servers.Until(t.Context(), func() error { // a request may still use the connection that has ended
 					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 					defer cancel()
@@ -118,6 +119,7 @@ func TestRenewedAuthorityIsFollowed(t *testing.T) {
 					}
 					return nil
 				}))
+				t.Logf("%s after the change", time.Since(began).Round(time.Millisecond))
 			}
 			verified(true)
 			install(t, next.File, ca)
