@@ -486,7 +486,7 @@ func (s *leaseState) take(e *event, f *facts) effects {
 		return s.recall(f)
 	}
 	s.phase = held
-	s.handOver(e.valid, f) // mutation: taken
+	s.startHold(e.valid, f) // mutation: taken
 	return effects{do: take}
 }
 
@@ -499,8 +499,8 @@ func (s *leaseState) recall(f *facts) effects {
 	return effects{do: stopLinger | release, within: s.left(f)} // mutation: recall
 }
 
-// handOver begins the time of the next holder.
-func (s *leaseState) handOver(valid time.Duration, f *facts) {
+// startHold begins the time of the next holder.
+func (s *leaseState) startHold(valid time.Duration, f *facts) {
 	s.handoffs++ // mutation: handoffs
 	s.spare--
 	s.valid, s.since, s.keep = valid, f.now, 0
@@ -521,7 +521,7 @@ func (s *leaseState) finish(f *facts, unused bool) effects {
 	rest := s.rest(f)
 	switch {
 	case s.canHandOff(f):
-		s.handOver(f.nextValid, f)
+		s.startHold(f.nextValid, f)
 		return effects{do: handOff | reportRelease}
 	case unused:
 		s.phase = ended

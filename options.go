@@ -90,7 +90,7 @@ func MaxHold(d time.Duration) LockOption {
 	return func(s *settings) { s.maxHold, s.hasMaxHold = d, true }
 }
 
-// Sticky lets the Locker keep the lock at the store for up to d after its last Unlock, while nobody else wants it.
+// Sticky lets the Locker keep the lock at the store for up to d after its last Unlock, while no other client wants it.
 // The next Lock or TryLock of this Locker for the name, with the same TTL, then takes it with the next fencing token,
 // without a request to the store. Default 0: the store gets each release. d is at most 1 h.
 //
@@ -107,8 +107,8 @@ func MaxHold(d time.Duration) LockOption {
 //     recall it; nor does that of this Locker at the moment when it gives the lock back. Inspect shows this process as
 //     the holder. If this process was killed, is paused or is cut off from the store, others wait for the end of the
 //     TTL.
-//   - A lock of this process that begins before the recall has arrived overtakes the waiter. It asks the store
-//     nothing, so it may also begin on a grant that has just ended, by a break or a failover, and loses it then: see EarlyEnd
+//   - A lock of this process that begins before the recall has arrived overtakes the waiter. It makes no
+//     request, so it may also begin on a grant that has just ended, by a break or a failover, and loses it then: see EarlyEnd
 //     and Notice of [Guarantees].
 //   - The Locker renews what it keeps, and watches each name from the first Unlock until the release: one read a
 //     second and name, on Redis eleven short ones, and one for each change. So it is for hundreds of names of a

@@ -159,7 +159,7 @@ func TestStickyGivesWayToAWaiter(t *testing.T) {
 					wantBusy(t, l, "a", inMinute)
 					unlock(t, next)
 				default:
-					t.Fatal("the waiter of another Locker waits although nobody uses the lock")
+					t.Fatal("the waiter of another Locker waits although the lock is not used")
 				}
 				s.wantCalls(t, 2, 1)
 			})
@@ -179,7 +179,7 @@ func TestStickyOfAWaiterThatCameBefore(t *testing.T) {
 		synctest.Wait()
 		unlock(t, k)
 		if synctest.Wait(); len(got) == 0 {
-			t.Fatal("the waiter waits although nobody uses the lock")
+			t.Fatal("the waiter waits although the lock is not used")
 		}
 		unlock(t, <-got)
 	})

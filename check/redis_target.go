@@ -151,7 +151,7 @@ const fairQueue, fairDeadlines = "redisson_lock_queue:", "redisson_lock_timeout:
 // redisStays reports whether a key may stay without a lock. The counters of holdfast's
 // buckets stay; their number is limited. Values stay, too. Redisson leaves the token of a fenced lock, the
 // number of a semaphore, and permits that have expired. The next request for a fair lock removes the queue entries of
-// dead waiters, so these stay at a name that nobody uses. Each has a deadline that has passed.
+// dead waiters, so these stay at an unused name. Each has a deadline that has passed.
 func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error) {
 	if redisCounter.MatchString(key) || strings.HasPrefix(key, "redisson_lock_token:") || strings.HasPrefix(key, "holdfast:value:") {
 		return true, nil

@@ -67,7 +67,7 @@ end
 -- empties, only this changes deadlines: each new entry is later than the last one, and each removal takes
 -- that back. So after a while the entry of a living waiter would be at its end when it becomes the first.
 -- Therefore no deadline comes forward beyond that of an entry made now. A deadline whose entry is gone, as after an eviction
--- of the list, does not count: nobody removes it.
+-- of the list, does not count: no script removes it.
 local function renewEntries()
   for i, of in ipairs(call('LRANGE', queue, 0, -1)) do
     local old = tonumber(call('ZSCORE', times, of) or '') or 0
