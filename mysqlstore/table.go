@@ -54,7 +54,7 @@ func (table) UpdateEach(changes []sqlkit.Change) string {
 		strings.Join(all, " UNION ALL "), len(changes), clock)
 }
 
-func (table) Wake([]byte) string { return "" }
+func (table) Wake([]byte, string) string { return "" }
 
 func (table) List(prefix []byte) string {
 	return fmt.Sprintf("SELECT %s, HEX(name), state FROM holdfast_row WHERE name >= %s AND LEFT(name, %d) = %s AND expires > %s",

@@ -177,9 +177,13 @@ func (b *bucket) subjects(ctx context.Context, prefix string) ([]string, error) 
 }
 
 // Watch implements [record.Watcher]. It ends with the connection.
-func (b *bucket) Watch(ctx context.Context, changed func(key string)) error {
+func (b *bucket) Watch(ctx context.Context, changed func(key, id string)) error {
 	link := b.link.Load()
-	sub, err := b.nc.Subscribe(b.wakes, func(m *nats.Msg) { changed(string(m.Data)) })
+	sub, err := b.nc.Subscribe(b.wakes, func(m *nats.Msg) {
+		if id, key, ok := strings.Cut(string(m.Data), "\x00"); ok && key != "" {
+			changed(key, id)
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -189,7 +193,7 @@ func (b *bucket) Watch(ctx context.Context, changed func(key string)) error {
 	if err := b.nc.FlushWithContext(begin); err != nil {
 		return err
 	}
-	changed("")
+	changed("", "")
 	select {
 	case <-link.Done():
 		return context.Cause(link)
@@ -199,7 +203,7 @@ func (b *bucket) Watch(ctx context.Context, changed func(key string)) error {
 }
 
 // Wake implements [record.Waker].
-func (b *bucket) Wake(key string) { _ = b.nc.Publish(b.wakes, []byte(key)) }
+func (b *bucket) Wake(key, id string) { _ = b.nc.Publish(b.wakes, []byte(id+"\x00"+key)) }
 
 // Close implements [record.Storage].
 func (b *bucket) Close() error {

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"encoding/hex"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -21,13 +22,13 @@ type listener struct {
 const connectTimeout = 5 * time.Second
 
 // Watch implements record.Watcher on one connection.
-func (l *listener) Watch(ctx context.Context, changed func(key string)) error {
+func (l *listener) Watch(ctx context.Context, changed func(key, id string)) error {
 	link, err := l.connect(ctx, changed)
 	if err != nil {
 		return err
 	}
 	defer link.Close()
-	changed("")
+	changed("", "")
 	for err == nil {
 		err = link.conn.WaitForNotification(ctx)
 	}
@@ -38,11 +39,12 @@ func (l *listener) Watch(ctx context.Context, changed func(key string)) error {
 var errPooled = driver.Errorf(driver.CodeUnsupported, "there is a pooler before the server")
 
 // connect opens a connection that listens.
-func (l *listener) connect(ctx context.Context, changed func(key string)) (*pgLink, error) {
+func (l *listener) connect(ctx context.Context, changed func(key, id string)) (*pgLink, error) {
 	cfg := l.pg.Copy()
 	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
-		if key, err := hex.DecodeString(n.Payload); err == nil && len(key) > 0 {
-			changed(string(key))
+		data, _ := hex.DecodeString(n.Payload)
+		if id, key, ok := strings.Cut(string(data), "\x00"); ok && key != "" {
+			changed(key, id)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)

@@ -74,16 +74,14 @@ func (t table) UpdateEach(changes []sqlkit.Change) string {
 		t.s.in(rowTable), strings.Join(names, ", "), strings.Join(all, ", "), clock)
 }
 
-// channel carries the names whose waiters are notified.
+// channel carries the waiters that are notified, and their names.
 const channel = "holdfast"
 
-func (table) Wake(name []byte) string {
-	return "NOTIFY " + channel + ", '" + payload(name) + "'"
-}
-
-// payload encodes a name for a notification, which is a text of less than 8000 bytes. The longest
+// Wake encodes a name for a notification, which is a text of less than 8000 bytes. The longest
 // name has about 1300 digits.
-func payload(name []byte) string { return hex.EncodeToString(name) }
+func (table) Wake(name []byte, id string) string {
+	return "NOTIFY " + channel + ", '" + hex.EncodeToString([]byte(id+"\x00"+string(name))) + "'"
+}
 
 func (t table) List(prefix []byte) string {
 	return fmt.Sprintf("SELECT %s, pg_catalog.encode(name, 'hex'), state FROM %s WHERE name >= %s AND substring(name FOR %d) = %s AND expires > %s",

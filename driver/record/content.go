@@ -18,7 +18,7 @@ type content struct {
 	Holders []holder `json:"holders"`
 	Taken   []taken  `json:"taken,omitempty"`
 	Token   int64    `json:"token,omitempty"` // the last token of the name
-	First   *first   `json:"first,omitempty"` // nil if no request is known to wait
+	Queue   []place  `json:"queue,omitempty"` // the requests that wait, the first one first
 	// At is the time, by the storage's clock, at which the client read the record that this one replaces, in
 	// microseconds. It is 0 if the storage does not set Object.Written.
 	At int64 `json:"at,omitempty"`
@@ -47,12 +47,15 @@ type taken struct {
 	Until int64  `json:"until"` // microseconds, by the storage's clock
 }
 
-// first is the request that has waited longest, as far as a client knows. No other request gets a grant before Until.
-type first struct {
+// place is a request that waits. No request gets a grant before those ahead of it have one, or their places have ended.
+type place struct {
 	ID    string `json:"id"`
 	Since int64  `json:"since"` // microseconds, by the storage's clock
-	Until int64  `json:"until"` // the same; the waiter writes a later time while it waits
+	Until int64  `json:"until"` // when the place ends; the waiter writes a later time while it waits
 }
+
+// maxQueue limits the places of a record. The requests that have waited longest have them.
+const maxQueue = 32
 
 // owner is driver.Owner as a record has it.
 type owner struct {
@@ -108,8 +111,11 @@ func (c content) impossible() string {
 		return "its token is out of range"
 	} else if c.At < 0 || c.At > maxTime {
 		return "its time is out of range"
-	} else if f := c.First; f != nil && (f.ID == "" || max(f.Since, f.Until) > maxTime || min(f.Since, f.Until) < 0) {
-		return "its first waiter is out of range"
+	}
+	for _, p := range c.Queue {
+		if p.ID == "" || max(p.Since, p.Until) > maxTime || min(p.Since, p.Until) < 0 {
+			return "a waiter is out of range"
+		}
 	}
 	for _, h := range c.Holders {
 		limited := h.Limit >= driver.Exclusive && h.Limit <= driver.MaxLimit
@@ -136,9 +142,11 @@ func (c content) impossible() string {
 // live returns the content without what has expired, and shortens grants that are ahead.
 func (c content) live(now int64) content {
 	expired := func(h holder) bool { return h.Expires <= now } // mutation: record-live
+	// The client of such a place has died, or the clock was set back.
+	latest := now + micros(driver.PositionTime(driver.Forever)+ApplyTime)
 	l := content{
 		Token:   c.Token,
-		First:   c.First,
+		Queue:   slices.DeleteFunc(slices.Clone(c.Queue), func(p place) bool { return p.Until <= now || p.Until > latest }),
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), expired),
 		Taken:   slices.DeleteFunc(slices.Clone(c.Taken), func(t taken) bool { return t.Until <= now }),
 	}
@@ -147,41 +155,54 @@ func (c content) live(now int64) content {
 			h.Expires = now + h.TTL
 		}
 	}
-	if f := l.First; f != nil && (f.Until <= now || f.Until > now+micros(driver.PositionTime(driver.Forever)+ApplyTime)) {
-		l.First = nil // its client has died, or the clock was set back
-	}
 	return l
 }
 
-// with returns the content with other holders. A request that has become a holder, or was undone, is no longer first.
+// with returns the content with other holders. A request that has become a holder, or was undone, waits no longer.
 func (c content) with(holders []holder, id string) *content {
-	next := &content{Holders: holders, Taken: c.Taken, First: c.First}
-	if c.isFirst(id) {
-		next.First = nil
-	}
-	return next
+	waits := func(p place) bool { return p.ID == id }
+	return &content{Holders: holders, Taken: c.Taken, Queue: slices.DeleteFunc(slices.Clone(c.Queue), waits)}
 }
 
-func (c content) isFirst(id string) bool { return c.First != nil && c.First.ID == id }
+// place returns the index of a request in the queue, -1 if it is not there.
+func (c content) place(id string) int {
+	return slices.IndexFunc(c.Queue, func(p place) bool { return p.ID == id })
+}
 
-// waits returns the content in which a request that waits is the first one. It returns nil if that is not to be
-// written: an older request is first, or the record says so already. Ages that differ by less than same are equal.
+// first returns the ID of the request that waits at the head of the queue, "" if there is none.
+func (c content) first() string {
+	if len(c.Queue) == 0 {
+		return ""
+	}
+	return c.Queue[0].ID
+}
+
+// waits returns the content in which a request that waits has its place. It returns nil if that is not to be written:
+// the place lasts long enough, or the queue is full. Ages that differ by less than same are equal.
 func (v *view) waits(r *driver.Request, same int64) *content {
 	if r.Waited <= 0 {
 		return nil
 	}
 	lasts := micros(driver.PositionTime(r.TTL))
-	f := first{ID: r.ID, Since: v.now - micros(r.Waited), Until: v.now + lasts}
-	if old := v.First; old != nil {
-		if old.ID == f.ID && old.Until-v.now > lasts/2 {
-			return nil // the position lasts long enough
-		}
-		if old.ID != f.ID && old.Since < f.Since+max(same, micros(sameAge)) {
-			return nil // the other request has waited longer, or as long
-		}
-	}
+	until := v.now + lasts
 	next := v.with(v.Holders, "")
-	next.First = &f
+	if at := v.place(r.ID); at >= 0 {
+		if next.Queue[at].Until-v.now > lasts/2 {
+			return nil
+		}
+		next.Queue[at].Until = until
+		return next
+	}
+	p := place{ID: r.ID, Since: v.now - micros(r.Waited), Until: until}
+	at := slices.IndexFunc(v.Queue, func(q place) bool { return q.Since >= p.Since+max(same, micros(sameAge)) })
+	if at < 0 {
+		at = len(v.Queue)
+	}
+	if at >= maxQueue {
+		return nil
+	}
+	next.Queue = slices.Insert(next.Queue, at, p)
+	next.Queue = next.Queue[:min(len(next.Queue), maxQueue)]
 	return next
 }
 
@@ -204,9 +225,12 @@ func (h *holder) ahead(now int64) bool {
 
 // admits reports whether one more grant of limit is allowed to a request.
 func (c content) admits(id string, limit int) bool {
-	if c.First != nil && c.First.ID != id { // mutation: record-first
-		return false
-	}
+	first := c.first()
+	return (first == "" || first == id) && c.room(limit) // mutation: record-first
+}
+
+// room reports whether the limits of all holders, and limit, allow one more.
+func (c content) room(limit int) bool {
 	for _, h := range c.Holders {
 		limit = min(limit, h.Limit)
 	}
@@ -252,10 +276,12 @@ func (c content) lastExpiry() (last int64) {
 	return last
 }
 
-// firstExpiry returns when the first grant expires, or the position of a waiter; 0 if there is neither.
+// firstExpiry returns when the first grant expires, or the first place; 0 if there is neither.
 func (c content) firstExpiry() (first int64) {
-	if c.First != nil {
-		first = c.First.Until
+	for _, p := range c.Queue {
+		if first == 0 || p.Until < first {
+			first = p.Until
+		}
 	}
 	for _, h := range c.Holders {
 		if first == 0 || h.Expires < first {

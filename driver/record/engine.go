@@ -66,9 +66,9 @@ const (
 	// batch is the number of names in one exchange, and maxBatch that of a client with thousands of
 	// grants. A client makes at most lanes exchanges at the same time.
 	batch, maxBatch, lanes = 32, 128, 8
-	// Requests whose waits began within sameAge are equally old: the one that the record has stays first.
+	// Requests whose waits began within sameAge are equally old: one that the record has stays ahead.
 	sameAge = 100 * time.Millisecond
-	// leaveTimeout limits how long a wait that has ended takes to give up its position.
+	// leaveTimeout limits how long a wait that has ended takes to give up its place.
 	leaveTimeout = time.Second
 	// quickest is the shortest interval at which the first waiter tries again without a notification.
 	quickest = 5 * time.Millisecond
@@ -255,7 +255,7 @@ func (e *engine) decide(p *op, o *Result, sent driver.Instant) {
 		deadline = before
 	}
 	p.change = &Change{Key: p.key, Old: o.Object, Deadline: deadline, Data: encode(next), Wake: p.wake,
-		Token: uint64(next.Token), Expires: time.UnixMicro(next.lastExpiry())}
+		Next: next.first(), Token: uint64(next.Token), Expires: time.UnixMicro(next.lastExpiry())}
 }
 
 // decode returns the content of a record. It returns the error of a broken record if no client can have

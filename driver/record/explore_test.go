@@ -349,7 +349,7 @@ func (x *explorer) run(c xCall) xOutcome {
 	limit := x.m.limits[c.client]
 	g := driver.Grant{ID: idText(c.client, c.gen), Name: "n", Limit: limit, Token: c.token, TTL: ttl}
 	r := driver.Request{ID: g.ID, Name: "n", Limit: limit, TTL: ttl, Tokens: 3, From: noRequester{}}
-	r.Waited = time.Duration(c.client % 2) // a client that waits becomes the first one
+	r.Waited = time.Duration(c.client) // all clients but the first one wait, and get places
 	var err error
 	var sent driver.Instant
 	out := xOutcome{}

@@ -22,8 +22,16 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, e.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 	}
-	var changed <-chan struct{}
 	began, waited := time.Now(), r.Waited
+	var changed <-chan struct{}
+	stop := func() {}
+	if r.Wait && e.waiters.watched() { // so that the first try sees any change that precedes listen
+		if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name), r.ID); err != nil {
+			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+		}
+		r.Waited = max(waited, 1)
+	}
+	defer func() { stop() }()
 	for poll := (backoff.Backoff{First: min(100*time.Millisecond, e.o.Poll), Max: e.o.Poll}); ; {
 		g, next, err := e.tryBriefly(ctx, r)
 		if err == nil {
@@ -35,11 +43,9 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		r.Waited = waited + max(time.Since(began), 1)
 		if changed == nil {
 			// The next try sees any change that precedes listen.
-			var stop func()
-			if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name)); err != nil {
+			if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name), r.ID); err != nil {
 				return driver.Grant{}, e.leave(ctx, r, &driver.Error{Code: driver.CodeUnavailable, Err: err})
 			}
-			defer stop()
 			continue
 		}
 		busy, _ := err.(*driver.BusyError)
@@ -58,10 +64,10 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	}
 }
 
-// leave returns the error with which a wait fails. The request gives up its position, so that the others do not wait for
+// leave returns the error with which a wait fails. The request gives up its place, so that the others do not wait for
 // it. If that fails, the core has to undo the request.
 func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
-	late := errors.Is(err, errPosition)
+	late := errors.Is(err, errPlace)
 	err = e.withdrawn(ctx, err)
 	code := driver.CodeOf(err)
 	if !r.Wait || r.Waited == 0 || code != driver.CodeWithdrawn && code != driver.CodeUnavailable {
@@ -74,7 +80,7 @@ func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
 	defer cancel()
 	p := &op{key: e.key(r.Name), wake: true}
 	p.step = func(v *view) (*content, error) {
-		if !v.isFirst(r.ID) {
+		if v.place(r.ID) < 0 {
 			return nil, nil
 		}
 		return v.with(v.Holders, r.ID), nil
@@ -104,9 +110,9 @@ func (e *engine) withdrawn(ctx context.Context, err error) error {
 	return e.ended(err)
 }
 
-// errPosition is the error of a write whose outcome is unknown, and that at most gives a request its position. The position ends
-// by itself, so a wait that continues need not know.
-var errPosition = errors.New("the position of the waiter is unknown")
+// errPlace is the error of a write whose outcome is unknown, and that at most gives a request its place. The place ends by
+// itself, so a wait that continues need not know.
+var errPlace = errors.New("the place of the waiter is unknown")
 
 // claim is a request and the writes of its grant.
 type claim struct {
@@ -178,13 +184,13 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
-			if position := v.waits(&r, e.lasts(0)); position != nil {
+			if queued := v.waits(&r, e.lasts(0)); queued != nil {
 				granting = false
-				return position, nil
+				return queued, nil
 			}
 			next = time.Duration(v.firstExpiry()-v.now) * time.Microsecond
 			busy := &driver.BusyError{Holders: v.describe(v.now + e.lasts(0))}
-			if v.isFirst(r.ID) {
+			if v.first() == r.ID {
 				// A coarse clock does not show how young the grant is.
 				busy.Retry = max(time.Duration(v.now-v.newest())*time.Microsecond/2, time.Duration(e.lasts(0))*time.Microsecond, quickest)
 			}
@@ -192,11 +198,11 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 		}
 		granting = true
 		next := c.write(p, v)
-		p.wake = v.isFirst(r.ID) && next.admits("", r.Limit) // others waited only for the position
+		p.wake = v.first() == r.ID && next.room(r.Limit) // others waited only for their turn
 		return next, nil
 	}
 	if e.apply(ctx, p); !granting && driver.CodeOf(p.err) == driver.CodeUnknown {
-		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPosition, p.err)
+		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPlace, p.err)
 	}
 	return g, next, p.err
 }
@@ -207,7 +213,7 @@ func (e *engine) Undo(ctx context.Context, r driver.Request) error {
 	p := &op{key: e.key(r.Name), wake: true}
 	p.step = func(v *view) (*content, error) {
 		next := v.with(slices.Clone(v.Holders), r.ID)
-		there := next.remove(func(h holder) bool { return h.ID == r.ID }) || v.isFirst(r.ID)
+		there := next.remove(func(h holder) bool { return h.ID == r.ID }) || v.place(r.ID) >= 0
 		// The record has another version than at the previous read. A late write of the request names
 		// a version that the client read before Undo, so it has no effect.
 		if !there && !first && v.version != version { // mutation: record-undo

@@ -100,8 +100,9 @@ type Change struct {
 	// storages with columns for them.
 	Token   uint64
 	Expires time.Time
-	// Wake reports that the change may let a waiter get a grant.
+	// Wake reports that the change may let a waiter get a grant: the request with the ID Next, or any one if it is "".
 	Wake bool
+	Next string
 }
 
 // ApplyTime limits the time between a read and a change that was decided on it.
@@ -118,16 +119,18 @@ type Sweeper interface {
 // Watcher is implemented by storages that can report changes. Without it, the engine notifies waiters of the
 // same engine alone.
 type Watcher interface {
-	// Watch calls changed with the key of each record whose change may let a waiter get a grant, and with ""
-	// when it has begun to watch, and when it may have missed changes. Until it has begun, waiters poll. It
-	// returns when ctx ends, or with an error. The engine calls it while there are waiters, and again after
-	// an error, unless the error has CodeUnsupported. changed does not block.
-	Watch(ctx context.Context, changed func(key string)) error
+	// Watch calls changed with the key of each record whose change may let a waiter get a grant, and with the ID of
+	// that request, or "" if it does not know the ID. It calls changed with two empty strings when it has begun to
+	// watch, and when it may have missed changes. Until it has begun, waiters poll. It returns when ctx ends, or with an
+	// error. The engine calls it while there are waiters, and again after an error, unless the error has
+	// CodeUnsupported. changed does not block.
+	Watch(ctx context.Context, changed func(key, id string)) error
 }
 
 // Waker is implemented by a [Watcher] whose storage does not report changes: the client that makes one does.
 type Waker interface {
-	// Wake notifies the watchers of all clients that the record of a key has changed. The engine calls it after a
-	// Put that may let a waiter get a grant. It does not block, and the notification may get lost.
-	Wake(key string)
+	// Wake notifies the watchers of all clients that the record of a key has changed, and passes the ID to them. The
+	// engine calls it after a Put that may let a waiter get a grant. It does not block, and the notification may get
+	// lost.
+	Wake(key, id string)
 }

@@ -180,7 +180,7 @@ func (s single) exchange(ctx context.Context, c *Change, key string) Result {
 		return Result{Err: err}
 	}
 	if w, ok := s.Storage.(Waker); ok && c.Wake {
-		w.Wake(key)
+		w.Wake(key, c.Next)
 	}
 	written := c.Old.Written
 	if !written.IsZero() {

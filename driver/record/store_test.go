@@ -34,6 +34,7 @@ type memory struct {
 	ahead    time.Duration // of the storage's clock
 	tick     time.Duration // of the storage's clock
 	down     bool
+	quiet    bool          // it does not report changes
 	delay    time.Duration // of the answers
 	requests int
 }
@@ -47,7 +48,7 @@ type client struct {
 }
 
 // watcher is a call of Watch.
-type watcher struct{ changed func(string) }
+type watcher struct{ changed func(key, id string) }
 
 func newMemory() *memory {
 	return &memory{records: map[string][]byte{}, watchers: map[*watcher]bool{}}
@@ -121,7 +122,9 @@ func (c *client) Put(ctx context.Context, key string, data []byte, old string) (
 				c.written[key] = c.now()
 			}
 			for w := range c.watchers {
-				w.changed(key)
+				if !c.quiet {
+					w.changed(key, "")
+				}
 			}
 		}
 		lost, c.lose = c.lose == 1, max(c.lose-1, 0)
@@ -154,12 +157,12 @@ func (c *client) List(ctx context.Context, prefix string) iter.Seq2[Entry, error
 	}
 }
 
-func (c *client) Watch(ctx context.Context, changed func(string)) error {
+func (c *client) Watch(ctx context.Context, changed func(key, id string)) error {
 	w := &watcher{changed}
 	c.mu.Lock()
 	c.watchers[w] = true
 	c.mu.Unlock()
-	changed("")
+	changed("", "")
 	<-ctx.Done()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -329,8 +332,8 @@ type watched struct {
 	calls chan error
 }
 
-func (w watched) Watch(ctx context.Context, changed func(string)) error {
-	changed("")
+func (w watched) Watch(ctx context.Context, changed func(key, id string)) error {
+	changed("", "")
 	<-ctx.Done()
 	w.calls <- ctx.Err()
 	return ctx.Err()
@@ -343,7 +346,7 @@ func TestWatchEndsAfterLastWaiter(t *testing.T) {
 		w := watched{calls: make(chan error, 9)}
 		e := NewEngine(w, Options{Poll: time.Second})
 		for range 5 {
-			_, stop, err := e.waiters.listen(t.Context(), "a")
+			_, stop, err := e.waiters.listen(t.Context(), "a", "id")
 			must.Succeed(t, err)
 			stop()
 			time.Sleep(watchOn * 6 / 10)
@@ -461,7 +464,10 @@ func TestSilentRecordDelaysNoRenewal(t *testing.T) {
 // unanswered is a client whose Watch does not begin.
 type unanswered struct{ *client }
 
-func (unanswered) Watch(ctx context.Context, _ func(string)) error { <-ctx.Done(); return ctx.Err() }
+func (unanswered) Watch(ctx context.Context, _ func(key, id string)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
 
 // TestWaiterPollsBeforeWatchBegins: a waiter gets a free lock although the storage does not answer to Watch.
 func TestWaiterPollsBeforeWatchBegins(t *testing.T) {
@@ -488,7 +494,7 @@ type waking struct {
 	woken []string
 }
 
-func (w *waking) Wake(key string) { w.woken = append(w.woken, key) }
+func (w *waking) Wake(key, _ string) { w.woken = append(w.woken, key) }
 
 // TestClientReportsOnlyWakingChanges: a Waker reports a release, a break and a rollback, and neither a grant nor
 // its renewal.
@@ -835,6 +841,92 @@ func TestLongestWaiterIsNext(t *testing.T) {
 	release(next)
 	next, _ = acquire("last", 0, 0)
 	release(next)
+}
+
+// relaying is a client whose notifications reach all watchers.
+type relaying struct{ *client }
+
+func (c relaying) Wake(key, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.watchers {
+		w.changed(key, id)
+	}
+}
+
+// TestReleaseWakesFirstWaiter: waiters of several clients are served in their order, and each release makes requests of
+// the next one alone.
+func TestReleaseWakesFirstWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 8
+		m := newMemory()
+		m.quiet = true
+		open := func() *Store {
+			s := m.open(relaying{&client{memory: m}}, "")
+			t.Cleanup(func() { must.Report(t, s.Close(context.Background())) })
+			return s
+		}
+		held, err := open().Acquire(t.Context(), request("a"))
+		must.Succeed(t, err)
+		type granted struct {
+			driver.Grant
+			of *Store
+			i  int
+		}
+		grants := make(chan granted)
+		for i := range n {
+			s, r := open(), request(fmt.Sprint(i))
+			queued := make(chan struct{}, 9)
+			r.Wait, r.From = true, queuedAt{queued: queued}
+			go func() {
+				g, err := wakeup.WithoutFallback(s).Acquire(t.Context(), r)
+				must.Report(t, err)
+				grants <- granted{g, s, i}
+			}()
+			<-queued
+			time.Sleep(sameAge) // of the fake clock
+		}
+		synctest.Wait()
+		before := m.requests
+		release := func(s *Store, g driver.Grant) { must.Succeed(t, s.Release(t.Context(), g, 0)) }
+		release(open(), held)
+		for i := range n {
+			g := <-grants
+			if g.i != i {
+				t.Errorf("waiter %d is granted, want %d", g.i, i)
+			}
+			synctest.Wait()
+			release(g.of, g.Grant)
+		}
+		if each := (m.requests - before) / n; each > 6 { // a read and a write of each of the two
+			t.Errorf("%d requests for each handoff", each)
+		}
+	})
+}
+
+// TestQueueHasTheOldestWaiters: a full queue has a place only for a request that has waited longer than another one.
+func TestQueueHasTheOldestWaiters(t *testing.T) {
+	v := &view{now: 1e15}
+	wait := func(id int, waited time.Duration) bool {
+		r := request(fmt.Sprint(id))
+		r.Waited = waited
+		next := v.waits(&r, 0)
+		if next != nil {
+			v.content = *next
+		}
+		return next != nil
+	}
+	for i := range maxQueue {
+		if !wait(i, time.Hour) {
+			t.Fatalf("request %d has no place", i)
+		}
+	}
+	if wait(maxQueue, time.Hour) {
+		t.Error("a request has a place in a full queue")
+	}
+	if !wait(maxQueue, 2*time.Hour) || v.first() != fmt.Sprint(maxQueue) || len(v.Queue) != maxQueue || v.place(fmt.Sprint(maxQueue-1)) >= 0 {
+		t.Errorf("the queue is %v", v.Queue)
+	}
 }
 
 // queuedAt reports each call of Queued.

@@ -17,7 +17,7 @@ func (e *engine) Swap(ctx context.Context, old driver.Grant, r driver.Request, r
 	}
 	if heldSince, ok := e.canReplace(&old, &r); ok {
 		brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), answerTimeout))
-		g, granted, had, err := e.replace(brief, old, r)
+		g, granted, had, err := e.replace(brief, old, r, time.Since(heldSince) >= driver.HandoffTime)
 		cancel()
 		switch {
 		case err != nil && driver.CodeOf(err) == driver.CodeUnknown:
@@ -42,22 +42,24 @@ func (e *engine) Swap(ctx context.Context, old driver.Grant, r driver.Request, r
 }
 
 // canReplace reports whether one write may replace old by a grant of r. It also returns the time of the
-// first grant in the sequence of grants that Swap has replaced. After driver.HandoffTime since then it
-// returns false, so that other clients can get the name. The record does not show whether they wait.
+// first grant in the sequence of grants that Swap has replaced.
 func (e *engine) canReplace(old *driver.Grant, r *driver.Request) (heldSince time.Time, ok bool) {
 	h := e.held.Get(old.ID)
 	exclusive := old.Limit == driver.Exclusive && r.Limit == driver.Exclusive
 	if h == nil || h.Token != old.Token || !exclusive || old.Name != r.Name {
 		return heldSince, false
 	}
-	heldSince = h.Handle.(time.Time)
-	return heldSince, time.Since(heldSince) < driver.HandoffTime
+	return h.Handle.(time.Time), true
 }
 
-// replace replaces old by a grant of r in one write. had reports that the record had old. If it is then not
-// granted, the record has neither grant. If had is false, nothing was written, or old was broken.
-func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request,
+// replace replaces old by a grant of r in one write, or by a place of r if turn is set and other requests wait. had
+// reports that the record had old. If it is then not granted, the record has neither grant. If had is false, nothing
+// was written, or old was broken.
+func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request, turn bool,
 ) (g driver.Grant, granted, had bool, err error) {
+	if r.Wait && e.o.Poll > 0 {
+		r.Waited = max(r.Waited, 1)
+	}
 	e.held.Forget(old.ID) // from now on the client does not report the grant's end as a loss
 	c := claim{e: e, r: r}
 	p := &op{key: e.key(r.Name)}
@@ -78,6 +80,13 @@ func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request
 		without := *v
 		without.Holders = slices.Clone(v.Holders)
 		without.remove(func(h holder) bool { return h.ID == old.ID }) // mutation: record-swap
+		if turn && len(v.Queue) > 0 {
+			p.wake = true
+			if queued := without.waits(&r, e.lasts(0)); queued != nil {
+				return queued, nil
+			}
+			return without.with(without.Holders, ""), nil
+		}
 		return c.write(p, &without), nil
 	}
 	err = e.applyOne(ctx, p)

@@ -17,7 +17,7 @@ type waiters struct {
 	watcher Watcher // nil if there is none
 
 	mu       sync.Mutex
-	byKey    map[string]map[chan struct{}]struct{}
+	byKey    map[string]map[string]chan struct{} // by ID
 	watching bool
 	useless  bool               // the storage cannot be watched
 	cancel   context.CancelFunc // ends the present Watch
@@ -33,7 +33,7 @@ const (
 )
 
 func (w *waiters) init(e *engine) {
-	w.e, w.byKey, w.ready = e, map[string]map[chan struct{}]struct{}{}, make(chan struct{})
+	w.e, w.byKey, w.ready = e, map[string]map[string]chan struct{}{}, make(chan struct{})
 	if w.watcher, _ = e.batch.(Watcher); w.watcher == nil {
 		w.useless = true
 		close(w.ready)
@@ -42,15 +42,15 @@ func (w *waiters) init(e *engine) {
 	w.idle.Stop()
 }
 
-// listen registers a waiter. It returns after the first attempt to watch, or after Options.Poll. The channel
+// listen registers a waiter until the returned function is called. It returns after the first attempt to watch, or after Options.Poll. The channel
 // receives when the record of the key has changed, or when a notification may have been lost.
-func (w *waiters) listen(ctx context.Context, key string) (<-chan struct{}, func(), error) {
+func (w *waiters) listen(ctx context.Context, key, id string) (<-chan struct{}, func(), error) {
 	ch := make(chan struct{}, 1)
 	w.mu.Lock()
 	if w.byKey[key] == nil {
-		w.byKey[key] = map[chan struct{}]struct{}{}
+		w.byKey[key] = map[string]chan struct{}{}
 	}
-	w.byKey[key][ch] = struct{}{}
+	w.byKey[key][id] = ch
 	w.idle.Stop()
 	if !w.watching && !w.useless {
 		w.watching, w.ready = true, make(chan struct{})
@@ -61,7 +61,7 @@ func (w *waiters) listen(ctx context.Context, key string) (<-chan struct{}, func
 	stop := func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if delete(w.byKey[key], ch); len(w.byKey[key]) == 0 {
+		if delete(w.byKey[key], id); len(w.byKey[key]) == 0 {
 			delete(w.byKey, key)
 		}
 		if len(w.byKey) == 0 && w.watching {
@@ -76,8 +76,7 @@ func (w *waiters) listen(ctx context.Context, key string) (<-chan struct{}, func
 		}
 	case <-time.After(w.e.o.Poll):
 	case <-ctx.Done():
-		stop()
-		return nil, nil, ctx.Err()
+		return nil, stop, ctx.Err()
 	}
 	return ch, stop, nil
 }
@@ -100,7 +99,7 @@ func (w *waiters) watch() {
 		w.mu.Unlock()
 		err := w.watcher.Watch(ctx, w.changed)
 		cancel()
-		w.changed("") // in any case, the waiters try again
+		w.changed("", "") // in any case, the waiters try again
 		w.mu.Lock()
 		w.useless = driver.CodeOf(err) == driver.CodeUnsupported
 		if len(w.byKey) == 0 || w.useless || w.e.calls.Ctx.Err() != nil {
@@ -113,10 +112,29 @@ func (w *waiters) watch() {
 	}
 }
 
-// changed wakes the waiters of a key. The key "" means all waiters, and that an attempt to watch was made.
-func (w *waiters) changed(key string) {
+// watched reports whether the storage is watched.
+func (w *waiters) watched() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	select {
+	case <-w.ready:
+		return w.watching
+	default:
+		return false
+	}
+}
+
+// changed wakes a waiter of a key, or all of them if id is "". The key "" means all waiters, and that an attempt to watch
+// was made.
+func (w *waiters) changed(key, id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ch := w.byKey[key][id]; ch != nil {
+		wakeup.Send(ch)
+	}
+	if id != "" {
+		return
+	}
 	if key != "" {
 		wakeAll(w.byKey[key])
 		return
@@ -140,8 +158,8 @@ func (w *waiters) wakeLocal(key string) {
 	}
 }
 
-func wakeAll(some map[chan struct{}]struct{}) {
-	for ch := range some {
+func wakeAll(some map[string]chan struct{}) {
+	for _, ch := range some {
 		wakeup.Send(ch)
 	}
 }

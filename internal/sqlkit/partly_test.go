@@ -77,7 +77,7 @@ type plain struct{ Table }
 
 func (plain) Read([]byte, int) string          { return "read" }
 func (plain) Insert([]byte, int, Write) string { return "write" }
-func (plain) Wake([]byte) string               { return "" }
+func (plain) Wake([]byte, string) string       { return "" }
 
 // certain is a Faults that reports for each error that the statement had no effect.
 type certain struct{}

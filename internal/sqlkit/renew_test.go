@@ -80,7 +80,7 @@ func (rowTable) UpdateEach(changes []Change) string {
 	}
 	return "write " + string(b)
 }
-func (rowTable) Wake([]byte) string { return "" }
+func (rowTable) Wake([]byte, string) string { return "" }
 
 func (s *rowServer) Run(_ context.Context, statements ...string) (answers Answers, err error) {
 	s.mu.Lock()

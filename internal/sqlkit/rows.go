@@ -209,7 +209,7 @@ func (r *rows) write(c *record.Change) []string {
 	} else {
 		statement = r.table.Update(w.Name, w.Old, w.Write)
 	}
-	if wake := r.table.Wake(w.Name); wake != "" && c.Wake {
+	if wake := r.table.Wake(w.Name, c.Next); wake != "" && c.Wake {
 		return []string{statement, wake}
 	}
 	return []string{statement}

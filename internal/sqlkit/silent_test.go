@@ -41,7 +41,7 @@ type oneRow struct {
 func (*oneRow) Read([]byte, int) string                  { return "read" }
 func (*oneRow) Insert(_ []byte, _ int, w Write) string   { return w.State }
 func (*oneRow) Update(_ []byte, _ int64, w Write) string { return w.State }
-func (*oneRow) Wake([]byte) string                       { return "" }
+func (*oneRow) Wake([]byte, string) string               { return "" }
 
 func (r *oneRow) run(statements []string) Answers {
 	if s := statements[0]; s != "read" {
@@ -62,7 +62,7 @@ func (one) Owner() driver.Owner { return driver.Owner{ID: "1"} }
 // unwatched is a server that cannot be watched.
 type unwatched struct{}
 
-func (unwatched) Watch(context.Context, func(string)) error {
+func (unwatched) Watch(context.Context, func(key, id string)) error {
 	return driver.Errorf(driver.CodeUnsupported, "no notifications")
 }
 

@@ -26,8 +26,9 @@ type Table interface {
 	// that Update would change, all or none. It leaves out a row that another transaction has
 	// locked, or waits for it for about a second and then fails.
 	UpdateEach(changes []Change) string
-	// Wake notifies the waiters of the name, at the commit. It is empty if the store does not listen.
-	Wake(name []byte) string
+	// Wake notifies the waiter of the name that has the ID, or all if it is "", at the commit. It is empty if the store
+	// does not listen.
+	Wake(name []byte, id string) string
 	// List returns time, name in hexadecimal and state of the rows whose names begin with
 	// prefix and whose grants may stand.
 	List(prefix []byte) string
