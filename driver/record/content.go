@@ -57,6 +57,15 @@ type place struct {
 // maxQueue limits the places of a record. The requests that have waited longest have them.
 const maxQueue = 32
 
+// places returns the number of places. A waiter that polls tries again when another one has got the grant, so one place is
+// enough, and the others need not write.
+func (e *engine) places() int {
+	if e.o.Poll == 0 {
+		return 1
+	}
+	return maxQueue
+}
+
 // owner is driver.Owner as a record has it.
 type owner struct {
 	ID       string `json:"id"`
@@ -178,8 +187,8 @@ func (c content) first() string {
 }
 
 // waits returns the content in which a request that waits has its place. It returns nil if that is not to be written:
-// the place lasts long enough, or the queue is full. Ages that differ by less than same are equal.
-func (v *view) waits(r *driver.Request, same int64) *content {
+// the place lasts long enough, or the queue has no free place for it. Ages that differ by less than same are equal.
+func (v *view) waits(r *driver.Request, same int64, places int) *content {
 	if r.Waited <= 0 {
 		return nil
 	}
@@ -198,11 +207,11 @@ func (v *view) waits(r *driver.Request, same int64) *content {
 	if at < 0 {
 		at = len(v.Queue)
 	}
-	if at >= maxQueue {
+	if at >= places {
 		return nil
 	}
 	next.Queue = slices.Insert(next.Queue, at, p)
-	next.Queue = next.Queue[:min(len(next.Queue), maxQueue)]
+	next.Queue = next.Queue[:min(len(next.Queue), places)]
 	return next
 }
 

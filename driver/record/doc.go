@@ -75,10 +75,10 @@
 // one gets a grant. So a client that takes the name again at once does not keep the waiters out, nor do readers a writer,
 // and a change of the record wakes only the first waiter. A place ends after the TTL of the request, at most ten seconds,
 // unless the waiter renews it: so a waiter that has died delays the others for that time. The queue restricts which client
-// gets a grant; no claim of safety relies on it. It has at most 32 places. A waiter without a place polls until there is
-// one. Without notifications the first waiter tries again after half the time for which the name was held, so
-// a handoff costs at most that; the others try at the intervals of the core. An uncontended lock costs nothing more, a
-// wait one more write.
+// gets a grant; no claim of safety relies on it. It has at most 32 places, and one if waiters poll. A waiter without a
+// place tries at intervals. Without notifications the first waiter tries again after half the time for which the name was
+// held, so a handoff costs at most that; the others try at the intervals of the core. An uncontended lock costs nothing
+// more, a wait one more write.
 //
 // # A storage without a clock
 //

@@ -184,7 +184,7 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
-			if queued := v.waits(&r, e.lasts(0)); queued != nil {
+			if queued := v.waits(&r, e.lasts(0), e.places()); queued != nil {
 				granting = false
 				return queued, nil
 			}

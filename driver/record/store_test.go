@@ -910,7 +910,7 @@ func TestQueueHasTheOldestWaiters(t *testing.T) {
 	wait := func(id int, waited time.Duration) bool {
 		r := request(fmt.Sprint(id))
 		r.Waited = waited
-		next := v.waits(&r, 0)
+		next := v.waits(&r, 0, maxQueue)
 		if next != nil {
 			v.content = *next
 		}

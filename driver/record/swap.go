@@ -82,7 +82,7 @@ func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request
 		without.remove(func(h holder) bool { return h.ID == old.ID }) // mutation: record-swap
 		if turn && len(v.Queue) > 0 {
 			p.wake = true
-			if queued := without.waits(&r, e.lasts(0)); queued != nil {
+			if queued := without.waits(&r, e.lasts(0), e.places()); queued != nil {
 				return queued, nil
 			}
 			return without.with(without.Holders, ""), nil
