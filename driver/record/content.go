@@ -254,6 +254,11 @@ func (c content) freeSlot() int {
 	}
 }
 
+// alone reports whether the record has one grant and its last token, and nothing else.
+func (c content) alone(token uint64) bool {
+	return len(c.Holders) == 1 && len(c.Queue) == 0 && len(c.Taken) == 0 && uint64(c.Token) == token // mutation: record-alone
+}
+
 func (c content) byID(id string) *holder {
 	for i := range c.Holders {
 		if c.Holders[i].ID == id && !c.Holders[i].Left {

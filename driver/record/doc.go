@@ -20,6 +20,10 @@
 // The engine reads the record again after a write, unless the storage has confirmed that write. A grant was
 // made if the record has its ID and the expiry time of the write.
 //
+// A release needs no read if the record had the grant alone, and its last token, when the client got the grant: it replaces
+// the version of that time by a record with the token alone. If the record has changed since, that write has no effect, and
+// the release reads the record.
+//
 // A write whose answer was lost may still arrive. Undo writes a newer version, so that the version
 // which the request has read is replaced, and its write changes nothing. Where there was no record,
 // Undo creates an empty one. A storage that removes records follows the rule of [Sweeper], so the

@@ -47,7 +47,7 @@ type engine struct {
 	waiters waiters
 
 	calls *calls.Calls
-	held  *held.Grants // their handles have the time that keep gets
+	held  *held.Grants
 
 	mu    sync.Mutex
 	swept time.Time
@@ -250,11 +250,16 @@ func (e *engine) decide(p *op, o *Result, sent driver.Instant) {
 		next.At = v.now
 	}
 	p.done = false
-	deadline := o.Now.Add(ApplyTime)
+	p.replace(&o.Object, next)
+}
+
+// replace prepares the change of a record to the next content.
+func (p *op) replace(old *Object, next *content) {
+	deadline := old.Now.Add(ApplyTime)
 	if before := time.UnixMicro(next.before); next.before > 0 && before.Before(deadline) { // mutation: record-deadline
 		deadline = before
 	}
-	p.change = &Change{Key: p.key, Old: o.Object, Deadline: deadline, Data: encode(next), Wake: p.wake,
+	p.change = &Change{Key: p.key, Old: *old, Deadline: deadline, Data: encode(next), Wake: p.wake,
 		Next: next.first(), Token: uint64(next.Token), Expires: time.UnixMicro(next.lastExpiry())}
 }
 

@@ -26,6 +26,10 @@ var mistakes = []struct {
 		"record-written": plant.Is("_ = h"),
 	}, "storage,_late", 0},
 	{"one permit too many", plant.Plants{"record-admits": plant.With("<", "<=")}, "storage,_late", 0},
+	{"a release forgets the other holders", plant.Plants{"record-alone": plant.With("len(c.Holders) == 1", "true")}, "storage,_late", 0},
+	{"a release forgets a token that was undone", plant.Plants{
+		"record-alone": plant.With("uint64(c.Token) == token", "true"),
+	}, "storage,_late_clock,_semaphore,_released", 0},
 	{"a token is used twice", plant.Plants{
 		"record-draw": plant.With("v.last+1", "v.last"),
 	}, "storage,_free", 0},

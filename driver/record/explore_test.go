@@ -99,9 +99,17 @@ type xCall struct {
 	client  int8
 	gen     int8 // of the grant
 	token   uint64
+	tokens  int8
 	keep    int8
 	slow    bool // a swap after driver.HandoffTime
+	alone   xAlone
 	history int32
+}
+
+// xAlone is the record in which a grant stood alone: its version, and when it was read.
+type xAlone struct {
+	version int8
+	read    int64
 }
 
 // xOutcome is how a call ends.
@@ -112,6 +120,7 @@ type xOutcome struct {
 	reports          int8 // how often the outcome of a swap's release was reported
 	token            uint64
 	tokens, sentWith int8 // the number of the request whose send counts
+	alone            xAlone
 }
 
 // xOp is a call under way.
@@ -129,10 +138,12 @@ type xClient struct {
 	holds, dead        bool
 	gen                int8 // of its last request
 	token              uint64
+	tokens             int8
 	sent               int8
 	lost               bool
 	release, undo      int8 // the generation plus 1 that the core still releases, or undoes; 0 for none
 	released           uint64
+	alone              xAlone
 	keepUntil, died    int8
 	renewals, acquired int8
 }
@@ -347,7 +358,10 @@ func (x *explorer) run(c xCall) xOutcome {
 	}
 	const ttl = xTTL * xUnit
 	limit := x.m.limits[c.client]
-	g := driver.Grant{ID: idText(c.client, c.gen), Name: "n", Limit: limit, Token: c.token, TTL: ttl}
+	g := driver.Grant{ID: idText(c.client, c.gen), Name: "n", Limit: limit, Token: c.token, Tokens: int(c.tokens), TTL: ttl}
+	if c.alone.version != 0 {
+		g.SentAt, g.Handle = driver.Now(), handle{alone: versionText(c.alone.version), read: c.alone.read}
+	}
 	r := driver.Request{ID: g.ID, Name: "n", Limit: limit, TTL: ttl, Tokens: 3, From: noRequester{}}
 	r.Waited = time.Duration(c.client) // all clients but the first one wait, and get places
 	var err error
@@ -367,12 +381,15 @@ func (x *explorer) run(c xCall) xOutcome {
 				x.breaks("a renewal for %s", a.TTL)
 			}
 		case releaseOp:
+			if c.alone.version != 0 {
+				x.e.held.Hold(&held.Grant{Grant: g, From: noRequester{}})
+			}
 			err = x.e.Release(ctx, g, time.Duration(c.keep)*xUnit)
 		case swapOp:
 			h := &held.Grant{Grant: g, From: noRequester{}}
-			h.Handle = time.Now().Add(time.Hour)
+			h.Handle = handle{since: time.Now().Add(time.Hour)}
 			if c.slow {
-				h.Handle = time.Now().Add(-time.Hour)
+				h.Handle = handle{since: time.Now().Add(-time.Hour)}
 			}
 			x.e.held.Hold(h)
 			r.ID, r.Wait = idText(c.client, c.gen+1), true
@@ -395,6 +412,9 @@ func (x *explorer) run(c xCall) xOutcome {
 		out.done, out.code = true, codeOf(err)
 		if err == nil {
 			out.token, out.tokens = g.Token, int8(g.Tokens)
+			if h, ok := g.Handle.(handle); ok {
+				out.alone = xAlone{versionOf(h.alone), h.read}
+			}
 			for int(out.sentWith) < len(x.stamps)-1 && sent.Time().After(x.stamps[out.sentWith]) {
 				out.sentWith++
 			}
@@ -555,6 +575,7 @@ func (x *explorer) finish(w *world, o *xOp, out *xOutcome) {
 		switch out.code {
 		case fine:
 			c.holds, c.gen, c.token, c.sent, c.lost, c.renewals = true, gen, out.token, o.sent[out.sentWith], false, 0
+			c.tokens, c.alone = out.tokens, out.alone
 		case driver.CodeBusy, driver.CodeUnavailable:
 			w.tried = w.now + 1
 			if ends(gen); w.seen&bit(o.client, gen) == 0 { // nothing of it was written: the next request is like it
@@ -797,7 +818,7 @@ func (x *explorer) delay(w *world, r *xRequest, by opKind) bool {
 	return false
 }
 
-// doClient begins a call: its first request is a read, which is served at once.
+// doClient begins a call. If its first request is a read, that is served at once.
 func (x *explorer) doClient(w *world, a action) bool {
 	i := a.a
 	c := &w.clients[i]
@@ -856,6 +877,8 @@ func (x *explorer) doClient(w *world, a action) bool {
 		call.kind = releaseOp
 		if a.kind == actKeep {
 			call.keep = xKeep
+		} else if began && w.now <= c.sent+1 {
+			call.tokens, call.alone = c.tokens, c.alone
 		}
 		c.holds, c.release, c.released, c.keepUntil = false, 0, c.token, w.now+call.keep
 	case actRepeat:
@@ -884,6 +907,9 @@ func (x *explorer) doClient(w *world, a action) bool {
 	}
 	*o = xOp{xCall: call, again: again, began: began}
 	x.advance(w, o)
+	if o.next.put {
+		return a.b == 0
+	}
 	x.step(w, o, x.answer(w, o, a.b))
 	return true
 }

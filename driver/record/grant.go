@@ -140,6 +140,9 @@ func (c *claim) grant(v *view) (g driver.Grant, ok bool, err error) {
 	for _, w := range c.writes {
 		if w.expires == h.Expires {
 			g.SentAt = w.sent
+			if v.read.alone(g.Last()) {
+				g.Handle = handle{alone: v.version, read: v.now}
+			}
 			return g, true, nil
 		}
 	}
@@ -243,6 +246,7 @@ func (e *engine) applyOne(ctx context.Context, p *op) error {
 // Release ends a grant. If keep is positive, the record keeps the grant for that time, marked as
 // released.
 func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	old := e.held.Get(g.ID)
 	e.held.Forget(g.ID) // from now on the client does not report the grant's end as a loss
 	found, kept, until := false, keep == 0, int64(0)
 	p := &op{key: e.key(g.Name), wake: true}
@@ -254,7 +258,7 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 		case h == nil && v.read.byID(g.ID) != nil: // the write keeps a late renewal from reviving it
 			return &v.content, nil // mutation: record-release-expired
 		case h == nil || h.Token != g.Token:
-			if found && v.cause(g.Token) != driver.CauseTaken {
+			if found && v.version != "" && v.cause(g.Token) != driver.CauseTaken {
 				return nil, nil
 			}
 			return nil, driver.NotHeld(g.Name, g.Token)
@@ -270,6 +274,14 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 			next.remove(func(h holder) bool { return h.ID == g.ID })
 		}
 		return next, nil
+	}
+	if age, _ := g.SentAt.Elapsed(); keep == 0 && old != nil && old.Token == g.Token && age < min(g.TTL, ApplyTime/2) {
+		// Whoever has changed the record since the grant has given it another version. If nobody has, the grant stands, and
+		// the record without it is known.
+		if h := old.Handle.(handle); h.alone != "" {
+			found = true
+			p.replace(&Object{Version: h.alone, Now: time.UnixMicro(h.read)}, &content{Token: int64(g.Last())})
+		}
 	}
 	err := e.applyOne(ctx, p)
 	switch {

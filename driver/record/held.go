@@ -10,13 +10,23 @@ import (
 	"github.com/holdfast-go/holdfast/internal/held"
 )
 
+// handle is what the client knows of a grant.
+type handle struct {
+	since time.Time // of the first grant in a sequence that Swap has replaced
+	// alone is the version of the record in which the grant stood alone, "" if it did not, and read when that was read.
+	alone string
+	read  int64 // microseconds, by the storage's clock
+}
+
 // keep records a grant, so that its holder is notified when it is broken. heldSince is the time of the
 // first grant in a sequence of grants that Swap has replaced.
 func (e *engine) keep(r driver.Request, g driver.Grant, heldSince time.Time) (driver.Grant, error) {
 	if e.calls.Ctx.Err() != nil {
 		return g, driver.Errorf(driver.CodeUnknown, "the store was closed meanwhile")
 	}
-	g.Handle = heldSince
+	h, _ := g.Handle.(handle)
+	h.since = heldSince
+	g.Handle = h
 	e.held.Hold(&held.Grant{Grant: g, From: r.From})
 	return g, nil
 }

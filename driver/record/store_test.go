@@ -258,10 +258,10 @@ func TestFewRoundTrips(t *testing.T) {
 	b := &counted{Batch: single{&client{memory: m}}}
 	e := NewEngine(b, Options{Notice: time.Hour}) // no check of the grants during the test
 	defer e.Close(t.Context())
-	after := func(call string, names int) {
+	after := func(call string, names, each int) {
 		t.Helper()
-		if b.exchanges != 2 || m.requests != 2*names {
-			t.Errorf("%s: %d exchanges and %d requests, want 2 and %d", call, b.exchanges, m.requests, 2*names)
+		if b.exchanges != each || m.requests != each*names {
+			t.Errorf("%s: %d exchanges and %d requests, want %d and %d", call, b.exchanges, m.requests, each, each*names)
 		}
 		b.exchanges, m.requests = 0, 0
 	}
@@ -270,7 +270,7 @@ func TestFewRoundTrips(t *testing.T) {
 		r := driver.Request{ID: "new", Name: fmt.Sprint(i), Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}}
 		g, err := e.Acquire(t.Context(), r)
 		must.Succeed(t, err)
-		after("Acquire", 1)
+		after("Acquire", 1, 2)
 		grants = append(grants, g)
 	}
 	for _, a := range e.Renew(t.Context(), grants) {
@@ -278,9 +278,14 @@ func TestFewRoundTrips(t *testing.T) {
 			t.Fatal(a.Err)
 		}
 	}
-	after("Renew", batch)
+	after("Renew", batch, 2)
 	must.Succeed(t, e.Release(t.Context(), grants[0], 0))
-	after("Release", 1)
+	after("Release of a renewed grant", 1, 2)
+	g, err := e.Acquire(t.Context(), driver.Request{ID: "id", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}})
+	must.Succeed(t, err)
+	after("Acquire", 1, 2)
+	must.Succeed(t, e.Release(t.Context(), g, 0))
+	after("Release", 1, 1)
 }
 
 // slow is a Batch without records that answers slowly.

@@ -49,7 +49,7 @@ func (e *engine) canReplace(old *driver.Grant, r *driver.Request) (heldSince tim
 	if h == nil || h.Token != old.Token || !exclusive || old.Name != r.Name {
 		return heldSince, false
 	}
-	return h.Handle.(time.Time), true
+	return h.Handle.(handle).since, true
 }
 
 // replace replaces old by a grant of r in one write, or by a place of r if turn is set and other requests wait. had
