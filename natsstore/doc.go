@@ -41,6 +41,6 @@
 // its disk every 2 minutes unless its sync_interval is always. No client can read that setting. With it and three
 // replicas, a lost power supply of one machine loses nothing. The guarantees declare the loss.
 //
-// A release is also a message to holdfast.wake, which no stream keeps. Waiters subscribe to it and then try
+// A release is also a message to holdfast.wake, which no stream keeps. It names the waiter that is next, which then tries
 // again. A message that is lost costs one poll.
 package natsstore
