@@ -321,9 +321,11 @@ func Conformance(t *testing.T, d *Database) {
 				}
 				if d.Forge != "" {
 					h.Forge = func(t testing.TB, name string, ids []string, _ uint64) {
-						valid := hex.EncodeToString([]byte("\x00" + name))
-						for _, payload := range append(ids, valid, strings.ToUpper(valid), valid+"00", "zz", strings.Repeat("f", 7999), valid) {
-							d.Exec(t, database, d.Forge, payload)
+						for _, id := range ids {
+							valid := hex.EncodeToString([]byte(id + "\x00\x00" + name))
+							for _, payload := range []string{id, valid, strings.ToUpper(valid), valid + "00", "zz", strings.Repeat("f", 7999)} {
+								d.Exec(t, database, d.Forge, payload)
+							}
 						}
 					}
 				}
