@@ -132,6 +132,22 @@ func killFault[S serverProcess](kind string, which choice[S]) StoreFault {
 	return affect(kind, which, kill[S], restart[S])
 }
 
+// onDisks starts servers on disks that a fault can stall, or on ordinary ones if this machine has no others.
+func onDisks[S any](start func(disks bool) (S, error)) (S, error) {
+	s, err := start(true)
+	if errors.Is(err, servers.ErrNoDisk) {
+		s, err = start(false)
+	}
+	return s, err
+}
+
+// stallFault stops the writes of servers to their disks.
+func stallFault[S interface{ Disk() *servers.Disk }](which choice[S]) StoreFault {
+	return affect(faultStallLeader, which,
+		func(_ context.Context, s S, _ Fault) error { s.Disk().Stall(); return nil },
+		func(_ context.Context, s S, _ Fault) error { s.Disk().Resume(); return nil })
+}
+
 // rollingRestart kills the servers of a group one after another, and starts each again before it kills
 // the next one.
 func rollingRestart[S serverProcess](all []S) StoreFault {

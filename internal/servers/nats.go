@@ -149,13 +149,6 @@ func (n *NATS) Request(ctx context.Context, subject, data string) (string, error
 	}
 }
 
-// End kills the server, if it runs.
-func (n *NATS) End() {
-	if n.Server != nil {
-		n.Kill()
-	}
-}
-
 // healthy returns nil if the server has recovered its streams and knows a leader.
 func (n *NATS) healthy(ctx context.Context) error { return n.monitored(ctx, "healthz", &struct{}{}) }
 
