@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -184,15 +183,6 @@ func (m *Etcd) command(c EtcdConfig, i int, cluster []string) []string {
 		command = append(c.Enter(i), command...)
 	}
 	return append(command, c.Args...)
-}
-
-// Backup copies the member's data at one moment into a new directory.
-func (m *Etcd) Backup(to string) error {
-	if err := m.Pause(); err != nil {
-		return err
-	}
-	err := os.CopyFS(to, os.DirFS(filepath.Join(m.cfg.Dir, "data")))
-	return errors.Join(err, m.Cont())
 }
 
 // Post sends a request to the member's JSON gateway, in at most 5 s, and decodes the answer. The path is what

@@ -214,6 +214,23 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	return err
 }
 
+// restartTimeout limits one start of a server with data. A server whose sessions expire at
+// its start sometimes stops serving and keeps running.
+const restartTimeout = 20 * time.Second
+
+// Restart restarts the server up to three times, until it serves.
+func (z *ZooKeeper) Restart(ctx context.Context) (err error) {
+	for range 3 {
+		try, cancel := context.WithTimeout(ctx, restartTimeout)
+		err = z.Server.Restart(try)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
+}
+
 // StartMember starts a member of an ensemble whose lines list all its servers, this one as server.ID with a port for
 // clients. It returns when the member accepts connections, which does not wait for the others.
 func StartMember(ctx context.Context, dir string, c ZooKeeperConfig, id, port int, lines []string) (*ZooKeeper, error) {
