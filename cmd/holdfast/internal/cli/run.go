@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package cli
 
 import (
@@ -218,6 +220,18 @@ func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer)
 		BusyStatus: f.busy.n,
 		Verbose:    f.verbose,
 	}
+}
+
+// helper does the work of a process that holdfast run has started, and reports whether this is one.
+func helper(args []string, p *console.Printer) (status int, ok bool) {
+	switch {
+	case len(args) == 0:
+	case args[0] == proc.StepArg:
+		return proc.Step(args[1:]), true
+	case args[0] == proc.GuardianArg:
+		return run.Guard(args[1:], p), true
+	}
+	return 0, false
 }
 
 // ran runs the command under the lock, and returns the exit status as an error.

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package run
 
 import (
@@ -110,8 +112,8 @@ func (f *front) serve() {
 // signal forwards a signal of this process to the guardian.
 func (f *front) signal(sig os.Signal) {
 	switch n, _ := sig.(syscall.Signal); n {
-	case 0, sigPipe, sigTtin:
-	case sigCont:
+	case 0, syscall.SIGPIPE, syscall.SIGTTIN:
+	case syscall.SIGCONT:
 		f.continued()
 	default:
 		f.link.send(msgSignal, int64(n))
@@ -158,12 +160,6 @@ func (f *front) sectionHeld() {
 		f.guardian.Signal(syscall.SIGTERM)
 		f.status = exit.Output
 	}
-}
-
-// FailedSection returns the shell code that ends a script whose lock was not acquired. An interactive shell
-// only gets the status, so that its terminal stays open.
-func FailedSection(status int) string {
-	return fmt.Sprintf("case $- in *i*) (exit %[1]d) ;; *) exit %[1]d ;; esac", status)
 }
 
 // quoted returns s as one word of a shell.

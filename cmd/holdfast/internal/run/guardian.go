@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package run
 
 import (
@@ -89,7 +91,7 @@ func (f *remoteFront) listen(sigs *signals) {
 				f.continued = nil
 			}
 			f.mu.Unlock()
-			sigs.add(sigCont)
+			sigs.add(syscall.SIGCONT)
 		case msgConfirm:
 			f.unread.Store(false)
 		case msgRequestLimit:

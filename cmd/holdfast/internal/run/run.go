@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 // Package run holds a lock while a command runs.
 //
 // # The processes
