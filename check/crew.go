@@ -120,10 +120,10 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	return c.injectWorkerFault(ctx, c.members[f.Worker], f)
 }
 
-// injectStoreFault carries out a fault of the store, unless Admit reports that it cannot begin now.
+// injectStoreFault carries out a fault of the store, unless admit reports that it cannot begin now.
 // If Begin fails because ctx ended, that is no failure, and injectStoreFault still calls End.
 func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) error {
-	if sf.Admit != nil && !sf.Admit(f) {
+	if sf.admit != nil && !sf.admit() {
 		return nil
 	}
 	e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds, KeepsOrder: sf.KeepsOrder}

@@ -52,7 +52,7 @@ func etcdTarget(members int, heartbeat time.Duration) starter {
 			user = etcdUser + ":" + etcdPassword + "@"
 		}
 		t.URL = "etcd://" + user + strings.Join(hosts, ",") + "/" + etcdPrefix
-		t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{refuseNew(proxies)}, faults))
+		t.Faults = OneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{refuseNew(proxies)}, faults))
 		t.Left = etcdKeys(gate)
 		return nil
 	}

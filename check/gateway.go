@@ -80,7 +80,7 @@ func gatewayTarget(ctx context.Context, dir string, t *Target) error {
 			faults = append(faults, f)
 		}
 	}
-	t.Faults = oneAtATime(faults)
+	t.Faults = OneAtATime(faults)
 	return nil
 }
 

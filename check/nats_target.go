@@ -56,7 +56,7 @@ func natsTarget(members int) starter {
 			faults = append(faults, killFault(faultKillLeader, leader), pauseFault(faultPauseLeader, leader), rollingRestart(cluster))
 		}
 		t.URL = fmt.Sprintf("nats://%s?bucket=locks&replicas=%d&skew=10ms", strings.Join(hosts, ","), members)
-		t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), faults))
+		t.Faults = OneAtATime(slices.Concat(proxyFaults(proxies...), faults))
 		return nil
 	}
 }

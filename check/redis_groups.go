@@ -47,7 +47,7 @@ func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 			Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: p.beginClockAhead, End: p.endClockAhead,
 		})
 	}
-	t.Faults = oneAtATime(slices.Concat(faults, []StoreFault{
+	t.Faults = OneAtATime(slices.Concat(faults, []StoreFault{
 		// The replica has all grants, so a failover loses none. But a failover may lose
 		// a release, because clients do not wait until the replica has it.
 		{Kind: "failover", Loses: true, Begin: p.failOver,
@@ -190,7 +190,7 @@ func redisSentinelTarget(ctx context.Context, dir string, t *Target) error {
 	t.onClose(group.Kill)
 	s := &redisSentinel{RedisSentinel: group}
 	t.URL = "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + addresses(s.Sentinels[1:])
-	t.Faults = oneAtATime(append([]StoreFault{
+	t.Faults = OneAtATime(append([]StoreFault{
 		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: s.killPrimary, End: s.restartKilled},
 		{Kind: "pause-primary", Begin: s.pausePrimary},
 		// Clients write to the old primary until it is demoted. These writes are lost.
@@ -308,7 +308,7 @@ func redisClusterTarget(ctx context.Context, dir string, t *Target) error {
 		return err
 	}
 	t.URL = "redis+cluster://" + redisUser + c.Nodes[0].Address() + addresses(c.Nodes[1:3])
-	t.Faults = oneAtATime(append([]StoreFault{
+	t.Faults = OneAtATime(append([]StoreFault{
 		{Kind: "move-slot", Begin: c.beginMove, End: c.endMoves},
 		{Kind: "move-slot-held", Often: 3, Begin: c.beginHeld, End: c.endHeld},
 		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: c.killPrimary, End: c.restartKilled},

@@ -78,7 +78,7 @@ func redlockTarget(ctx context.Context, dir string, t *Target) error {
 			some[i].Detail = func(f Fault) string { return fmt.Sprintf("server %d", f.N%size+1) }
 		}
 	}
-	t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{killSubscriptions(all)}, ofOne,
+	t.Faults = OneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{killSubscriptions(all)}, ofOne,
 		[]StoreFault{rollingRestart(all)}, ofClocks))
 	t.Left = redlockLeft(all)
 	return nil

@@ -119,11 +119,11 @@ type StoreFault struct {
 	// Detail, unless it is nil, describes the present fault in a few words: the refused
 	// command, the stopped server.
 	Detail func(Fault) string
-	// Admit, unless it is nil, reports whether the fault can begin now. If it cannot, the
-	// check skips it.
-	Admit func(Fault) bool
 	// Begin begins the fault. End, unless it is nil, ends the fault.
 	Begin, End func(context.Context, Fault) error
+	// admit, unless it is nil, reports whether the fault can begin now. If it cannot, the
+	// check skips it.
+	admit func() bool
 }
 
 // starter starts a store in a directory, and describes it in the target. Also if it fails, its caller ends the

@@ -59,7 +59,7 @@ func zookeeperTarget(ctx context.Context, dir string, t *Target) error {
 	}
 	server := present(&z)
 	t.URL = fmt.Sprintf("zk://%s:%s@%s/check?tick=%s&acl=creator", zookeeperUser, zookeeperPassword, p.Address(), zookeeperTick)
-	t.Faults = oneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
+	t.Faults = OneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
 		refuseNew([]*servers.Proxy{p}), pauseFault(faultPauseServer, server), killFault(faultKillServer, server),
 		back, revokeRight(z), pauseFault(faultStall, server),
 	}, longStall(z, server)))
@@ -138,7 +138,7 @@ func ensembleTarget(ctx context.Context, dir string, t *Target) error {
 		}
 	}
 	t.URL = fmt.Sprintf("zk://%s/check?tick=%s", e.Addresses(), zookeeperTick)
-	t.Faults = oneAtATime(slices.Concat(longStall(e.Members[0], leader), faults, []StoreFault{rollingRestart(e.Members)}))
+	t.Faults = OneAtATime(slices.Concat(longStall(e.Members[0], leader), faults, []StoreFault{rollingRestart(e.Members)}))
 	t.Left = ephemerals(e.Leader)
 	return nil
 }
