@@ -248,7 +248,7 @@ func (c *call) show() error {
 		return err
 	}
 	shown := shape.Of(st, time.Now())
-	shown.Deadlocks = c.visible(shape.Through(c.board.deadlocks(), st.Name))
+	shown.Deadlocks = c.visible(shape.Through(c.board.snapshot().cycles, st.Name))
 	return c.ok(shown)
 }
 
