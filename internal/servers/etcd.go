@@ -83,12 +83,8 @@ func StartEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	}
 	c.Members = max(c.Members, 1)
 	c.Heartbeat = cmp.Or(c.Heartbeat, 100*time.Millisecond)
-	dir, try := c.Dir, 0
-	return retryStart(ctx, func() ([]*Etcd, error) {
-		if try > 0 {
-			c.Dir = filepath.Join(dir, fmt.Sprintf("again%d", try))
-		}
-		try++
+	return retryIn(ctx, c.Dir, func(dir string) ([]*Etcd, error) {
+		c.Dir = dir
 		return startEtcd(ctx, c)
 	})
 }

@@ -43,11 +43,7 @@ func StartNATS(ctx context.Context, c NATSConfig) ([]*NATS, error) {
 		return nil, err
 	}
 	c.Members = cmp.Or(c.Members, 1)
-	try := 0
-	return retryStart(ctx, func() ([]*NATS, error) {
-		try++
-		return c.start(ctx, program, filepath.Join(c.Dir, fmt.Sprint(try)))
-	})
+	return retryIn(ctx, c.Dir, func(dir string) ([]*NATS, error) { return c.start(ctx, program, dir) })
 }
 
 func (c NATSConfig) start(ctx context.Context, program, dir string) ([]*NATS, error) {

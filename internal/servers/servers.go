@@ -142,6 +142,20 @@ func retryStart[S any](ctx context.Context, start func() (S, error)) (s S, err e
 	return s, err
 }
 
+// retryIn is retryStart for servers that begin in an empty directory: each attempt after the first one has a directory
+// of its own below dir.
+func retryIn[S any](ctx context.Context, dir string, start func(dir string) (S, error)) (S, error) {
+	try := 0
+	return retryStart(ctx, func() (S, error) {
+		own := dir
+		if try > 0 {
+			own = filepath.Join(dir, fmt.Sprint("again", try))
+		}
+		try++
+		return start(own)
+	})
+}
+
 // startTogether calls start for all members of a cluster at once, because a member serves only with a quorum. After an
 // error it ends them.
 func startTogether[M interface{ End() }](members []M, start func(i int, m M) error) error {

@@ -257,12 +257,7 @@ func StartEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (*Ensembl
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	return retryStart(ctx, func() (*Ensemble, error) {
-		if err := os.RemoveAll(dir); err != nil {
-			return nil, err
-		}
-		return startEnsemble(ctx, dir, c)
-	})
+	return retryIn(ctx, dir, func(dir string) (*Ensemble, error) { return startEnsemble(ctx, dir, c) })
 }
 
 func startEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (_ *Ensemble, err error) {
