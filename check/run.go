@@ -380,12 +380,8 @@ func (r *run) recordLeftovers(log *historyLog, s driver.Store, g *driver.Guarant
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second+lease)
 	defer cancel()
 	if i, ok := s.(driver.Inspector); ok {
-		deadline := time.Now().Add(lease + 2*time.Second)
-		left := listLeftovers(ctx, i)
-		for len(left) > 0 && !time.Now().After(deadline) {
-			time.Sleep(50 * time.Millisecond)
-			left = listLeftovers(ctx, i)
-		}
+		list := func(ctx context.Context) ([]Event, error) { return listLeftovers(ctx, i), nil }
+		left, _ := leftSoon(lease+2*time.Second, list)(ctx)
 		for _, e := range left {
 			log.Add(e)
 		}

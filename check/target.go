@@ -12,8 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/filestore" // opens the URL of fileTarget
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -81,8 +82,8 @@ func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 // leftSoon returns a Left that repeats find until nothing remains, for at most d. It
 // repeats find because sessions, queues and tombstones expire soon, and because find may
 // fail during an election.
-func leftSoon(d time.Duration, find func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
-	return func(ctx context.Context) ([]string, error) {
+func leftSoon[T any](d time.Duration, find func(context.Context) ([]T, error)) func(context.Context) ([]T, error) {
+	return func(ctx context.Context) ([]T, error) {
 		for end := time.Now().Add(d); ; sleep(ctx, 50*time.Millisecond) {
 			left, err := find(ctx)
 			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
@@ -247,17 +248,12 @@ func fileTarget(_ context.Context, dir string, t *Target) error {
 	t.URL = "file://" + locks
 	t.Left = func(ctx context.Context) ([]string, error) {
 		// The new client removes what dead clients have left.
-		s, err := filestore.Open(ctx, locks)
+		l, err := holdfast.Open(ctx, t.URL)
 		if err != nil {
 			return nil, err
 		}
-		defer s.Close(ctx)
-		const name = "check-sweep"
-		sweep := driver.Request{ID: name, Name: name, Limit: driver.Exclusive, TTL: time.Minute, From: sweeper{}}
-		if _, err := s.Acquire(ctx, sweep); err != nil {
-			return nil, err
-		}
-		if err := s.Undo(ctx, sweep); err != nil {
+		defer l.Close(ctx)
+		if err := l.Do(ctx, "check-sweep", func(context.Context) error { return nil }); err != nil {
 			return nil, err
 		}
 		return leftSoon(3*time.Second, func(context.Context) (left []string, err error) {
@@ -272,9 +268,3 @@ func fileTarget(_ context.Context, dir string, t *Target) error {
 	}
 	return os.MkdirAll(locks, 0o700)
 }
-
-type sweeper struct{}
-
-func (sweeper) Owner() driver.Owner      { return driver.Owner{ID: "check-sweep", PID: os.Getpid()} }
-func (sweeper) Queued([]driver.Holder)   {}
-func (sweeper) Lost(driver.Cause, error) {}

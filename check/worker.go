@@ -82,12 +82,7 @@ func (w *worker) start(ctx context.Context) error {
 	if err := w.renewClient(ctx); err != nil {
 		return err
 	}
-	g, err := w.locker.Guarantees(ctx)
-	// A fault of the store may be under way when this worker begins.
-	for end := time.Now().Add(startTime); (errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrRefused)) && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
-		g, err = w.locker.Guarantees(ctx)
-	}
+	g, err := persist(func() (holdfast.Guarantees, error) { return w.locker.Guarantees(ctx) })
 	if err != nil {
 		return err
 	}
@@ -107,6 +102,16 @@ func (w *worker) start(ctx context.Context) error {
 	return nil
 }
 
+// persist repeats a request that a worker makes to its store before it works, for at most startTime. A fault of the
+// store may be under way. For example, a demoted server refuses clients until another server is promoted.
+func persist[T any](request func() (T, error)) (answer T, err error) {
+	for end := time.Now().Add(startTime); ; time.Sleep(50 * time.Millisecond) {
+		if answer, err = request(); err == nil || !time.Now().Before(end) {
+			return answer, err
+		}
+	}
+}
+
 // takeAll takes the planned locks one after another until the worker stops.
 func (w *worker) takeAll(plan iter.Seq[plannedLock]) {
 	for s := range plan {
@@ -121,12 +126,7 @@ func (w *worker) takeAll(plan iter.Seq[plannedLock]) {
 
 // renewClient gives the worker a new client and Locker in place of the old ones.
 func (w *worker) renewClient(ctx context.Context) error {
-	s, err := w.open(ctx)
-	// The server may be demoted now, and refuses clients until another server is promoted.
-	for end := time.Now().Add(startTime); err != nil && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
-		s, err = w.open(ctx)
-	}
+	s, err := persist(func() (driver.Store, error) { return w.open(ctx) })
 	if err != nil {
 		return err
 	}
