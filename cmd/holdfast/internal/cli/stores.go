@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
@@ -17,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/printable"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 // storeInfo is one entry of `holdfast stores --json`.
@@ -171,10 +171,7 @@ func probe(ctx context.Context, raw string) (info storeInfo, err error) {
 
 func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
 	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		e.SetEscapeHTML(false)
-		return e.Encode(map[string][]storeInfo{"stores": list})
+		return shape.JSON(w, map[string][]storeInfo{"stores": list}, false)
 	}
 	for i, s := range list {
 		if i > 0 {
