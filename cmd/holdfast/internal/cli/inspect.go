@@ -52,9 +52,7 @@ func inspect(cmd *cobra.Command, f *storeFlags, p *console.Printer, do func(cont
 	if err != nil {
 		return err
 	}
-	if dir != "" {
-		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-	}
+	announce(p, dir)
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
 	return outcome(ctx, p, inspectStore(ctx, storeURL, f.namespace.s, reads(cmd), p, do))

@@ -203,9 +203,7 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *console.Printer
 
 // lock returns the options that run and hold share.
 func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer) run.Options {
-	if dir != "" {
-		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-	}
+	announce(p, dir)
 	return run.Options{
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
 		Reason:     f.reasonFor(command),

@@ -31,9 +31,23 @@ type storeFlags struct {
 func (f *storeFlags) add(cmd *cobra.Command) {
 	f.namespace.check = driver.CheckNamespace
 	flags := cmd.Flags()
-	flags.Var(&f.url, "store", "the store's `URL` (default $"+envStore+", else files of this user)")
-	flags.Var(&f.file, "store-file", storeFileUsage+"\n(default $"+envStoreFile+")")
-	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
+	flags.Var(&f.url, "store", storeUsage)
+	flags.Var(&f.file, "store-file", storeFileUsage+storeFileDefault)
+	flags.Var(&f.namespace, "namespace", namespaceUsage)
+}
+
+const (
+	storeUsage       = "the store's `URL` (default $" + envStore + ", else files of this user)"
+	storeFileUsage   = "a `FILE` that holds the store's URL, which keeps a password out of ps"
+	storeFileDefault = "\n(default $" + envStoreFile + ")"
+	namespaceUsage   = "keeps applications on one store apart; at most 128 bytes"
+)
+
+// announce prints where the locks of the default store are. dir is empty for another store.
+func announce(p *console.Printer, dir string) {
+	if dir != "" {
+		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
+	}
 }
 
 // resolve returns the store's URL. For the default store it also returns the directory. An error
@@ -124,8 +138,6 @@ func (f *storeFlags) argument(p *console.Printer, args []string) (string, error)
 	}
 	return raw, err
 }
-
-const storeFileUsage = "a `FILE` that holds the store's URL, which keeps a password out of ps"
 
 func fromFile(from, path string) (string, string, error) {
 	if path == "" {
