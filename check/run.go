@@ -173,16 +173,13 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 		return nil, err
 	}
 	defer t.close()
-	s, err := t.opener(&c)(ctx)
+	r := &run{cfg: &c, target: t, open: t.opener(&c)}
+	s, g, err := r.openStore(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close(ctx)
-	g, err := s.Guarantees(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.Compact((&run{target: t}).kinds(s, &g)), nil
+	return slices.Compact(r.kinds(s, &g)), nil
 }
 
 // round runs the workers for one round, judges the history, and keeps it.
