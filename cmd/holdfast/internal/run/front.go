@@ -61,9 +61,9 @@ func Run(o Options, p *console.Printer) int {
 	for _, a := range o.Command.Args {
 		orders.Args = append(orders.Args, []byte(a))
 	}
-	// An error here means that the guardian has died. The link then ends, and serve returns.
-	_ = orders.write(conn)
 	f.guardian, f.link = g, newLink(conn)
+	// An error here means that the guardian has died. The link then ends, and serve returns.
+	_ = f.link.Encode(orders)
 	go f.link.read()
 	f.serve()
 	if !f.done {
@@ -121,24 +121,24 @@ func (f *front) signal(sig os.Signal) {
 }
 
 func (f *front) handle(m message) {
-	switch m.kind {
+	switch m.Kind {
 	case msgSuspend:
-		f.suspend(syscall.Signal(m.value))
+		f.suspend(syscall.Signal(m.Value))
 	case msgStarted:
-		f.command = int(m.value)
+		f.command = int(m.Value)
 	case msgLimit:
-		f.setLimit(m.value)
+		f.setLimit(m.Value)
 		f.link.send(msgConfirm, 0)
 	case msgToken:
-		f.token = m.value
+		f.token = m.Value
 	case msgSlot:
-		f.slot = m.value
+		f.slot = m.Value
 	case msgHeld:
 		f.sectionHeld()
 	case msgLeave:
-		f.done, f.detached, f.status = true, true, int(m.value)
+		f.done, f.detached, f.status = true, true, int(m.Value)
 	case msgDone:
-		f.done, f.status = true, int(m.value)
+		f.done, f.status = true, int(m.Value)
 		if f.killed {
 			f.status = exit.Lost // the guardian may have continued, and then released the lock with another status
 		}

@@ -453,7 +453,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 func (r *runner) section(lock *holdfast.Lock) int {
 	proc.Detach(2)
 	for _, m := range []message{{msgToken, int64(lock.Token())}, {msgSlot, int64(lock.Slot())}, {msgHeld, 0}} {
-		r.front.link.send(m.kind, m.value)
+		r.front.link.send(m.Kind, m.Value)
 	}
 	s := &supervision{runner: r, lock: lock, group: r.process}
 	return s.run()
