@@ -106,17 +106,13 @@ func (n *NATS) CreateBucket(ctx context.Context, bucket string, replicas int) er
 	settings := fmt.Sprintf(`{"name":"KV_%s","subjects":["$KV.%[1]s.>"],"retention":"limits","storage":"file",`+
 		`"num_replicas":%d,"max_msgs_per_subject":1,"discard":"new","allow_direct":true,"allow_rollup_hdrs":true,`+
 		`"deny_delete":true}`, bucket, replicas)
-	for { // a cluster that has just started may lack a leader
+	return Until(ctx, func() error { // a cluster that has just started may lack a leader
 		answer, err := n.Request(ctx, "$JS.API.STREAM.CREATE.KV_"+bucket, settings)
-		if err == nil && !strings.Contains(answer, `"error"`) {
-			return nil
+		if err == nil && strings.Contains(answer, `"error"`) {
+			err = errors.New(answer)
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err, errors.New(answer))
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // Request sends a request and returns the first answer.
