@@ -75,7 +75,7 @@ func infoOf(g holdfast.Guarantees) *guarantees {
 
 func newStores(p *console.Printer) *cobra.Command {
 	asJSON := false
-	var file text
+	var store storeFlags
 	cmd := &cobra.Command{
 		Use:   "stores [flags] [URL]",
 		Short: "List the stores of this build, or show what the store of a URL guarantees",
@@ -88,34 +88,34 @@ Exit status:` + inspectStatus,
   holdfast stores file:///var/lib/locks
   holdfast stores --store-file /etc/holdfast/store`,
 		Args: func(_ *cobra.Command, args []string) error {
-			switch {
-			case len(args) > 1:
+			switch len(args) {
+			case 0:
+			case 1:
+				store.setArgument(args[0])
+			default:
 				return fmt.Errorf("%d arguments: give one URL, or none", len(args))
-			case len(args) == 1 && args[0] == "":
-				return checkURL("URL", args[0])
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := oneURL(p, args, file)
-			if err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			var list []storeInfo
-			if raw == "" {
-				list, err = linked(ctx)
-			} else {
-				list, err = given(ctx, raw)
+			list := linked
+			if store.url.given || store.file.given {
+				raw, _, err := store.resolve(p)
+				if err != nil {
+					return err
+				}
+				list = func(ctx context.Context) ([]storeInfo, error) { return given(ctx, raw) }
 			}
+			all, err := list(ctx)
 			if err == nil {
-				err = printStores(cmd.OutOrStdout(), list, asJSON)
+				err = printStores(cmd.OutOrStdout(), all, asJSON)
 			}
 			return outcome(ctx, p, err)
 		},
 	}
-	cmd.Flags().Var(&file, "store-file", storeFileUsage)
+	cmd.Flags().Var(&store.file, "store-file", storeFileUsage)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
