@@ -17,14 +17,18 @@ import (
 // in order of time, as ReadFiles returns them. The first kindRun event contains the store's
 // guarantees. For n events the time grows with n log n. Beside the events, Judge needs
 // about 400 bytes of memory for each grant.
-func Judge(events []Event) (*Report, error) { return judge(events, Slack) }
+func Judge(events []Event) (*Report, error) {
+	r, _, err := judge(events, Slack)
+	return r, err
+}
 
-// judge is Judge for a machine on which a goroutine that can run does so within slack.
-func judge(events []Event, slack time.Duration) (*Report, error) {
+// judge is Judge for a machine on which a goroutine that can run does so within slack. It also returns what it
+// has collected.
+func judge(events []Event, slack time.Duration) (*Report, *collected, error) {
 	began := time.Now()
 	c, err := collect(events)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c.slack = slack
 	r := &Report{Start: c.start, Stats: Stats{Events: c.events, Faults: c.kinds}}
@@ -55,7 +59,7 @@ func judge(events []Event, slack time.Duration) (*Report, error) {
 		r.add(Violation{Rule: RuleLeftovers, Name: e.Name, Text: "something was left behind: " + e.Note, Excerpt: c.leftBy(&e)})
 	}
 	r.Stats.Took = time.Since(began)
-	return r, nil
+	return r, c, nil
 }
 
 // judgeJobs judges what jobs.go records.

@@ -222,12 +222,12 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	if err != nil {
 		return nil, err
 	}
-	report, err := Judge(events)
+	report, found, err := judge(events, Slack)
 	if err != nil {
 		return nil, err
 	}
-	r.compareTokens(report, events)
-	if err := r.keep(events, report); err != nil {
+	r.compareTokens(report, found)
+	if err := r.keep(events, found, report); err != nil {
 		return nil, err
 	}
 	return report, os.RemoveAll(dir)
@@ -415,11 +415,7 @@ func listLeftovers(ctx context.Context, i driver.Inspector) (left []Event) {
 
 // compareTokens requires that a round's tokens exceed those of earlier rounds. All clients
 // end between two rounds.
-func (r *run) compareTokens(report *Report, events []Event) {
-	c, err := collect(events)
-	if err != nil {
-		return
-	}
+func (r *run) compareTokens(report *Report, c *collected) {
 	largest := map[string]uint64{}
 	for name, h := range c.names {
 		for _, q := range h.requests {
@@ -440,7 +436,7 @@ func (r *run) compareTokens(report *Report, events []Event) {
 }
 
 // keep writes the round's history and its page into the run's directory.
-func (r *run) keep(events []Event, report *Report) error {
+func (r *run) keep(events []Event, c *collected, report *Report) error {
 	path := filepath.Join(r.dir, HistoryFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -456,7 +452,7 @@ func (r *run) keep(events []Event, report *Report) error {
 	if err != nil {
 		return err
 	}
-	if err := renderPage(page, events, report); err != nil {
+	if err := renderPage(page, c, report); err != nil {
 		page.Close()
 		return err
 	}
