@@ -15,14 +15,13 @@ import (
 
 // crew is the set of workers of a round.
 type crew struct {
-	cfg     *Config
-	target  *Target
-	open    func(context.Context) (driver.Store, error)
-	round   int
-	dir     string // of the round's histories
-	regs    string // the directory of the registers
-	command []string
-	log     *historyLog // the coordinator's
+	cfg    *Config
+	target *Target
+	open   func(context.Context) (driver.Store, error)
+	round  int
+	dir    string      // of the round's histories
+	regs   string      // the directory of the registers
+	log    *historyLog // the coordinator's
 	// waitTimeout is the time for which waiters may wait at the end.
 	waitTimeout time.Duration
 
@@ -78,7 +77,7 @@ func (c *crew) launch(ctx context.Context, m *member) error {
 			a.Gateway = c.target.gateway(m.index)
 			a.Config.Long = max(a.Config.Long, gatewayLong)
 		}
-		p, err := a.begin(ctx, c.command)
+		p, err := a.begin(ctx)
 		if err == nil {
 			m.proc = p
 		}

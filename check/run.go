@@ -46,14 +46,6 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
-	command := c.Command
-	if command == nil {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		command = []string{self}
-	}
 	work, err := os.MkdirTemp(dir, "work-")
 	if err != nil {
 		return nil, err
@@ -68,7 +60,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-	run := &run{cfg: &c, target: t, open: t.opener(&c), work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
+	run := &run{cfg: &c, target: t, open: t.opener(&c), work: work, regs: regs, dir: dir, began: time.Now(), tokens: map[string]uint64{}}
 	report, err := run.rounds(ctx)
 	if report != nil {
 		report.Dir = dir
@@ -85,7 +77,6 @@ type run struct {
 	target          *Target
 	open            func(context.Context) (driver.Store, error)
 	work, regs, dir string
-	command         []string
 	began           time.Time
 	// tokens has the largest token of each name in earlier rounds.
 	tokens map[string]uint64
@@ -197,7 +188,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	shown.URL = redacted(shown.URL)
 	plan, _ := json.Marshal(shown) // Config has no type that Marshal refuses
 	log.Add(Event{K: kindRun, Note: string(plan), Store: g})
-	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
+	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
 	clearMarks(ctx, s)
 	if err := c.start(ctx); err != nil {
