@@ -126,11 +126,10 @@ func newRun(p *console.Printer) *cobra.Command {
 // newRunFlags returns the flags with their default values and limits.
 func newRunFlags() *runFlags {
 	return &runFlags{
-		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL,
-			allowed: "a duration from 50ms to 24h"},
+		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL},
 		wait: duration{least: 1, most: math.MaxInt64,
 			allowed: "a duration above 0; --try does not wait"},
-		minHold: duration{most: holdfast.MaxTTL, allowed: "a duration from 0s to 24h"},
+		minHold: duration{most: holdfast.MaxTTL},
 		maxHold: duration{least: 1, most: math.MaxInt64, allowed: "a duration above 0"},
 		grace: duration{d: run.DefaultGrace, most: holdfast.MaxTTL / 3,
 			allowed: "a duration from 0s to a third of --ttl"},
