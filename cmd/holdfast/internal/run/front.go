@@ -27,8 +27,6 @@ type front struct {
 	command  int  // the command's number, once it was started
 	done     bool // status is the exit status
 	detached bool // the guardian continues without this process
-	token    int64
-	slot     int64
 	status   int
 
 	validity  *time.Timer
@@ -129,12 +127,8 @@ func (f *front) handle(m message) {
 	case msgLimit:
 		f.setLimit(m.Value)
 		f.link.send(msgConfirm, 0)
-	case msgToken:
-		f.token = m.Value
-	case msgSlot:
-		f.slot = m.Value
 	case msgHeld:
-		f.sectionHeld()
+		f.sectionHeld(uint64(m.Value), m.Slot)
 	case msgLeave:
 		f.done, f.detached, f.status = true, true, int(m.Value)
 	case msgDone:
@@ -146,12 +140,12 @@ func (f *front) handle(m message) {
 }
 
 // sectionHeld prints the lock of a section as shell code, and lets the front end.
-func (f *front) sectionHeld() {
+func (f *front) sectionHeld(token uint64, slot int) {
 	f.done, f.detached, f.status = true, true, exit.OK
-	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, f.token,
-		EnvHeld, quoted(f.heldBy(uint64(f.token))), EnvGuardian, f.guardian.PID)
-	if f.slot >= 0 {
-		code += fmt.Sprintf(" %s=%d", EnvSlot, f.slot)
+	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, token,
+		EnvHeld, quoted(f.heldBy(token)), EnvGuardian, f.guardian.PID)
+	if slot >= 0 {
+		code += fmt.Sprintf(" %s=%d", EnvSlot, slot)
 	} else {
 		code = "unset " + EnvSlot + "; " + code // that of an earlier section
 	}

@@ -25,9 +25,7 @@ const (
 	msgSuspend // stop, with this signal of the terminal
 	msgStarted // the process ID of the command, which is also the ID of its group
 	msgLimit   // the deadline of the command, by proc.Boottime; 0 is forever
-	msgToken   // the token of a section's lock
-	msgSlot    // the slot of a section's lock, -1 without one
-	msgHeld    // a section may begin: the front ends, the guardian continues
+	msgHeld    // a section may begin, with this token: the front ends, the guardian continues
 	msgDone    // the run has ended with this status
 	msgLeave   // end with this status: the guardian continues without the front
 )
@@ -35,6 +33,7 @@ const (
 type message struct {
 	Kind  kind
 	Value int64
+	Slot  int // of msgHeld: the slot of the lock, -1 without one
 }
 
 // link is one end of the socket pair, over which JSON goes. A read returns the end of file when the process at
@@ -81,11 +80,13 @@ func (l *link) write(out chan message) {
 }
 
 // send queues a message. It never waits, and drops a message beyond queued.
-func (l *link) send(k kind, value int64) {
+func (l *link) send(k kind, value int64) { l.queue(message{Kind: k, Value: value}) }
+
+func (l *link) queue(m message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
-	case l.out <- message{k, value}:
+	case l.out <- m:
 	default:
 	}
 }
