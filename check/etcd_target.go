@@ -29,17 +29,12 @@ func etcdTarget(members int, heartbeat time.Duration) starter {
 		if err != nil {
 			return err
 		}
-		var proxies []*servers.Proxy
-		var hosts []string
 		for _, m := range cluster {
 			t.onClose(m.End)
 		}
-		for _, m := range cluster {
-			p, err := t.proxy(m.Client)
-			if err != nil {
-				return err
-			}
-			proxies, hosts = append(proxies, p), append(hosts, p.Address())
+		proxies, hosts, err := t.proxies(servers.EtcdEndpoints(cluster)...)
+		if err != nil {
+			return err
 		}
 		gate, user := &etcdGate{m: cluster[0]}, ""
 		var faults []StoreFault

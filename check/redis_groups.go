@@ -23,13 +23,11 @@ func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 	}
 	t.onClose(g.Kill)
 	p := &redisPair{target: t, primary: g.Primary, replica: g.Replicas[0]}
-	for range 2 {
-		proxy, err := t.proxy(p.primary.Address())
-		if err != nil {
-			return err
-		}
-		p.proxies = append(p.proxies, proxy)
+	proxies, hosts, err := t.proxies(p.primary.Address(), p.primary.Address())
+	if err != nil {
+		return err
 	}
+	p.proxies = proxies
 	clocks, err := fakeClocks(ctx, p.replica, p.primary)
 	if err == nil {
 		err = g.Linked(ctx)
@@ -38,7 +36,7 @@ func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 		return err
 	}
 	t.ofWorker = func(worker int) string {
-		return "redis://" + redisUser + p.proxies[worker%len(p.proxies)].Address() + "?replicas=1"
+		return "redis://" + redisUser + hosts[worker%len(hosts)] + "?replicas=1"
 	}
 	t.URL = t.ofWorker(0)
 	faults := proxyFaults(p.proxies...)

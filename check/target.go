@@ -71,6 +71,18 @@ func (t *Target) proxy(upstream string) (*servers.Proxy, error) {
 	return p, err
 }
 
+// proxies starts a proxy for each of some addresses. It also returns the addresses of the proxies.
+func (t *Target) proxies(upstreams ...string) (all []*servers.Proxy, addresses []string, err error) {
+	for _, upstream := range upstreams {
+		p, err := t.proxy(upstream)
+		if err != nil {
+			return nil, nil, err
+		}
+		all, addresses = append(all, p), append(addresses, p.Address())
+	}
+	return all, addresses, nil
+}
+
 // opener returns the function that opens a client.
 func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 	if t.Open != nil {
