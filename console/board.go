@@ -82,15 +82,7 @@ func (b *board) refresh(ctx context.Context) {
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, refreshTimeout)
-		var states []holdfast.State
-		var err error
-		for st, e := range b.locker.List(limited, "") {
-			if e != nil {
-				err = e
-				break
-			}
-			states = append(states, st)
-		}
+		states, err := shape.Collect(b.locker.List(limited, ""))
 		cancel()
 		if err != nil {
 			b.failed(err)
