@@ -330,15 +330,7 @@ func restartReplica(ctx context.Context, r *servers.Redis) error {
 // awaitFollows waits until a server is a replica that has all data of its primary. A server of a
 // cluster must have all data again before it may become primary.
 func awaitFollows(ctx context.Context, r *servers.Redis) error {
-	return servers.Until(ctx, func() error { return follows(ctx, r) })
-}
-
-func follows(ctx context.Context, r *servers.Redis) error {
-	info, err := r.Info(ctx, "replication")
-	if err == nil && (info["role"] != "slave" || info["master_link_status"] != "up") {
-		err = errors.New("check: the server does not follow its primary")
-	}
-	return err
+	return servers.Until(ctx, func() error { return r.Follows(ctx) })
 }
 
 // redisCluster is a cluster with the present fault. At most one fault at a time uses it.
@@ -427,7 +419,7 @@ func (c *redisCluster) handOver(ctx context.Context, r, next *servers.Redis) (er
 		if _, err = next.Do(ctx, "CLUSTER", "FAILOVER"); err != nil {
 			return err
 		}
-		if err = servers.Within(ctx, 6*time.Second, func() error { return follows(ctx, r) }); err == nil {
+		if err = servers.Within(ctx, 6*time.Second, func() error { return r.Follows(ctx) }); err == nil {
 			return nil
 		}
 		if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
