@@ -16,7 +16,7 @@ import (
 // Judge decides whether a history keeps the rules that its store declares. The events are
 // in order of time, as ReadFiles returns them. The first kindRun event contains the store's
 // guarantees. For n events the time grows with n log n. Beside the events, Judge needs
-// about 400 bytes of memory for each grant.
+// about 700 bytes of memory for each grant.
 func Judge(events []Event) (*Report, error) {
 	r, _, err := judge(events, Slack)
 	return r, err
