@@ -75,15 +75,16 @@ func (s *store) prepare(ctx context.Context) error {
 	return s.checkSocketPath()
 }
 
-// layout creates the missing subdirectories, and the directory itself if it was removed.
-func (s *store) layout() error {
+// layout creates the missing subdirectories, and the directory itself if it was removed. also is one that only some
+// directories have.
+func (s *store) layout(also ...string) error {
 	if err := s.refresh(true); err != nil {
 		return err
 	}
 	if err := s.protectTop(); err != nil {
 		return err
 	}
-	for _, name := range []string{bucketsDir, sessionsDir} {
+	for _, name := range append([]string{bucketsDir, sessionsDir}, also...) {
 		dir, err := s.makeSubdir(name)
 		if err != nil {
 			return err

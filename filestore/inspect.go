@@ -5,7 +5,6 @@ package filestore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"iter"
 	"maps"
 	"slices"
@@ -57,9 +56,6 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	}
 	defer s.calls.Leave()
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			err = nil
-		}
 		return nil, err
 	}
 	var found []entry
@@ -190,9 +186,6 @@ func (s *store) Break(ctx context.Context, name string, token uint64) error {
 // was dead, or the grant was a kept one, because then the grant has ended.
 func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			err = errNotHeld
-		}
 		return nil, err
 	}
 	i := slices.IndexFunc(b.entries, func(e entry) bool {
@@ -230,9 +223,6 @@ func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 // grantExists reports whether the grant exists and its session lives.
 func (s *store) grantExists(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			return false, nil
-		}
 		return false, err
 	}
 	i := slices.IndexFunc(b.entries, func(e entry) bool { return e.token == token && e.is(k) })

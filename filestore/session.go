@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/base32"
 	"encoding/json"
-	"errors"
 	"io/fs"
 	"net"
 	"os"
@@ -412,9 +411,6 @@ func (s *store) removeDead(sids []string, first *bucket) {
 // purge removes the entries of dead sessions from one bucket.
 func (s *store) purge(b *bucket, dead map[string]bool) error {
 	if err := b.lock(s.calls.Ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			return nil
-		}
 		return err
 	}
 	dropped, err := b.drop(func(e *entry) bool { return dead[e.sid] })

@@ -46,6 +46,7 @@ type store struct {
 	finished chan struct{} // closed when Close has returned
 
 	buckets [256]*bucket
+	values  lockFile // excludes other writers of values
 	sessMu  sync.Mutex
 	sess    atomic.Pointer[session] // sessMu guards its changes
 	held    *held.Grants
@@ -123,11 +124,9 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 		return nil, err
 	}
 	for i := range s.buckets {
-		name := fmt.Sprintf("%02x", i)
-		s.buckets[i] = &bucket{
-			store: s, name: name, path: s.path(bucketsDir, name), sem: make(chan struct{}, 1), fd: -1,
-		}
+		s.buckets[i] = &bucket{lockFile: s.lockFile(bucketsDir, fmt.Sprintf("%02x", i))}
 	}
+	s.values = s.lockFile(valuesDir, "lock")
 	return &Store{s}, nil
 }
 
