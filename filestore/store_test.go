@@ -108,14 +108,15 @@ func TestKeptGrantNeedsNoProcess(t *testing.T) {
 	}
 }
 
-// TestWaiterBehindKeptGrant: a waiter without checks of its own is granted the name when the holder, which lives on, has
+// TestWaiterBehindKeptGrant: waiters without checks of their own are granted the name when the holder, which lives on, has
 // kept its grant, and the time has passed.
 func TestWaiterBehindKeptGrant(t *testing.T) {
 	dir := tempDir(t)
-	a, b := open(t, dir), open(t, dir)
+	a, b, c := open(t, dir), open(t, dir), open(t, dir)
 	b.NoFallback()
+	c.NoFallback()
 	g := take(t, a, "a", driver.Exclusive)
-	first, second := queue(t, b, "a", driver.Exclusive), queue(t, open(t, dir), "a", driver.Exclusive)
+	first, second := queue(t, b, "a", driver.Exclusive), queue(t, c, "a", driver.Exclusive)
 	began := time.Now()
 	must.Succeed(t, a.Release(testContext(t), g, 100*time.Millisecond))
 	next := first.granted(t)

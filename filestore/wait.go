@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
@@ -29,7 +30,7 @@ type waiter struct {
 	links  []*link // the connections to the watched sessions
 }
 
-// firstDelay is the first delay before an unreachable session is checked again. When a process ends, the
+// firstDelay is the longest first delay before an unreachable session is checked again. When a process ends, the
 // kernel may close its socket a moment before it frees its flock. The delay doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
@@ -50,24 +51,26 @@ func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.G
 		defer t.Stop()
 		tick = t.C
 	}
-	var delay time.Duration
+	retry := backoff.Backoff{First: firstDelay, Max: wakeInterval}
 	for {
 		s.unwatch(w, watched.sids)
 		reached := true
 		for _, sid := range watched.sids {
 			reached = s.watch(w, sid) && reached
 		}
-		var again <-chan time.Time
+		var again, end <-chan time.Time
 		if reached {
-			delay = 0
-		} else if delay = min(max(2*delay, firstDelay), wakeInterval); delay < wakeInterval {
-			again = time.After(delay)
-		} else if watched.until > 0 {
-			again = time.After(time.Duration(watched.until-s.now()) * time.Microsecond)
+			retry.Reset()
+		} else {
+			again = time.After(retry.Next())
+		}
+		if watched.until > 0 {
+			end = time.After(time.Duration(watched.until-s.now()) * time.Microsecond)
 		}
 		select {
 		case <-w.wake:
 		case <-again:
+		case <-end:
 		case <-tick:
 			if sess := s.sess.Load(); sess != nil {
 				s.keepFresh(sess)
