@@ -200,23 +200,17 @@ func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 		if _, err := b.drop(func(o *entry) bool { return o.sid == e.sid && (e.until == 0 || o.token == e.token) }); err != nil {
 			return nil, s.fail(b, err)
 		}
-		if err := b.write(); err != nil {
-			return nil, s.fail(b, err)
-		}
-		s.notify(b, b.unlock())
-		if e.until == 0 {
+		err := s.commit(b, true)
+		if err == nil && e.until == 0 {
 			s.cleanDeadSession(e.sid, b)
 		}
-		return nil, nil
+		return nil, err
 	}
-	if !e.endRequested {
-		b.entries[i].endRequested = true
-		if err := b.write(); err != nil {
-			return nil, s.fail(b, err)
-		}
+	b.entries[i].endRequested = true
+	b.notices = append(b.notices, notice{kind: msgEnd, sid: e.sid, id: e.id})
+	if err := s.commit(b, !e.endRequested); err != nil {
+		return nil, err
 	}
-	b.unlock()
-	s.notify(b, []notice{{kind: msgEnd, sid: e.sid, id: e.id}})
 	return &e, nil
 }
 

@@ -27,12 +27,21 @@ type grant struct {
 	sess *session
 }
 
-// hold registers a grant, so that its holder is notified of its loss.
-func (s *store) hold(r *driver.Request, token uint64, b *bucket, file fileID, sess *session) *grant {
-	h := &grant{b: b, file: file, sess: sess}
-	h.Grant = held.Grant{From: r.From, Grant: driver.Grant{ID: r.ID, Name: r.Name, Token: token, Handle: h}}
+// hold registers the grant of an entry, so that its holder is notified of its loss. The caller has the bucket locked.
+func (s *store) hold(r *driver.Request, e *entry, b *bucket, sess *session) *grant {
+	h := &grant{b: b, file: b.id, sess: sess}
+	h.Grant = held.Grant{From: r.From, Grant: driver.Grant{
+		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, TTL: driver.Forever, Slot: e.slot, Handle: h,
+	}}
 	s.held.Hold(&h.Grant)
 	return h
+}
+
+// returned is what a caller gets. Its validity begins at the instant sent.
+func (h *grant) returned(sent driver.Instant) driver.Grant {
+	g := h.Grant.Grant
+	g.SentAt = sent
+	return g
 }
 
 // check finds grants that have ended without a release, and reports their loss.

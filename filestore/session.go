@@ -3,6 +3,7 @@
 package filestore
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base32"
 	"encoding/json"
@@ -414,12 +415,5 @@ func (s *store) purge(b *bucket, dead map[string]bool) error {
 		return err
 	}
 	dropped, err := b.drop(func(e *entry) bool { return dead[e.sid] })
-	if dropped {
-		if werr := b.write(); werr != nil {
-			b.notices = nil
-			err = werr
-		}
-	}
-	s.notify(b, b.unlock())
-	return err
+	return cmp.Or(s.commit(b, dropped), err)
 }

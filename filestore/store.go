@@ -249,8 +249,6 @@ func (s *store) removeOwnEntries(ctx context.Context, b *bucket) {
 	s.mu.Lock()
 	sids := s.sids
 	s.mu.Unlock()
-	if dropped, _ := b.drop(func(e *entry) bool { return slices.Contains(sids, e.sid) }); dropped && b.write() != nil {
-		b.notices = nil
-	}
-	s.notify(b, b.unlock())
+	dropped, _ := b.drop(func(e *entry) bool { return slices.Contains(sids, e.sid) })
+	_ = s.commit(b, dropped)
 }
