@@ -15,14 +15,14 @@ import (
 // an event is 0.
 type section struct {
 	worker             string
-	op, gen            int
+	gen                int
 	name               string
 	limit, slot        int
 	token              uint64
 	requested, granted int64
 	asked              int64 // see setAsked
 	firstUntil         int64 // valid until, as recorded with the grant
-	until, renewed     int64 // the latest validity recorded, and when it was recorded
+	until              int64 // the latest validity recorded
 	renewals           []renewal
 	alive              int64 // the last moment at which the context had not ended
 	unlock, unlocked   int64
@@ -31,6 +31,19 @@ type section struct {
 	failed, stuck      int64
 	keep               int64 // the MinHold, as recorded with the unlock
 	cause, err         string
+	events             []*Event // those that a reader of a violation needs
+}
+
+// story returns the events of the section, of the request or of the work.
+func (s *section) story() []Event { return copied(s.events) }
+func (q *request) story() []Event { return copied(q.events) }
+func (w *work) story() []Event    { return copied(w.events) }
+
+func copied(events []*Event) (all []Event) {
+	for _, e := range events {
+		all = append(all, *e)
+	}
+	return all
 }
 
 // renewal is a later end of validity, until, and the moment at which the holder recorded
@@ -58,6 +71,7 @@ func (s *section) holder() string { return s.worker }
 
 // request is one request at the store.
 type request struct {
+	events               []*Event
 	worker, id, name     string
 	limit, gen           int
 	sent, placed, answer int64
@@ -78,13 +92,13 @@ type request struct {
 
 // work is one update of a register, or an attempt.
 type work struct {
-	worker, res      string
-	op               int
+	worker           string
 	token            uint64
 	guarded          bool
 	begin, read, end int64
 	value            int64
 	outcome          Kind // kindWrote, kindStale, kindQuit, or "" without an end
+	events           []*Event
 }
 
 // pending reports whether the history has no end of the update. It may have written or not.
@@ -98,8 +112,10 @@ type bound struct {
 }
 
 // disturbance is the interval in which a fault affected a worker and a name. An empty
-// worker or name stands for all. Event documents early, rewinds, loses and takes.
+// worker or name stands for all. Event documents early, rewinds, loses and takes. begin is
+// the event with which it began.
 type disturbance struct {
+	begin        *Event
 	from, to     int64
 	worker, name string
 	kind, note   string
@@ -268,9 +284,10 @@ func (k *collector) addClosing(e *Event) {
 	for _, s := range k.byWorker[e.W] {
 		if s.gen <= e.Gen && s.closing == 0 && s.unlock == 0 {
 			s.closing = e.T
+			s.events = append(s.events, e)
 		}
 	}
-	k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: faultClose})
+	k.disturbances = append(k.disturbances, disturbance{begin: e, from: e.T, to: e.T, worker: e.W, kind: faultClose})
 }
 
 func (k *collector) addFault(e *Event) {
@@ -278,12 +295,12 @@ func (k *collector) addFault(e *Event) {
 	case kindKill:
 		k.killed[e.W] = e.T
 		k.kinds[string(e.K)]++
-		k.disturbances = append(k.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: faultKill})
+		k.disturbances = append(k.disturbances, disturbance{begin: e, from: e.T, to: e.T, worker: e.W, kind: faultKill})
 	case kindPause, kindFault:
 		kind := cmp.Or(e.Fault, string(e.K))
 		k.kinds[kind]++
 		k.faults[faultKey(kind, e)] = &disturbance{
-			from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note,
+			begin: e, from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note,
 			early: e.Early, rewinds: e.Rewinds, loses: e.Loses, keepsOrder: e.KeepsOrder, takes: e.Takes,
 		}
 	case kindResume, kindHealed:
@@ -308,7 +325,7 @@ func faultKey(kind string, e *Event) string { return kind + "\x00" + e.W + "\x00
 func (k *collector) addLock(e *Event) {
 	key := opKey{e.W, e.Op}
 	if e.K == kindLock {
-		s := &section{worker: e.W, op: e.Op, gen: e.Gen, name: e.Name, limit: e.Limit, requested: e.T}
+		s := &section{worker: e.W, gen: e.Gen, name: e.Name, limit: e.Limit, requested: e.T, events: []*Event{e}}
 		k.sections[key] = s
 		k.byWorker[e.W] = append(k.byWorker[e.W], s)
 		h := k.history(e.Name)
@@ -321,7 +338,7 @@ func (k *collector) addLock(e *Event) {
 func (k *collector) addRequest(e *Event) {
 	switch e.K {
 	case kindRequest:
-		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T, wait: e.Wait, repeats: e.Repeated}
+		q := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, ttl: e.TTL, sent: e.T, wait: e.Wait, repeats: e.Repeated, events: []*Event{e}}
 		if before := k.requests[e.ID]; before != nil {
 			before.next = q
 		}
@@ -365,20 +382,22 @@ func (k *collector) addBound(e *Event) {
 func (k *collector) addWork(e *Event) {
 	key := workKey(e)
 	if e.K == kindBegin {
-		w := &work{worker: e.W, res: e.Res, op: e.Op, token: e.Token, guarded: e.Guarded, begin: e.T}
+		w := &work{worker: e.W, token: e.Token, guarded: e.Guarded, begin: e.T, events: []*Event{e}}
 		k.works[key] = w
 		k.registers[e.Res] = append(k.registers[e.Res], w)
 		return
 	}
 	w := k.works[key]
-	switch {
-	case w == nil:
-	case e.K == kindRead:
-		w.read, w.value = e.T, e.Value
-	default:
-		w.end, w.outcome = e.T, e.K
-		delete(k.works, key)
+	if w == nil {
+		return
 	}
+	w.events = append(w.events, e)
+	if e.K == kindRead {
+		w.read, w.value = e.T, e.Value
+		return
+	}
+	w.end, w.outcome = e.T, e.K
+	delete(k.works, key)
 }
 
 // finish adds the faults that have not ended, and what follows from all events.
@@ -394,6 +413,7 @@ func (k *collector) finish() {
 		for _, s := range k.byWorker[w] {
 			if s.granted != 0 && s.unlock == 0 {
 				s.killed = t
+				s.events = append(s.events, &Event{T: t, W: w, K: kindKill})
 			}
 		}
 	}
@@ -408,20 +428,27 @@ func (s *section) add(e *Event) {
 		until = forever
 	}
 	switch e.K {
+	case kindGranted, kindUnlock, kindStuck:
+		s.events = append(s.events, e)
+	}
+	switch e.K {
 	case kindGranted:
 		s.granted, s.token, s.slot = e.T, e.Token, e.Slot
 		s.firstUntil, s.until = until, max(s.until, until)
 	case kindRenewed:
 		// A worker may record a renewal just before the grant that was renewed.
 		if until > s.until {
-			s.until, s.renewed = until, e.T
+			s.until = until
 			s.renewals = append(s.renewals, renewal{e.T, until})
+			s.events = slices.DeleteFunc(s.events, func(e *Event) bool { return e.K == kindRenewed }) // the last one is enough
+			s.events = append(s.events, e)
 		}
 	case kindAlive:
 		s.alive = max(s.alive, e.T)
 	case kindLost:
-		if s.lost == 0 || e.T < s.lost {
+		if s.lost == 0 {
 			s.lost, s.cause = e.T, e.Cause
+			s.events = append(s.events, e)
 		}
 	case kindUnlock:
 		s.unlock, s.keep = e.T, e.For
@@ -437,6 +464,10 @@ func (s *section) add(e *Event) {
 
 // add adds an event to the request.
 func (q *request) add(e *Event) {
+	switch e.K {
+	case kindPlaced, kindAnswer, kindUnknown, kindUndone:
+		q.events = append(q.events, e)
+	}
 	switch e.K {
 	case kindPlaced:
 		q.placed = e.T

@@ -50,9 +50,6 @@ type Config struct {
 	// Dir is the directory for histories and the page. Default: a temporary directory that
 	// is removed again if every rule held.
 	Dir string
-	// Command starts a worker. The default is this executable, whose main or TestMain must
-	// call MaybeWorker first.
-	Command []string `json:"-"`
 	// Run calls Progress with the progress of the run, about once a second.
 	Progress func(Progress) `json:"-"`
 

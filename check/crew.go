@@ -15,14 +15,13 @@ import (
 
 // crew is the set of workers of a round.
 type crew struct {
-	cfg     *Config
-	target  *Target
-	open    func(context.Context) (driver.Store, error)
-	round   int
-	dir     string // of the round's histories
-	regs    string // the directory of the registers
-	command []string
-	log     *historyLog // the coordinator's
+	cfg    *Config
+	target *Target
+	open   func(context.Context) (driver.Store, error)
+	round  int
+	dir    string      // of the round's histories
+	regs   string      // the directory of the registers
+	log    *historyLog // the coordinator's
 	// waitTimeout is the time for which waiters may wait at the end.
 	waitTimeout time.Duration
 
@@ -78,7 +77,7 @@ func (c *crew) launch(ctx context.Context, m *member) error {
 			a.Gateway = c.target.gateway(m.index)
 			a.Config.Long = max(a.Config.Long, gatewayLong)
 		}
-		p, err := a.begin(ctx, c.command)
+		p, err := a.begin(ctx)
 		if err == nil {
 			m.proc = p
 		}
@@ -120,10 +119,10 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	return c.injectWorkerFault(ctx, c.members[f.Worker], f)
 }
 
-// injectStoreFault carries out a fault of the store, unless Admit reports that it cannot begin now.
+// injectStoreFault carries out a fault of the store, unless admit reports that it cannot begin now.
 // If Begin fails because ctx ended, that is no failure, and injectStoreFault still calls End.
 func (c *crew) injectStoreFault(ctx context.Context, sf *StoreFault, f Fault) error {
-	if sf.Admit != nil && !sf.Admit(f) {
+	if sf.admit != nil && !sf.admit() {
 		return nil
 	}
 	e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds, KeepsOrder: sf.KeepsOrder}

@@ -21,26 +21,20 @@ import (
 // etcdTarget starts etcd. The workers' binary must import etcdstore.
 func etcdTarget(members int, heartbeat time.Duration) starter {
 	return func(ctx context.Context, dir string, t *Target) error {
-		config := servers.EtcdConfig{Members: members, Heartbeat: heartbeat, Disks: true, Dir: filepath.Join(dir, "etcd")}
-		cluster, err := servers.StartEtcd(ctx, config)
-		if errors.Is(err, servers.ErrNoDisk) {
-			config.Disks, config.NoSync = false, true
-			cluster, err = servers.StartEtcd(ctx, config)
-		}
+		cluster, err := onDisks(func(disks bool) ([]*servers.Etcd, error) {
+			return servers.StartEtcd(ctx, servers.EtcdConfig{
+				Members: members, Heartbeat: heartbeat, Disks: disks, NoSync: true, Dir: filepath.Join(dir, "etcd"),
+			})
+		})
 		if err != nil {
 			return err
 		}
-		var proxies []*servers.Proxy
-		var hosts []string
 		for _, m := range cluster {
 			t.onClose(m.End)
 		}
-		for _, m := range cluster {
-			p, err := t.proxy(m.Client)
-			if err != nil {
-				return err
-			}
-			proxies, hosts = append(proxies, p), append(hosts, p.Address())
+		proxies, hosts, err := t.proxies(servers.EtcdEndpoints(cluster)...)
+		if err != nil {
+			return err
 		}
 		gate, user := &etcdGate{m: cluster[0]}, ""
 		var faults []StoreFault
@@ -53,7 +47,7 @@ func etcdTarget(members int, heartbeat time.Duration) starter {
 			user = etcdUser + ":" + etcdPassword + "@"
 		}
 		t.URL = "etcd://" + user + strings.Join(hosts, ",") + "/" + etcdPrefix
-		t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{refuseNew(proxies)}, faults))
+		t.Faults = OneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{refuseNew(proxies)}, faults))
 		t.Left = etcdKeys(gate)
 		return nil
 	}
@@ -102,10 +96,8 @@ func etcdClusterFaults(cluster []*servers.Etcd) []StoreFault {
 		early(pauseFault(faultPauseServer, oneOf(cluster))), killFault(faultKillServer, oneOf(cluster)), killFault(faultKillLeader, leader),
 		early(pauseFault(faultPauseLeader, leader)),
 	}
-	if cluster[0].Disk != nil {
-		faults = append(faults, early(affect(faultStallLeader, leader,
-			func(_ context.Context, m *servers.Etcd, _ Fault) error { m.Disk.Stall(); return nil },
-			func(_ context.Context, m *servers.Etcd, _ Fault) error { m.Disk.Resume(); return nil })))
+	if cluster[0].Disk() != nil {
+		faults = append(faults, early(stallFault(leader)))
 	}
 	return append(faults, rollingRestart(cluster), StoreFault{Kind: "move-leader", Begin: func(ctx context.Context, f Fault) error {
 		_ = moveLeader(ctx, cluster, f) // another fault may affect the members

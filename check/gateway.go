@@ -47,20 +47,20 @@ func gatewayTarget(ctx context.Context, dir string, t *Target) error {
 		return err
 	}
 	var all []*servers.Gateway
-	var links []*servers.Proxy
+	var upstreams []string
 	for range 2 {
 		s, err := servers.StartGateway(ctx, dir, self, t.URL, workerEnv+"="+gatewayMark)
 		if err != nil {
 			return err
 		}
 		t.onClose(s.Kill)
-		p, err := t.proxy(s.Address)
-		if err != nil {
-			return err
-		}
-		all, links = append(all, s), append(links, p)
+		all, upstreams = append(all, s), append(upstreams, s.Address)
 	}
-	t.gateway = func(worker int) string { return "http://" + links[worker%len(links)].Address() }
+	links, hosts, err := t.proxies(upstreams...)
+	if err != nil {
+		return err
+	}
+	t.gateway = func(worker int) string { return "http://" + hosts[worker%len(hosts)] }
 	faults := []StoreFault{pauseFault(faultPauseGateway, oneOf(all)), killFault(faultKillGateway, oneOf(all))}
 	faults[0].Often = 5 // its workers hear nothing, and their connections stay: only their clocks end their locks
 	for _, f := range proxyFaults(links...) {
@@ -80,7 +80,7 @@ func gatewayTarget(ctx context.Context, dir string, t *Target) error {
 			faults = append(faults, f)
 		}
 	}
-	t.Faults = oneAtATime(faults)
+	t.Faults = OneAtATime(faults)
 	return nil
 }
 

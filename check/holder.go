@@ -19,7 +19,7 @@ import (
 // releases nothing and notices nothing. So it counts as the holder until its validity ends,
 // however short its work was meant to be.
 type pausedHolder struct {
-	heldLock
+	*section
 	proceed func() error // continues the process; nil when it has continued
 }
 
@@ -37,13 +37,6 @@ func (p *pausedHolder) outlast(ctx context.Context) {
 	if p != nil {
 		sleep(ctx, min(time.Duration(p.until-machineTime()), 5*time.Second))
 	}
-}
-
-// heldLock is a lock that a worker holds, according to its history.
-type heldLock struct {
-	name string
-	// granted is when the worker recorded the grant, and until the end of the validity.
-	granted, until int64
 }
 
 // pauseHolder stops a worker that holds an exclusive lock with a remaining validity of at least
@@ -100,7 +93,7 @@ func (c *crew) pauseIfHolder(ctx context.Context, m *member, left time.Duration,
 	if !fit || err != nil {
 		return nil, errors.Join(err, p.resume())
 	}
-	p.heldLock = *held
+	p.section = held
 	return p, nil
 }
 
@@ -123,7 +116,7 @@ func (c *crew) pause(m *member, d time.Duration) (resume func() error, err error
 // longestHeld reads the end of a worker's history. It returns the exclusive lock that the
 // worker holds with the longest validity, without those that are unfit. It returns nil if no
 // lock remains valid for the time left.
-func longestHeld(path string, left time.Duration, unfit map[int64]bool) (longest *heldLock, err error) {
+func longestHeld(path string, left time.Duration, unfit map[int64]bool) (longest *section, err error) {
 	const tail = 1 << 16
 	f, err := os.Open(path)
 	if err != nil {
@@ -138,31 +131,24 @@ func longestHeld(path string, left time.Duration, unfit map[int64]bool) (longest
 	if _, err := f.ReadAt(text, size-int64(len(text))); err != nil {
 		return nil, err
 	}
-	held := map[int]*heldLock{} // by Op
+	var events []Event
 	for line := range bytes.Lines(text) {
 		var e Event
-		if json.Unmarshal(line, &e) != nil {
-			continue // the first or last line is only a part
-		}
-		switch e.K {
-		case kindGranted:
-			if e.Limit == driver.Exclusive {
-				held[e.Op] = &heldLock{e.Name, e.T, e.Until}
-			}
-		case kindRenewed:
-			if h := held[e.Op]; h != nil {
-				h.until = e.Until
-			}
-		case kindLost, kindUnlock:
-			delete(held, e.Op)
-		case kindClosing:
-			clear(held)
+		if json.Unmarshal(line, &e) == nil { // the first or last line may be only a part
+			events = append(events, e)
 		}
 	}
+	c, err := collect(events)
+	if err != nil {
+		return nil, nil // the worker has recorded nothing
+	}
 	least := machineTime() + int64(left)
-	for _, h := range held {
-		if h.until > least && !unfit[h.granted] && (longest == nil || h.until > longest.until) {
-			longest = h
+	for _, h := range c.names {
+		for _, s := range h.sections {
+			holds := s.granted != 0 && s.unlock == 0 && s.lost == 0 && s.closing == 0
+			if holds && s.limit == driver.Exclusive && s.until > least && s.until < forever && !unfit[s.granted] && (longest == nil || s.until > longest.until) {
+				longest = s
+			}
 		}
 	}
 	return longest, nil

@@ -30,6 +30,7 @@ func TestPauseIfHolderStopsTheHolderOfAFittingLock(t *testing.T) {
 	now := machineTime()
 	in := func(d time.Duration) int64 { return now + int64(d) }
 	granted := func(op int, name string, limit int, until int64) {
+		m.log.Add(Event{K: kindLock, Op: op, Name: name, Limit: limit, T: now + int64(op)})
 		m.log.Add(Event{K: kindGranted, Op: op, Name: name, Limit: limit, T: now + int64(op), Until: until})
 	}
 	granted(1, "closed", driver.Exclusive, in(9*time.Hour))
@@ -102,6 +103,7 @@ func TestPauseHolderIgnoresWorkersWithoutProcess(t *testing.T) {
 	if c.log, err = newLog(filepath.Join(c.dir, "coordinator.jsonl"), ""); err != nil {
 		t.Fatal(err)
 	}
+	m.log.Add(Event{K: kindLock, Op: 1, Name: "a", Limit: driver.Exclusive, T: 1})
 	m.log.Add(Event{K: kindGranted, Op: 1, Name: "a", Limit: driver.Exclusive, T: 1, Until: machineTime() + int64(time.Hour)})
 	if p, err := c.pauseIfHolder(t.Context(), m, time.Minute, map[int64]bool{}, nil); p != nil || err != nil {
 		t.Errorf("%+v, %v; want no holder", p, err)

@@ -36,7 +36,6 @@ func (w *worker) period() time.Duration { return max(w.cfg.TTL, w.guarantees.Gra
 // jobClient is the client that a worker uses at present.
 type jobClient struct {
 	client
-	gen    int
 	ctx    context.Context // ends when the worker stops, or when it abandons the client
 	values driver.Values   // nil if the store has none
 }
@@ -44,7 +43,7 @@ type jobClient struct {
 func (w *worker) jobClient() (c jobClient, cancel context.CancelFunc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c = jobClient{client: client{w.probe, w.locker}, gen: w.gen}
+	c = jobClient{client: w.client}
 	if v, ok := w.probe.Store.(driver.Values); ok {
 		c.values = valuesProbe{w.probe, v}
 	}

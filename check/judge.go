@@ -16,15 +16,19 @@ import (
 // Judge decides whether a history keeps the rules that its store declares. The events are
 // in order of time, as ReadFiles returns them. The first kindRun event contains the store's
 // guarantees. For n events the time grows with n log n. Beside the events, Judge needs
-// about 400 bytes of memory for each grant.
-func Judge(events []Event) (*Report, error) { return judge(events, Slack) }
+// about 700 bytes of memory for each grant.
+func Judge(events []Event) (*Report, error) {
+	r, _, err := judge(events, Slack)
+	return r, err
+}
 
-// judge is Judge for a machine on which a goroutine that can run does so within slack.
-func judge(events []Event, slack time.Duration) (*Report, error) {
+// judge is Judge for a machine on which a goroutine that can run does so within slack. It also returns what it
+// has collected.
+func judge(events []Event, slack time.Duration) (*Report, *collected, error) {
 	began := time.Now()
 	c, err := collect(events)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c.slack = slack
 	r := &Report{Start: c.start, Stats: Stats{Events: c.events, Faults: c.kinds}}
@@ -55,7 +59,7 @@ func judge(events []Event, slack time.Duration) (*Report, error) {
 		r.add(Violation{Rule: RuleLeftovers, Name: e.Name, Text: "something was left behind: " + e.Note, Excerpt: c.leftBy(&e)})
 	}
 	r.Stats.Took = time.Since(began)
-	return r, nil
+	return r, c, nil
 }
 
 // judgeJobs judges what jobs.go records.
@@ -201,7 +205,7 @@ func (c *collected) tooMany(name string, others []*section, b *section, most int
 		between := d.from > first.granted && d.from < b.granted
 		affects := d.on(name) && (d.worker == b.worker || d.worker == first.worker)
 		if between && affects && len(v.Excerpt) < maxExcerpt {
-			v.Excerpt = append(v.Excerpt, d.event())
+			v.Excerpt = append(v.Excerpt, *d.begin)
 		}
 	}
 	v.Cause = c.causes(name, first, b)
@@ -254,64 +258,14 @@ func overlapWords(from, to int64) string {
 	return fmt.Sprintf("for at least %s", time.Duration(to-from).Round(10*time.Microsecond))
 }
 
-// event returns the event with which the disturbance began.
-func (d *disturbance) event() Event {
-	e := Event{T: d.from, W: d.worker, K: kindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
-	switch d.kind {
-	case faultKill:
-		e.K = kindKill
-	case faultPause:
-		e.K = kindPause
-	case faultClose:
-		e.K = kindClosing
-	}
-	return e
-}
-
-// story returns the section's most important events.
-func (s *section) story() []Event {
-	base := Event{W: s.worker, Op: s.op, Name: s.name, Limit: s.limit, Token: s.token, Slot: s.slot}
-	at := func(k Kind, t int64) Event { e := base; e.K, e.T = k, t; return e }
-	events := []Event{at(kindLock, s.requested)}
-	if s.granted != 0 {
-		e := at(kindGranted, s.granted)
-		e.Until = s.firstUntil
-		events = append(events, e)
-	}
-	if s.renewed != 0 {
-		e := at(kindRenewed, s.renewed)
-		e.Until = s.until
-		events = append(events, e)
-	}
-	if s.killed != 0 {
-		events = append(events, at(kindKill, s.killed))
-	}
-	if s.closing != 0 && s.unlock == 0 {
-		events = append(events, at(kindClosing, s.closing))
-	}
-	if s.lost != 0 {
-		e := at(kindLost, s.lost)
-		e.Cause = s.cause
-		events = append(events, e)
-	}
-	if s.unlock != 0 {
-		events = append(events, at(kindUnlock, s.unlock))
-	}
-	if s.stuck != 0 {
-		events = append(events, at(kindStuck, s.stuck))
-	}
-	return events
-}
-
 // judgeValidity finds contexts that continued after the validity had ended, and validity beyond
 // the store's deadline.
 func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	grantOf := h.grantOf()
 	for _, s := range held(h.sections) {
 		if s.alive > s.until {
-			e := s.story()[0]
-			e.K, e.T = kindAlive, s.alive
-			r.add(Violation{Rule: RuleValidity, Name: h.name, Excerpt: append(s.story(), e),
+			alive := Event{T: s.alive, W: s.worker, K: kindAlive, Name: h.name, Token: s.token}
+			r.add(Violation{Rule: RuleValidity, Name: h.name, Excerpt: append(s.story(), alive),
 				Text: fmt.Sprintf("the context of %s under token %d of %q went on for %s after its lease had ceased to be valid",
 					s.holder(), s.token, h.name, time.Duration(s.alive-s.until))})
 		}
@@ -324,9 +278,7 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 					s.holder(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
 			for _, b := range h.bounds {
 				if b.token == granted && b.at+b.ttl == d {
-					e := s.story()[0]
-					e.T, e.K, e.TTL = b.at, kindKept, b.ttl
-					v.Excerpt = append(v.Excerpt, e)
+					v.Excerpt = append(v.Excerpt, Event{T: b.at, W: s.worker, K: kindKept, Name: h.name, Token: granted, TTL: b.ttl})
 				}
 			}
 			r.add(v)
@@ -367,28 +319,6 @@ func (h *nameHistory) grants() []grant {
 		}
 	}
 	return all
-}
-
-// story returns the request's events.
-func (q *request) story() []Event {
-	base := Event{W: q.worker, ID: q.id, Name: q.name, Limit: q.limit, T: q.sent, K: kindRequest}
-	events := []Event{base}
-	if q.placed != 0 {
-		e := base
-		e.T, e.K = q.placed, kindPlaced
-		events = append(events, e)
-	}
-	if q.answer != 0 {
-		e := base
-		e.T, e.K, e.Token, e.Err = q.answer, kindAnswer, q.token, q.err
-		events = append(events, e)
-	}
-	if q.unknown != 0 {
-		e := base
-		e.T, e.K = q.unknown, kindUnknown
-		events = append(events, e)
-	}
-	return events
 }
 
 // judgeTokens finds two grants with the same token, and a token that is not larger than that of a

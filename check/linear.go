@@ -317,22 +317,3 @@ func gap(wrote []*work) []Event {
 	}
 	return wrote[0].story()
 }
-
-func (w *work) story() []Event {
-	base := Event{W: w.worker, Op: w.op, Res: w.res, Token: w.token, Guarded: w.guarded, T: w.begin, K: kindBegin}
-	events := []Event{base}
-	if w.read != 0 {
-		e := base
-		e.T, e.K, e.Value = w.read, kindRead, w.value
-		events = append(events, e)
-	}
-	if !w.pending() {
-		e := base
-		e.T, e.K, e.Value = w.end, w.outcome, w.value
-		if w.outcome == kindWrote {
-			e.Value++
-		}
-		events = append(events, e)
-	}
-	return events
-}

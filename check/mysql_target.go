@@ -4,7 +4,6 @@ package check
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"slices"
 	"strings"
@@ -170,7 +169,7 @@ func (m *mysql) promote(ctx context.Context, _ Fault) error {
 		return err
 	}
 	if behind != 0 {
-		return fmt.Errorf("check: the replica does not follow its primary: %s", slaveErrors(ctx, next))
+		return fmt.Errorf("check: the replica does not follow its primary: %s", next.Output())
 	}
 	if err := execSQL(ctx, next, "STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = 0"); err != nil {
 		return err
@@ -178,38 +177,6 @@ func (m *mysql) promote(ctx context.Context, _ Fault) error {
 	m.router.Lead(next.Address)
 	slices.Reverse(m.servers)
 	return m.follow(ctx, old, next)
-}
-
-// slaveErrors returns the errors that stopped a replica.
-func slaveErrors(ctx context.Context, s *servers.MySQL) string {
-	c, err := connect(ctx, s)
-	if err != nil {
-		return err.Error()
-	}
-	defer c.close()
-	rows, err := c.QueryContext(ctx, "SHOW SLAVE STATUS")
-	if err != nil {
-		return err.Error()
-	}
-	defer rows.Close()
-	var found []string
-	columns, _ := rows.Columns()
-	for rows.Next() {
-		values := make([]sql.NullString, len(columns))
-		to := make([]any, len(columns))
-		for i := range values {
-			to[i] = &values[i]
-		}
-		if err := rows.Scan(to...); err != nil {
-			return err.Error()
-		}
-		for i, c := range columns {
-			if strings.HasSuffix(c, "_Error") && values[i].String != "" {
-				found = append(found, values[i].String)
-			}
-		}
-	}
-	return strings.Join(append(found, fmt.Sprint(rows.Err())), "; ")
 }
 
 // lockTables locks two tables, one after the other, as a backup or a change of the schema

@@ -24,17 +24,14 @@ func natsTarget(members int) starter {
 		if err != nil {
 			return err
 		}
-		var proxies []*servers.Proxy
-		var hosts []string
+		var clients []string
 		for _, n := range cluster {
 			t.onClose(n.End)
+			clients = append(clients, n.Client)
 		}
-		for _, n := range cluster {
-			p, err := t.proxy(n.Client)
-			if err != nil {
-				return err
-			}
-			proxies, hosts = append(proxies, p), append(hosts, p.Address())
+		proxies, hosts, err := t.proxies(clients...)
+		if err != nil {
+			return err
 		}
 		if err := cluster[0].CreateBucket(ctx, "locks", members); err != nil {
 			return err
@@ -56,7 +53,7 @@ func natsTarget(members int) starter {
 			faults = append(faults, killFault(faultKillLeader, leader), pauseFault(faultPauseLeader, leader), rollingRestart(cluster))
 		}
 		t.URL = fmt.Sprintf("nats://%s?bucket=locks&replicas=%d&skew=10ms", strings.Join(hosts, ","), members)
-		t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), faults))
+		t.Faults = OneAtATime(slices.Concat(proxyFaults(proxies...), faults))
 		return nil
 	}
 }

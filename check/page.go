@@ -62,11 +62,7 @@ const (
 )
 
 // renderPage writes a judged history as one HTML page that needs no other file.
-func renderPage(w io.Writer, events []Event, r *Report) error {
-	c, err := collect(events)
-	if err != nil {
-		return err
-	}
+func renderPage(w io.Writer, c *collected, r *Report) error {
 	data, err := json.Marshal(c.draw(r))
 	if err != nil {
 		return err

@@ -51,7 +51,9 @@ func writePage(t *testing.T, s *story) string {
 	r := s.judge(t)
 	path := filepath.Join(t.TempDir(), "report.html")
 	var b bytes.Buffer
-	must.Succeed(t, renderPage(&b, s.events, r))
+	c, err := collect(s.events)
+	must.Succeed(t, err)
+	must.Succeed(t, renderPage(&b, c, r))
 	must.Succeed(t, os.WriteFile(path, b.Bytes(), 0o600))
 	return path
 }

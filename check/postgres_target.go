@@ -59,15 +59,11 @@ func (p *postgres) start(ctx context.Context, t *Target, recipe string) error {
 	if err := awaitSQL(ctx, time.Minute, p.servers[1], known); err != nil {
 		return err
 	}
-	var proxies []*servers.Proxy
-	for _, s := range p.servers {
-		proxy, err := t.proxy(s.Address)
-		if err != nil {
-			return err
-		}
-		proxies = append(proxies, proxy)
+	proxies, hosts, err := t.proxies(p.servers[0].Address, p.servers[1].Address)
+	if err != nil {
+		return err
 	}
-	t.URL = storeURL(clientUser, proxies[0].Address(), proxies[1].Address())
+	t.URL = storeURL(clientUser, hosts...)
 	faults := append(p.primaryFaults(),
 		StoreFault{Kind: "crash-server", Begin: p.crash}, StoreFault{Kind: "promote-replica", Begin: p.promote},
 		p.killSession(func() []*servers.Postgres { return p.servers[:1] }),

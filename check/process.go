@@ -140,13 +140,17 @@ func (p *process) output() string {
 	return p.text.String()
 }
 
-// begin starts a worker process and waits until it works.
-func (a *assignment) begin(ctx context.Context, command []string) (*process, error) {
+// begin starts a worker process, of this executable, and waits until it works.
+func (a *assignment) begin(ctx context.Context) (*process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
 	text, err := json.Marshal(a)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{cmd: exec.Command(command[0], command[1:]...), done: make(chan struct{})}
+	p := &process{cmd: exec.Command(self), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
 	p.cmd.Stderr = p
 	if p.orders, err = p.cmd.StdinPipe(); err != nil {

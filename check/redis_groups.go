@@ -23,13 +23,11 @@ func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 	}
 	t.onClose(g.Kill)
 	p := &redisPair{target: t, primary: g.Primary, replica: g.Replicas[0]}
-	for range 2 {
-		proxy, err := t.proxy(p.primary.Address())
-		if err != nil {
-			return err
-		}
-		p.proxies = append(p.proxies, proxy)
+	proxies, hosts, err := t.proxies(p.primary.Address(), p.primary.Address())
+	if err != nil {
+		return err
 	}
+	p.proxies = proxies
 	clocks, err := fakeClocks(ctx, p.replica, p.primary)
 	if err == nil {
 		err = g.Linked(ctx)
@@ -38,7 +36,7 @@ func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 		return err
 	}
 	t.ofWorker = func(worker int) string {
-		return "redis://" + redisUser + p.proxies[worker%len(p.proxies)].Address() + "?replicas=1"
+		return "redis://" + redisUser + hosts[worker%len(hosts)] + "?replicas=1"
 	}
 	t.URL = t.ofWorker(0)
 	faults := proxyFaults(p.proxies...)
@@ -47,7 +45,7 @@ func redisReplicasTarget(ctx context.Context, dir string, t *Target) error {
 			Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: p.beginClockAhead, End: p.endClockAhead,
 		})
 	}
-	t.Faults = oneAtATime(slices.Concat(faults, []StoreFault{
+	t.Faults = OneAtATime(slices.Concat(faults, []StoreFault{
 		// The replica has all grants, so a failover loses none. But a failover may lose
 		// a release, because clients do not wait until the replica has it.
 		{Kind: "failover", Loses: true, Begin: p.failOver,
@@ -190,7 +188,7 @@ func redisSentinelTarget(ctx context.Context, dir string, t *Target) error {
 	t.onClose(group.Kill)
 	s := &redisSentinel{RedisSentinel: group}
 	t.URL = "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + addresses(s.Sentinels[1:])
-	t.Faults = oneAtATime(append([]StoreFault{
+	t.Faults = OneAtATime(append([]StoreFault{
 		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: s.killPrimary, End: s.restartKilled},
 		{Kind: "pause-primary", Begin: s.pausePrimary},
 		// Clients write to the old primary until it is demoted. These writes are lost.
@@ -308,7 +306,7 @@ func redisClusterTarget(ctx context.Context, dir string, t *Target) error {
 		return err
 	}
 	t.URL = "redis+cluster://" + redisUser + c.Nodes[0].Address() + addresses(c.Nodes[1:3])
-	t.Faults = oneAtATime(append([]StoreFault{
+	t.Faults = OneAtATime(append([]StoreFault{
 		{Kind: "move-slot", Begin: c.beginMove, End: c.endMoves},
 		{Kind: "move-slot-held", Often: 3, Begin: c.beginHeld, End: c.endHeld},
 		{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: c.killPrimary, End: c.restartKilled},
@@ -332,15 +330,7 @@ func restartReplica(ctx context.Context, r *servers.Redis) error {
 // awaitFollows waits until a server is a replica that has all data of its primary. A server of a
 // cluster must have all data again before it may become primary.
 func awaitFollows(ctx context.Context, r *servers.Redis) error {
-	return servers.Until(ctx, func() error { return follows(ctx, r) })
-}
-
-func follows(ctx context.Context, r *servers.Redis) error {
-	info, err := r.Info(ctx, "replication")
-	if err == nil && (info["role"] != "slave" || info["master_link_status"] != "up") {
-		err = errors.New("check: the server does not follow its primary")
-	}
-	return err
+	return servers.Until(ctx, func() error { return r.Follows(ctx) })
 }
 
 // redisCluster is a cluster with the present fault. At most one fault at a time uses it.
@@ -429,7 +419,7 @@ func (c *redisCluster) handOver(ctx context.Context, r, next *servers.Redis) (er
 		if _, err = next.Do(ctx, "CLUSTER", "FAILOVER"); err != nil {
 			return err
 		}
-		if err = servers.Within(ctx, 6*time.Second, func() error { return follows(ctx, r) }); err == nil {
+		if err = servers.Within(ctx, 6*time.Second, func() error { return r.Follows(ctx) }); err == nil {
 			return nil
 		}
 		if err := c.SetNodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {

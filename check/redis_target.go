@@ -52,7 +52,7 @@ func redisAlone(ctx context.Context, dir string, t *Target, user []string, query
 	}
 	all, server := []*servers.Redis{r}, present(&r)
 	t.URL = "redis://" + redisUser + p.Address() + query
-	t.Faults = oneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
+	t.Faults = OneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
 		pauseFault(faultPauseServer, server), killFault(faultKillServer, server),
 		early(affect("restart-empty", server, restartEmpty, nil)), redisStall(server), refuseConnections(r),
 	}, redisDataFaults(all)))

@@ -24,7 +24,7 @@ const redlockMaxTTL = 2 * time.Second
 func redlockTarget(ctx context.Context, dir string, t *Target) error {
 	const size = 5
 	var all []*servers.Redis
-	var proxies []*servers.Proxy
+	var upstreams []string
 	q := url.Values{"max_ttl": {redlockMaxTTL.String()}, "skew": {"250ms"}}
 	for i := range size {
 		home := filepath.Join(dir, fmt.Sprintf("redis-%d", i+1))
@@ -33,13 +33,13 @@ func redlockTarget(ctx context.Context, dir string, t *Target) error {
 			return err
 		}
 		t.onClose(r.Kill)
-		p, err := t.proxy(r.Address())
-		if err != nil {
-			return err
-		}
-		all, proxies = append(all, r), append(proxies, p)
-		q.Add("node", p.Address())
+		all, upstreams = append(all, r), append(upstreams, r.Address())
 	}
+	proxies, nodes, err := t.proxies(upstreams...)
+	if err != nil {
+		return err
+	}
+	q["node"] = nodes
 	clocks, err := fakeClocks(ctx, all...)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func redlockTarget(ctx context.Context, dir string, t *Target) error {
 			some[i].Detail = func(f Fault) string { return fmt.Sprintf("server %d", f.N%size+1) }
 		}
 	}
-	t.Faults = oneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{killSubscriptions(all)}, ofOne,
+	t.Faults = OneAtATime(slices.Concat(proxyFaults(proxies...), []StoreFault{killSubscriptions(all)}, ofOne,
 		[]StoreFault{rollingRestart(all)}, ofClocks))
 	t.Left = redlockLeft(all)
 	return nil

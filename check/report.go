@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -121,32 +122,19 @@ type Stats struct {
 	Handoff time.Duration
 }
 
+// add adds the counts of another round.
 func (s *Stats) add(o Stats) {
-	s.Events += o.Events
-	s.Grants += o.Grants
-	s.Renewals += o.Renewals
-	s.Losses += o.Losses
-	s.Failures += o.Failures
-	s.Queued += o.Queued
-	s.Refusals += o.Refusals
-	s.Kept += o.Kept
-	s.Ticks += o.Ticks
-	s.Missed += o.Missed
-	s.Accounted += o.Accounted
-	s.Once += o.Once
-	s.IDs += o.IDs
-	s.Values += o.Values
-	s.Writes += o.Writes
-	s.Refused += o.Refused
-	s.LostUpdates += o.LostUpdates
-	s.Allowed += o.Allowed
-	s.Unknown += o.Unknown
+	sum, more := reflect.ValueOf(s).Elem(), reflect.ValueOf(o)
+	for i := range sum.NumField() {
+		if n := sum.Field(i); n.Kind() == reflect.Int {
+			n.SetInt(n.Int() + more.Field(i).Int())
+		}
+	}
 	s.Took += o.Took
 	s.Handoff = max(s.Handoff, o.Handoff)
 	if s.Faults == nil {
 		s.Faults = map[string]int{}
 	}
-	s.Seconds += o.Seconds
 	if s.Paths == nil {
 		s.Paths = map[string]Path{}
 	}

@@ -46,14 +46,6 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
-	command := c.Command
-	if command == nil {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		command = []string{self}
-	}
 	work, err := os.MkdirTemp(dir, "work-")
 	if err != nil {
 		return nil, err
@@ -68,7 +60,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, t.close()) }()
-	run := &run{cfg: &c, target: t, open: t.opener(&c), work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
+	run := &run{cfg: &c, target: t, open: t.opener(&c), work: work, regs: regs, dir: dir, began: time.Now(), tokens: map[string]uint64{}}
 	report, err := run.rounds(ctx)
 	if report != nil {
 		report.Dir = dir
@@ -85,7 +77,6 @@ type run struct {
 	target          *Target
 	open            func(context.Context) (driver.Store, error)
 	work, regs, dir string
-	command         []string
 	began           time.Time
 	// tokens has the largest token of each name in earlier rounds.
 	tokens map[string]uint64
@@ -173,16 +164,13 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 		return nil, err
 	}
 	defer t.close()
-	s, err := t.opener(&c)(ctx)
+	r := &run{cfg: &c, target: t, open: t.opener(&c)}
+	s, g, err := r.openStore(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close(ctx)
-	g, err := s.Guarantees(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.Compact((&run{target: t}).kinds(s, &g)), nil
+	return slices.Compact(r.kinds(s, &g)), nil
 }
 
 // round runs the workers for one round, judges the history, and keeps it.
@@ -200,7 +188,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	shown.URL = redacted(shown.URL)
 	plan, _ := json.Marshal(shown) // Config has no type that Marshal refuses
 	log.Add(Event{K: kindRun, Note: string(plan), Store: g})
-	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
+	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
 	clearMarks(ctx, s)
 	if err := c.start(ctx); err != nil {
@@ -225,12 +213,12 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	if err != nil {
 		return nil, err
 	}
-	report, err := Judge(events)
+	report, found, err := judge(events, Slack)
 	if err != nil {
 		return nil, err
 	}
-	r.compareTokens(report, events)
-	if err := r.keep(events, report); err != nil {
+	r.compareTokens(report, found)
+	if err := r.keep(events, found, report); err != nil {
 		return nil, err
 	}
 	return report, os.RemoveAll(dir)
@@ -380,12 +368,8 @@ func (r *run) recordLeftovers(log *historyLog, s driver.Store, g *driver.Guarant
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second+lease)
 	defer cancel()
 	if i, ok := s.(driver.Inspector); ok {
-		deadline := time.Now().Add(lease + 2*time.Second)
-		left := listLeftovers(ctx, i)
-		for len(left) > 0 && !time.Now().After(deadline) {
-			time.Sleep(50 * time.Millisecond)
-			left = listLeftovers(ctx, i)
-		}
+		list := func(ctx context.Context) ([]Event, error) { return listLeftovers(ctx, i), nil }
+		left, _ := leftSoon(lease+2*time.Second, list)(ctx)
 		for _, e := range left {
 			log.Add(e)
 		}
@@ -422,11 +406,7 @@ func listLeftovers(ctx context.Context, i driver.Inspector) (left []Event) {
 
 // compareTokens requires that a round's tokens exceed those of earlier rounds. All clients
 // end between two rounds.
-func (r *run) compareTokens(report *Report, events []Event) {
-	c, err := collect(events)
-	if err != nil {
-		return
-	}
+func (r *run) compareTokens(report *Report, c *collected) {
 	largest := map[string]uint64{}
 	for name, h := range c.names {
 		for _, q := range h.requests {
@@ -447,7 +427,7 @@ func (r *run) compareTokens(report *Report, events []Event) {
 }
 
 // keep writes the round's history and its page into the run's directory.
-func (r *run) keep(events []Event, report *Report) error {
+func (r *run) keep(events []Event, c *collected, report *Report) error {
 	path := filepath.Join(r.dir, HistoryFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -463,7 +443,7 @@ func (r *run) keep(events []Event, report *Report) error {
 	if err != nil {
 		return err
 	}
-	if err := renderPage(page, events, report); err != nil {
+	if err := renderPage(page, c, report); err != nil {
 		page.Close()
 		return err
 	}

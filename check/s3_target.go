@@ -25,7 +25,7 @@ func s3Target(ctx context.Context, dir string, t *Target) error {
 	}
 	one := oneOf([]*servers.S3{s})
 	t.URL = servers.S3URL(p.Address())
-	t.Faults = oneAtATime(slices.Concat(proxyFaults(p), []StoreFault{refuseNew([]*servers.Proxy{p}),
+	t.Faults = OneAtATime(slices.Concat(proxyFaults(p), []StoreFault{refuseNew([]*servers.Proxy{p}),
 		pauseFault(faultPauseServer, one), pauseFault(faultStall, one), killFault(faultKillServer, one)}))
 	return nil
 }

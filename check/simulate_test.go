@@ -161,7 +161,7 @@ func simulateCheck(t *testing.T, seed uint64) *Report {
 		c.log.Add(e)
 	}
 	sortEvents(sim.events)
-	report, err := judge(sim.events, longestRun)
+	report, _, err := judge(sim.events, longestRun)
 	must(err)
 	return report
 }

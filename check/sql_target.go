@@ -129,7 +129,7 @@ func (d *database[S]) killSession(some func() []S) StoreFault {
 // down while its proxy injects a fault. Grants of most recipes end with their session, when
 // the server or the connection fails. The leases of the recipe optimistic do not.
 func (d *database[S]) complete(t *Target, recipe string, ofServers []StoreFault, proxies ...*servers.Proxy) {
-	t.Faults = append(oneAtATime(ofServers), oneAtATime(proxyFaults(proxies...))...)
+	t.Faults = append(OneAtATime(ofServers), OneAtATime(proxyFaults(proxies...))...)
 	harmless := []string{faultPauseServer, faultStall, faultFull, faultRevoke, "lock-tables", faultDelayServer}
 	for i, f := range t.Faults {
 		if recipe != "optimistic" && !slices.Contains(harmless, f.Kind) {

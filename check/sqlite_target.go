@@ -23,7 +23,7 @@ func sqliteTarget(_ context.Context, dir string, t *Target) error {
 	t.onClose(func() { _ = db.Close() })
 	var tx *sql.Tx
 	t.URL = "sqlite://" + path
-	t.Faults = oneAtATime([]StoreFault{
+	t.Faults = OneAtATime([]StoreFault{
 		{
 			Kind: faultPauseServer, // what a process does to the others that is stopped in a transaction
 			Begin: func(ctx context.Context, _ Fault) (err error) {

@@ -16,10 +16,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// oneAtATime admits one fault of a store at a time, because for example a killed server
+// OneAtATime admits one fault of a store at a time, because for example a killed server
 // cannot be stopped. Between two faults it leaves the workers time. It skips a kind that has
 // begun two times more often than another one that the plan has drawn, so that no kind is left out.
-func oneAtATime(all []StoreFault) []StoreFault {
+func OneAtATime(all []StoreFault) []StoreFault {
 	var mu sync.Mutex
 	var busy bool
 	var next time.Time
@@ -31,7 +31,7 @@ func oneAtATime(all []StoreFault) []StoreFault {
 	}
 	for i := range all {
 		begin, end := all[i].Begin, all[i].End
-		all[i].Admit = func(Fault) bool {
+		all[i].admit = func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			kind := all[i].Kind
@@ -132,6 +132,22 @@ func killFault[S serverProcess](kind string, which choice[S]) StoreFault {
 	return affect(kind, which, kill[S], restart[S])
 }
 
+// onDisks starts servers on disks that a fault can stall, or on ordinary ones if this machine has no others.
+func onDisks[S any](start func(disks bool) (S, error)) (S, error) {
+	s, err := start(true)
+	if errors.Is(err, servers.ErrNoDisk) {
+		s, err = start(false)
+	}
+	return s, err
+}
+
+// stallFault stops the writes of servers to their disks.
+func stallFault[S interface{ Disk() *servers.Disk }](which choice[S]) StoreFault {
+	return affect(faultStallLeader, which,
+		func(_ context.Context, s S, _ Fault) error { s.Disk().Stall(); return nil },
+		func(_ context.Context, s S, _ Fault) error { s.Disk().Resume(); return nil })
+}
+
 // rollingRestart kills the servers of a group one after another, and starts each again before it kills
 // the next one.
 func rollingRestart[S serverProcess](all []S) StoreFault {
@@ -213,24 +229,4 @@ func proxyFaults(all ...*servers.Proxy) []StoreFault {
 func refuseNew(all []*servers.Proxy) StoreFault {
 	refuse := func(_ context.Context, p *servers.Proxy, _ Fault) error { p.Refuse(); return nil }
 	return affect(faultFull, allOf(all), refuse, simply((*servers.Proxy).Heal))
-}
-
-// Refusal describes one command that a server refuses between Begin and End. The server
-// executes the other commands of the same step. A missing right, a slot that is being
-// moved, or a full memory can cause that.
-type Refusal struct {
-	// Command is the name of the command.
-	Command    string
-	Begin, End func(context.Context) error
-}
-
-// Refusals returns a fault that refuses one of the commands at a time.
-func Refusals(all ...Refusal) StoreFault {
-	one := func(f Fault) *Refusal { return &all[f.N%len(all)] }
-	return StoreFault{
-		Kind:   "refuse-command",
-		Detail: func(f Fault) string { return one(f).Command },
-		Begin:  func(ctx context.Context, f Fault) error { return one(f).Begin(ctx) },
-		End:    func(ctx context.Context, f Fault) error { return one(f).End(ctx) },
-	}
 }

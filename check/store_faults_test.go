@@ -15,23 +15,23 @@ import (
 // that one begins for the third time.
 func TestSkippedFaultBegins(t *testing.T) {
 	nothing := func(context.Context, Fault) error { return nil }
-	all := oneAtATime([]StoreFault{{Kind: "long", Begin: nothing, End: nothing}, {Kind: "other", Begin: nothing}, {Kind: "not chosen", Begin: nothing}})
+	all := OneAtATime([]StoreFault{{Kind: "long", Begin: nothing, End: nothing}, {Kind: "other", Begin: nothing}, {Kind: "not chosen", Begin: nothing}})
 	long, other := all[0], all[1]
-	if !long.Admit(Fault{}) || other.Admit(Fault{}) {
+	if !long.admit() || other.admit() {
 		t.Fatal("two faults are under way")
 	}
 	end := func() {
 		must.Succeed(t, long.End(t.Context(), Fault{}))
 	}
 	end()
-	if !long.Admit(Fault{}) {
+	if !long.admit() {
 		t.Fatal("a fault does not begin again")
 	}
 	end()
-	if long.Admit(Fault{}) {
+	if long.admit() {
 		t.Error("a fault begins for the third time before one that was skipped")
 	}
-	if !other.Admit(Fault{}) {
+	if !other.admit() {
 		t.Error("the fault that was skipped does not begin")
 	}
 }

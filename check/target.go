@@ -12,8 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/filestore" // opens the URL of fileTarget
 	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -70,6 +71,18 @@ func (t *Target) proxy(upstream string) (*servers.Proxy, error) {
 	return p, err
 }
 
+// proxies starts a proxy for each of some addresses. It also returns the addresses of the proxies.
+func (t *Target) proxies(upstreams ...string) (all []*servers.Proxy, addresses []string, err error) {
+	for _, upstream := range upstreams {
+		p, err := t.proxy(upstream)
+		if err != nil {
+			return nil, nil, err
+		}
+		all, addresses = append(all, p), append(addresses, p.Address())
+	}
+	return all, addresses, nil
+}
+
 // opener returns the function that opens a client.
 func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 	if t.Open != nil {
@@ -81,8 +94,8 @@ func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
 // leftSoon returns a Left that repeats find until nothing remains, for at most d. It
 // repeats find because sessions, queues and tombstones expire soon, and because find may
 // fail during an election.
-func leftSoon(d time.Duration, find func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
-	return func(ctx context.Context) ([]string, error) {
+func leftSoon[T any](d time.Duration, find func(context.Context) ([]T, error)) func(context.Context) ([]T, error) {
+	return func(ctx context.Context) ([]T, error) {
 		for end := time.Now().Add(d); ; sleep(ctx, 50*time.Millisecond) {
 			left, err := find(ctx)
 			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
@@ -119,11 +132,11 @@ type StoreFault struct {
 	// Detail, unless it is nil, describes the present fault in a few words: the refused
 	// command, the stopped server.
 	Detail func(Fault) string
-	// Admit, unless it is nil, reports whether the fault can begin now. If it cannot, the
-	// check skips it.
-	Admit func(Fault) bool
 	// Begin begins the fault. End, unless it is nil, ends the fault.
 	Begin, End func(context.Context, Fault) error
+	// admit, unless it is nil, reports whether the fault can begin now. If it cannot, the
+	// check skips it.
+	admit func() bool
 }
 
 // starter starts a store in a directory, and describes it in the target. Also if it fails, its caller ends the
@@ -247,17 +260,12 @@ func fileTarget(_ context.Context, dir string, t *Target) error {
 	t.URL = "file://" + locks
 	t.Left = func(ctx context.Context) ([]string, error) {
 		// The new client removes what dead clients have left.
-		s, err := filestore.Open(ctx, locks)
+		l, err := holdfast.Open(ctx, t.URL)
 		if err != nil {
 			return nil, err
 		}
-		defer s.Close(ctx)
-		const name = "check-sweep"
-		sweep := driver.Request{ID: name, Name: name, Limit: driver.Exclusive, TTL: time.Minute, From: sweeper{}}
-		if _, err := s.Acquire(ctx, sweep); err != nil {
-			return nil, err
-		}
-		if err := s.Undo(ctx, sweep); err != nil {
+		defer l.Close(ctx)
+		if err := l.Do(ctx, "check-sweep", func(context.Context) error { return nil }); err != nil {
 			return nil, err
 		}
 		return leftSoon(3*time.Second, func(context.Context) (left []string, err error) {
@@ -272,9 +280,3 @@ func fileTarget(_ context.Context, dir string, t *Target) error {
 	}
 	return os.MkdirAll(locks, 0o700)
 }
-
-type sweeper struct{}
-
-func (sweeper) Owner() driver.Owner      { return driver.Owner{ID: "check-sweep", PID: os.Getpid()} }
-func (sweeper) Queued([]driver.Holder)   {}
-func (sweeper) Lost(driver.Cause, error) {}

@@ -150,13 +150,7 @@ func (c *collected) leftBy(e *Event) []Event {
 	if h := c.names[e.Name]; h != nil {
 		for _, q := range h.requests {
 			if q.id == e.ID {
-				events := q.story()
-				if q.undone != 0 {
-					u := events[0]
-					u.T, u.K = q.undone, kindUndone
-					events = append(events, u)
-				}
-				return append(events, *e)
+				return append(q.story(), *e)
 			}
 		}
 	}

@@ -34,20 +34,26 @@ type worker struct {
 	lanes   sync.WaitGroup
 
 	mu       sync.Mutex
-	gen      int
-	probe    *probe
-	locker   *holdfast.Locker
-	using    context.Context // limits the requests through this Locker
-	end      context.CancelFunc
+	client   // the present one
 	closers  sync.WaitGroup
 	vanished []client // the clients that were abandoned
 	ops      int
 	holding  map[holdingKey]holding
 }
 
+// client is one generation of a worker's clients.
 type client struct {
+	gen    int
 	probe  *probe
 	locker *holdfast.Locker
+	using  context.Context // limits the requests through the Locker
+	end    context.CancelFunc
+}
+
+func (w *worker) present() client {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.client
 }
 
 type holdingKey struct {
@@ -82,12 +88,7 @@ func (w *worker) start(ctx context.Context) error {
 	if err := w.renewClient(ctx); err != nil {
 		return err
 	}
-	g, err := w.locker.Guarantees(ctx)
-	// A fault of the store may be under way when this worker begins.
-	for end := time.Now().Add(startTime); (errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrRefused)) && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
-		g, err = w.locker.Guarantees(ctx)
-	}
+	g, err := persist(func() (holdfast.Guarantees, error) { return w.locker.Guarantees(ctx) })
 	if err != nil {
 		return err
 	}
@@ -107,6 +108,16 @@ func (w *worker) start(ctx context.Context) error {
 	return nil
 }
 
+// persist repeats a request that a worker makes to its store before it works, for at most startTime. A fault of the
+// store may be under way. For example, a demoted server refuses clients until another server is promoted.
+func persist[T any](request func() (T, error)) (answer T, err error) {
+	for end := time.Now().Add(startTime); ; time.Sleep(50 * time.Millisecond) {
+		if answer, err = request(); err == nil || !time.Now().Before(end) {
+			return answer, err
+		}
+	}
+}
+
 // takeAll takes the planned locks one after another until the worker stops.
 func (w *worker) takeAll(plan iter.Seq[plannedLock]) {
 	for s := range plan {
@@ -121,61 +132,50 @@ func (w *worker) takeAll(plan iter.Seq[plannedLock]) {
 
 // renewClient gives the worker a new client and Locker in place of the old ones.
 func (w *worker) renewClient(ctx context.Context) error {
-	s, err := w.open(ctx)
-	// The server may be demoted now, and refuses clients until another server is promoted.
-	for end := time.Now().Add(startTime); err != nil && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
-		s, err = w.open(ctx)
-	}
+	s, err := persist(func() (driver.Store, error) { return w.open(ctx) })
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	gen := w.gen + 1 // only one goroutine at a time replaces the client
-	w.mu.Unlock()
-	p := newProbe(s, w.log, gen)
-	l, err := holdfast.New(p.store(), holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
+	c := client{gen: w.present().gen + 1} // only one goroutine at a time replaces the client
+	c.probe = newProbe(s, w.log, c.gen)
+	c.locker, err = holdfast.New(c.probe.store(), holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
 	if err != nil {
 		return err
 	}
+	c.using, c.end = context.WithCancel(w.giveUp)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.gen = gen
-	w.probe, w.locker = p, l
-	w.using, w.end = context.WithCancel(w.giveUp)
+	w.client = c
 	return nil
 }
 
 // reopen closes the Locker while its goroutines use it, and opens another.
 func (w *worker) reopen(ctx context.Context) error {
-	w.mu.Lock()
-	gen, old, locker := w.gen, w.probe, w.locker
-	w.mu.Unlock()
-	w.log.Add(Event{K: kindClosing, Gen: gen})
+	old := w.present()
+	w.log.Add(Event{K: kindClosing, Gen: old.gen})
 	if err := w.renewClient(ctx); err != nil {
 		return err
 	}
-	w.closers.Go(func() { w.shut(old, locker) })
+	w.closers.Go(func() { w.shut(old) })
 	return nil
 }
 
 // vanish abandons a client: the store receives nothing more from it.
 func (w *worker) vanish(ctx context.Context) error {
 	w.mu.Lock()
-	old := client{w.probe, w.locker}
+	old := w.client
 	w.vanished = append(w.vanished, old)
-	gen, end := w.gen, w.end
 	w.mu.Unlock()
-	w.log.Add(Event{K: kindVanished, Gen: gen})
+	w.log.Add(Event{K: kindVanished, Gen: old.gen})
 	old.probe.link.Cut()
-	end()
+	old.end()
 	return w.renewClient(ctx)
 }
 
 // shut closes a Locker and records what it has left at the store. Close must end within
 // twice waitTimeout, counted from its begin or from the end of the work, if that is later.
-func (w *worker) shut(p *probe, l *holdfast.Locker) {
-	p.link.Heal()
+func (w *worker) shut(c client) {
+	c.probe.link.Heal()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	// A fault of the servers may last until the drain, and Close needs the servers.
@@ -191,15 +191,15 @@ func (w *worker) shut(p *probe, l *holdfast.Locker) {
 		case <-ctx.Done():
 		}
 	}()
-	err := l.Close(ctx)
+	err := c.locker.Close(ctx)
 	if err != nil {
 		w.log.Add(Event{K: kindLeft, Note: fmt.Sprintf("Close of a Locker did not return: %v", err)})
 	} else {
-		for _, e := range p.leftovers(ctx) {
+		for _, e := range c.probe.leftovers(ctx) {
 			w.log.Add(e)
 		}
 	}
-	_ = p.Store.Close(ctx) // the coordinator records what this client leaves
+	_ = c.probe.Store.Close(ctx) // the coordinator records what this client leaves
 }
 
 // finish ends the work: the worker takes no new locks, lets its waiters wait until
@@ -224,7 +224,7 @@ func (w *worker) finish() {
 	w.endWait()
 	w.closers.Wait()
 	w.mu.Lock()
-	gen, p, l, vanished := w.gen, w.probe, w.locker, w.vanished
+	last, vanished := w.client, w.vanished
 	w.mu.Unlock()
 	for _, c := range vanished {
 		c.probe.link.End()
@@ -235,16 +235,14 @@ func (w *worker) finish() {
 		}
 		cancel()
 	}
-	w.log.Add(Event{K: kindClosing, Gen: gen})
-	w.shut(p, l)
+	w.log.Add(Event{K: kindClosing, Gen: last.gen})
+	w.shut(last)
 	w.log.Add(Event{K: kindStop})
 }
 
 // inject begins one of this worker's own faults.
 func (w *worker) inject(ctx context.Context, f Fault) error {
-	w.mu.Lock()
-	p := w.probe
-	w.mu.Unlock()
+	p := w.present().probe
 	switch f.Kind {
 	case faultCut:
 		p.link.Cut()
@@ -376,17 +374,17 @@ func (w *worker) take(s plannedLock) {
 		s.Names = s.Names[:1]
 	}
 	w.mu.Lock()
-	locker, gen, using := w.locker, w.gen, w.using
+	c := w.client
 	first := w.ops + 1
 	w.ops += len(s.Names)
 	w.mu.Unlock()
 
-	ctx, cancel := context.WithCancel(using)
+	ctx, cancel := context.WithCancel(c.using)
 	defer cancel()
 	op := map[string]int{}
 	for i, n := range s.Names {
 		op[n] = first + i
-		w.log.Add(Event{K: kindLock, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
+		w.log.Add(Event{K: kindLock, Name: n, Op: first + i, Gen: c.gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
 	}
 	if s.Cancel > 0 {
 		defer time.AfterFunc(s.Cancel, cancel).Stop()
@@ -396,7 +394,7 @@ func (w *worker) take(s plannedLock) {
 	if w.gateway != nil {
 		k, err = w.gateway.lock(ctx, &s)
 	} else {
-		k, err = s.request(ctx, locker)
+		k, err = s.request(ctx, c.locker)
 	}
 	if err != nil {
 		kind := kindFailed
@@ -408,7 +406,7 @@ func (w *worker) take(s plannedLock) {
 		}
 		return
 	}
-	t := &takenLock{plannedLock: s, workerLock: k, locker: locker, log: w.log, grants: k.Leases(), op: op}
+	t := &takenLock{plannedLock: s, workerLock: k, locker: c.locker, log: w.log, grants: k.Leases(), op: op}
 	w.mu.Lock()
 	for _, g := range t.grants {
 		w.holding[holdingKey{g.Name, g.Token}] = holding{k, op[g.Name]}
@@ -419,7 +417,7 @@ func (w *worker) take(s plannedLock) {
 		until = w.log.now() // the context ended before validity read it
 	}
 	for _, g := range t.grants {
-		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
+		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: c.gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
 	}
 	w.workInside(t)
 	if k.Context().Err() != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +20,9 @@ const zookeeperTick = 50 * time.Millisecond
 
 // zookeeperConfig makes servers remove the directories of idle names soon. The nodes of
 // such a name are then numbered from 0 again.
-var zookeeperConfig = servers.ZooKeeperConfig{Tick: zookeeperTick, Java: []string{"-Dznode.container.checkIntervalMs=500"}}
+func zookeeperConfig(disks bool) servers.ZooKeeperConfig {
+	return servers.ZooKeeperConfig{Tick: zookeeperTick, Java: []string{"-Dznode.container.checkIntervalMs=500"}, Disks: disks}
+}
 
 // beyondSession is longer than the sessions of a check with the default TTL. Pauses of
 // leaders and stalls of disks last that long.
@@ -38,11 +39,13 @@ const (
 // zookeeperTarget starts one server behind a proxy. The server keeps its data across restarts.
 // Clients log in as a user with exactly the documented rights.
 func zookeeperTarget(ctx context.Context, dir string, t *Target) error {
-	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
+	z, err := onDisks(func(disks bool) (*servers.ZooKeeper, error) {
+		return servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig(disks))
+	})
 	if err != nil {
 		return err
 	}
-	t.onClose(z.Kill)
+	t.onClose(z.End)
 	if err := z.CreateNode(ctx, "/check", servers.DigestUser(zookeeperUser, zookeeperPassword, rootRights)); err != nil {
 		return err
 	}
@@ -56,10 +59,10 @@ func zookeeperTarget(ctx context.Context, dir string, t *Target) error {
 	}
 	server := present(&z)
 	t.URL = fmt.Sprintf("zk://%s:%s@%s/check?tick=%s&acl=creator", zookeeperUser, zookeeperPassword, p.Address(), zookeeperTick)
-	t.Faults = oneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
+	t.Faults = OneAtATime(slices.Concat(proxyFaults(p), []StoreFault{
 		refuseNew([]*servers.Proxy{p}), pauseFault(faultPauseServer, server), killFault(faultKillServer, server),
 		back, revokeRight(z), pauseFault(faultStall, server),
-	}, stallDisk(server)))
+	}, longStall(z, server)))
 	t.Left = ephemerals(func(context.Context) (*servers.ZooKeeper, error) { return z, nil })
 	return nil
 }
@@ -93,19 +96,20 @@ func revokeRight(z *servers.ZooKeeper) StoreFault {
 	}
 }
 
-// stallDisk returns a fault that stops a server's writes for longer than sessions last. It
-// returns nothing if this system cannot stall a disk.
-func stallDisk(which choice[*servers.ZooKeeper]) []StoreFault {
-	if runtime.GOOS != "linux" {
+// longStall returns a fault that stops a server's writes for longer than sessions last. It returns
+// nothing if the servers, of which z is one, have no disk that can be stalled.
+func longStall(z *servers.ZooKeeper, which choice[*servers.ZooKeeper]) []StoreFault {
+	if z.Disk() == nil {
 		return nil
 	}
-	return []StoreFault{atLeast(beyondSession, affect(faultStallLeader, which, simply((*servers.ZooKeeper).StallDisk),
-		func(_ context.Context, z *servers.ZooKeeper, _ Fault) error { z.ResumeDisk(); return nil }))}
+	return []StoreFault{atLeast(beyondSession, stallFault(which))}
 }
 
 // ensembleTarget starts three servers. The URL for clients has the addresses of all three.
 func ensembleTarget(ctx context.Context, dir string, t *Target) error {
-	e, err := servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
+	e, err := onDisks(func(disks bool) (*servers.Ensemble, error) {
+		return servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig(disks))
+	})
 	if err != nil {
 		return err
 	}
@@ -134,7 +138,7 @@ func ensembleTarget(ctx context.Context, dir string, t *Target) error {
 		}
 	}
 	t.URL = fmt.Sprintf("zk://%s/check?tick=%s", e.Addresses(), zookeeperTick)
-	t.Faults = oneAtATime(slices.Concat(stallDisk(leader), faults, []StoreFault{rollingRestart(e.Members)}))
+	t.Faults = OneAtATime(slices.Concat(longStall(e.Members[0], leader), faults, []StoreFault{rollingRestart(e.Members)}))
 	t.Left = ephemerals(e.Leader)
 	return nil
 }

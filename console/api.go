@@ -226,15 +226,11 @@ func (c *call) list() error {
 	ctx, cancel := context.WithTimeout(c.r.Context(), listTimeout)
 	defer cancel()
 	prefix := c.r.URL.Query().Get("prefix")
-	var all []holdfast.State
-	for st, err := range l.List(ctx, prefix) {
-		if err != nil {
-			return err
-		}
-		if allowed(c.client.See, st.Name) {
-			all = append(all, st)
-		}
+	all, err := shape.Collect(l.List(ctx, prefix))
+	if err != nil {
+		return err
 	}
+	all = slices.DeleteFunc(all, func(st holdfast.State) bool { return !allowed(c.client.See, st.Name) })
 	return c.ok(shape.OfList(shape.Jobs(all, prefix), time.Now()))
 }
 
@@ -248,7 +244,7 @@ func (c *call) show() error {
 		return err
 	}
 	shown := shape.Of(st, time.Now())
-	shown.Deadlocks = c.visible(shape.Through(c.board.deadlocks(), st.Name))
+	shown.Deadlocks = c.visible(shape.Through(c.board.snapshot().cycles, st.Name))
 	return c.ok(shown)
 }
 

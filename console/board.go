@@ -37,13 +37,18 @@ type board struct {
 	locker  *holdfast.Locker
 	viewers atomic.Int32
 
-	mu      sync.Mutex
+	mu     sync.Mutex
+	now    snapshot
+	follow shape.Follower
+	events []seenEvent
+}
+
+// snapshot is what a board shows at one time.
+type snapshot struct {
 	states  []holdfast.State // sorted by name
 	at      time.Time        // of states and their TTLs; zero before the first
 	err     error            // the store does not answer, or shows no locks
 	cycles  [][]shape.Wait
-	follow  shape.Follower
-	events  []seenEvent
 	changed chan struct{} // closed at the next change
 }
 
@@ -53,7 +58,7 @@ type seenEvent struct {
 }
 
 func newBoard(name string, l *holdfast.Locker) *board {
-	return &board{name: name, locker: l, changed: make(chan struct{})}
+	return &board{name: name, locker: l, now: snapshot{changed: make(chan struct{})}}
 }
 
 // watch follows the store until ctx ends.
@@ -77,15 +82,7 @@ func (b *board) refresh(ctx context.Context) {
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, refreshTimeout)
-		var states []holdfast.State
-		var err error
-		for st, e := range b.locker.List(limited, "") {
-			if e != nil {
-				err = e
-				break
-			}
-			states = append(states, st)
-		}
+		states, err := shape.Collect(b.locker.List(limited, ""))
 		cancel()
 		if err != nil {
 			b.failed(err)
@@ -97,14 +94,14 @@ func (b *board) refresh(ctx context.Context) {
 
 // notify wakes the pages. The board's mutex is held.
 func (b *board) notify() {
-	close(b.changed)
-	b.changed = make(chan struct{})
+	close(b.now.changed)
+	b.now.changed = make(chan struct{})
 }
 
 func (b *board) failed(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.err = err
+	b.now.err = err
 	b.notify()
 }
 
@@ -112,8 +109,8 @@ func (b *board) update(states []holdfast.State) {
 	cycles := shape.Deadlocks(states)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.states, b.cycles, b.at, b.err = states, cycles, time.Now(), nil
-	for _, e := range b.follow.Next(states, b.at) {
+	b.now.states, b.now.cycles, b.now.at, b.now.err = states, cycles, time.Now(), nil
+	for _, e := range b.follow.Next(states, b.now.at) {
 		b.add(e)
 	}
 	b.notify()
@@ -135,8 +132,8 @@ func (b *board) setTTLs(fresh []holdfast.State) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	elapsed := time.Since(b.at)
-	states := slices.Clone(b.states) // a page may read the old ones
+	elapsed := time.Since(b.now.at)
+	states := slices.Clone(b.now.states) // a page may read the old ones
 	for i, st := range states {
 		states[i].Holders = slices.Clone(st.Holders)
 		for j, h := range st.Holders {
@@ -149,7 +146,7 @@ func (b *board) setTTLs(fresh []holdfast.State) {
 			}
 		}
 	}
-	b.states, b.at, b.err = states, time.Now(), nil
+	b.now.states, b.now.at, b.now.err = states, time.Now(), nil
 	b.notify()
 }
 
@@ -169,25 +166,10 @@ func (b *board) note(name, event, text string) {
 	b.notify()
 }
 
-func (b *board) deadlocks() [][]shape.Wait {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.cycles
-}
-
-// snapshot is what a board shows at one time.
-type snapshot struct {
-	states  []holdfast.State
-	at      time.Time
-	err     error
-	cycles  [][]shape.Wait
-	changed <-chan struct{}
-}
-
 func (b *board) snapshot() snapshot {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return snapshot{b.states, b.at, b.err, b.cycles, b.changed}
+	return b.now
 }
 
 // recent returns the events that keep selects, at most the newest most.

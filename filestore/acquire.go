@@ -43,16 +43,13 @@ func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	blocked := b.blocks(k, r.Limit)
 	if blocked && !r.Wait {
 		busy := &driver.BusyError{Holders: b.holders(k)}
-		if dropped && b.write() != nil {
-			b.notices = nil // nothing was written, and the next call also finds these sessions dead
-		}
-		s.notify(b, b.unlock())
+		_ = s.commit(b, dropped) // if nothing was written, the next call also finds these sessions dead
 		return driver.Grant{}, busy
 	}
 	b.entries = append(b.entries, s.newEntry(r, owner, sess))
 	e := &b.entries[len(b.entries)-1]
 	if !blocked {
-		err = b.grant(e, e.since, b.reserve)
+		err = b.grant(e)
 	}
 	if err == nil {
 		err = b.write()
@@ -61,13 +58,11 @@ func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, s.fail(b, err)
 	}
 	if blocked {
-		w := &waiter{r: r, b: b, k: k, wake: make(chan struct{}, 1), owner: owner, sess: sess, file: b.id}
-		return s.queue(ctx, w)
+		return s.queue(ctx, &waiter{r: r, b: b, k: k, wake: make(chan struct{}, 1), owner: owner})
 	}
-	g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
-	s.hold(&r, e.token, b, b.id, sess)
+	h := s.hold(&r, e, b, sess)
 	s.notify(b, b.unlock())
-	return g, nil
+	return h.returned(sent), nil
 }
 
 // queue registers a waiter whose entry was just written, leaves the critical section, and waits.
@@ -88,6 +83,17 @@ func gaveUp(ctx context.Context, r driver.Request, err error) error {
 		return driver.Errorf(driver.CodeWithdrawn, "%w", err)
 	}
 	return err
+}
+
+// commit writes the change, if there is one, leaves the critical section, and sends the notices.
+func (s *store) commit(b *bucket, changed bool) error {
+	if changed {
+		if err := b.write(); err != nil {
+			return s.fail(b, err)
+		}
+	}
+	s.notify(b, b.unlock())
+	return nil
 }
 
 // fail leaves a critical section whose change was not written.

@@ -7,15 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 const (
@@ -30,153 +27,32 @@ const (
 // keptBody is the length of the longest body whose memory a bucket keeps for the next one.
 const keptBody = 1 << 18
 
-// fileID identifies a file, as long as a process has it open.
-type fileID struct{ dev, ino uint64 }
-
-// bucket is one file of names. sem guards the fields that change, except used. A goroutine that holds
-// sem, and has locked the file, may read and change the state.
+// bucket is one file of names. A goroutine that holds the lock of its file may read and change the other fields.
 type bucket struct {
-	store *store
-	name  string // of the file, in the directory buckets
-	path  string
-	sem   chan struct{}
-	fd    int         // -1 if the file is not open
-	id    fileID      // of the open file
-	page  []byte      // the first page, as read
-	out   []byte      // the page or body being written
-	empty bool        // the file was never written
-	used  atomic.Bool // this store has used a name in it
+	lockFile
+	page  []byte // the first page, as read
+	out   []byte // the page or body being written
+	empty bool   // the file was never written
 	state
 }
 
-// errNoFile is the error of a bucket whose file does not exist.
-var errNoFile = errors.New("no such bucket")
-
 // lock enters the critical section and reads the state. If another process is stopped in the
 // critical section, lock waits until ctx ends or Close is called. If the file does not exist, lock
-// creates it, or returns errNoFile without create.
+// creates it, or without create finds no entries.
 func (b *bucket) lock(ctx context.Context, create bool) error {
 	return b.lockUntil(ctx, b.store.calls.Ctx.Done(), create)
 }
 
 // lockUntil is like lock, but waits until ctx ends or done is closed. A nil done is never closed.
 func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
-	if err := ctx.Err(); err != nil {
-		return driver.Errorf(driver.CodeUnavailable, "%w", err)
-	}
-	if err := b.reserveFile(ctx, done); err != nil {
+	if err := b.enter(ctx, done, create); err != nil {
 		return err
-	}
-	for {
-		if b.fd < 0 {
-			if err := b.open(create); err != nil {
-				<-b.sem
-				return err
-			}
-		}
-		if lent, err := b.flock(ctx, done); err != nil {
-			if !lent {
-				<-b.sem
-			}
-			return err
-		}
-		current, err := b.isCurrent()
-		if err != nil {
-			<-b.sem
-			return err
-		}
-		if current {
-			break
-		}
 	}
 	if err := b.read(); err != nil {
 		b.unlock()
 		return err
 	}
 	return nil
-}
-
-// reserveFile waits for sem. If it returns nil, the caller frees sem.
-func (b *bucket) reserveFile(ctx context.Context, done <-chan struct{}) error {
-	select { // a free sem is taken even if ctx has ended
-	case b.sem <- struct{}{}:
-		return nil
-	default:
-	}
-	select {
-	case b.sem <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return b.stalled(ctx)
-	case <-done:
-		return calls.ErrClosed
-	}
-}
-
-// isCurrent reports whether the locked file is the one at the path, which is the valid one. If not, other
-// processes may use a new file. isCurrent then closes this one, and notifies the holders with entries there.
-// It does the same if it cannot check the path.
-func (b *bucket) isCurrent() (bool, error) {
-	var st unix.Stat_t
-	err := stat(b.path, &st)
-	if err == nil && idOf(&st) == b.id {
-		return true, nil
-	}
-	old := b.id
-	b.forget()
-	b.store.tasks.Go(func() { b.store.replaced(b, old) })
-	if err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
-		return false, coded("checking", b.path, err)
-	}
-	return false, nil
-}
-
-// flock locks the file. If another process has it locked, a goroutine waits for the lock, because a
-// blocking flock cannot be cancelled. If the wait ends first, lent is true: the goroutine keeps sem. When
-// it gets the lock, it unlocks the file and frees sem.
-func (b *bucket) flock(ctx context.Context, done <-chan struct{}) (lent bool, err error) {
-	if err = flock(b.fd, unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK {
-		return false, b.lockError(err)
-	}
-	got, abandoned := make(chan error), make(chan struct{})
-	fd := b.fd
-	if !b.store.tasks.Go(func() {
-		err := flock(fd, unix.LOCK_EX)
-		select {
-		case got <- err:
-		case <-abandoned:
-			if err == nil {
-				flock(fd, unix.LOCK_UN)
-			}
-			if b.store.tasks.Stopped() {
-				b.forget()
-			}
-			<-b.sem
-		}
-	}) {
-		return false, calls.ErrClosed
-	}
-	select {
-	case err := <-got:
-		return false, b.lockError(err)
-	case <-ctx.Done():
-		close(abandoned)
-		return true, b.stalled(ctx)
-	case <-done:
-		close(abandoned)
-		return true, calls.ErrClosed
-	}
-}
-
-func (b *bucket) lockError(err error) error {
-	if err == nil {
-		return nil
-	}
-	return coded("locking", b.path, err)
-}
-
-func (b *bucket) stalled(ctx context.Context) error {
-	return driver.Errorf(driver.CodeUnavailable, "%w while another process kept %s locked: it may be stopped", ctx.Err(), b.path)
 }
 
 // unlock leaves the critical section. It returns the notices of the changes that were made there.
@@ -186,84 +62,26 @@ func (b *bucket) unlock() []notice {
 	if cap(b.out) > keptBody {
 		b.out, b.entries = nil, nil // a long list is rare, and its memory is not kept
 	}
-	if b.used.Load() {
-		flock(b.fd, unix.LOCK_UN)
-	} else {
-		// This store has no names in the file. It has only inspected the file, or removed the
-		// entries of dead sessions, so the file need not stay open.
-		b.forget()
-	}
-	<-b.sem
+	b.leave()
 	return n
 }
 
-// forget closes the descriptor, which frees the lock.
-func (b *bucket) forget() {
-	if b.fd >= 0 {
-		unix.Close(b.fd)
-		b.fd, b.id = -1, fileID{}
+// read loads the state, without kept grants whose time is over. A new file has no entries, and its tokens start above
+// all tokens that an earlier file may have granted. The error of a file that no store has written is that of
+// driver.Broken.
+func (b *bucket) read() error {
+	clear(b.entries)
+	b.entries = b.entries[:0]
+	if b.fd < 0 {
+		return nil
 	}
-}
-
-// open opens the file. If the file does not exist, open creates it, or returns errNoFile without create.
-func (b *bucket) open(create bool) error {
-	fd, st, err := b.openFile(create)
-	if err == unix.ENOENT && !create {
-		return errNoFile
-	}
-	if err == unix.ENOENT {
-		// Another process has removed the whole directory.
-		if err := b.store.layout(); err != nil {
-			return coded("creating", b.store.dir, err)
-		}
-		fd, st, err = b.openFile(create)
-	}
-	if err != nil {
-		return coded("opening", b.path, err)
-	}
-	if want := b.store.fileMode(); fs.FileMode(st.Mode)&0o777 != want && int(st.Uid) == b.store.uid {
-		// The umask has removed bits.
-		unix.Fchmod(fd, uint32(want))
-	}
-	b.fd, b.id = fd, idOf(&st)
 	if b.page == nil {
 		b.page = make([]byte, pageLen)
 	}
-	return nil
-}
-
-// openFile opens the file in the directory at the store's path. With create it makes a missing file. It does
-// not combine both in one call: some systems let no user do that with another user's file.
-func (b *bucket) openFile(create bool) (fd int, st unix.Stat_t, err error) {
-	if err := b.store.refresh(false); err != nil {
-		return -1, st, err
-	}
-	dir, err := b.store.subdir(bucketsDir)
-	if err != nil {
-		return -1, st, err
-	}
-	defer dir.Close()
-	for {
-		fd, st, err = b.store.openFile(dir, b.name, unix.O_RDWR)
-		if err != unix.ENOENT || !create {
-			return fd, st, err
-		}
-		fd, st, err = b.store.openFile(dir, b.name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
-		if err != unix.EEXIST {
-			return fd, st, err
-		}
-	}
-}
-
-// read loads the state, without kept grants whose time is over. A new file has no entries, and its tokens start above all tokens that an earlier file
-// may have granted. The error of a file that no store has written is that of driver.Broken.
-func (b *bucket) read() error {
 	n, err := pread(b.fd, b.page, 0)
 	if err != nil {
 		return coded("reading", b.path, err)
 	}
-	clear(b.entries)
-	b.entries = b.entries[:0]
 	b.empty = n == 0
 	var ok bool
 	if b.header, ok = parseHeader(b.page[:n]); !ok {
@@ -426,16 +244,6 @@ func (b *bucket) reserve() error {
 func (b *bucket) tooManyHolders(k key) error {
 	return driver.Broken(b.path, fmt.Sprintf("%s has more holders than their limits allow", k.name))
 }
-
-// grantNext grants a name to the first waiters, as long as the limits allow that.
-func (b *bucket) grantNext(k key) error { return b.state.grantNext(k, b.store.now(), b.reserve) }
-
-// drop removes the entries that match, and grants their names to the next waiters.
-func (b *bucket) drop(match func(*entry) bool) (bool, error) {
-	return b.state.drop(match, b.store.now(), b.reserve)
-}
-
-func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
 
 // wallMicros returns the clock's microseconds. New counters start there, and entries record it.
 func wallMicros() int64 { return max(time.Now().UnixMicro(), 1) }

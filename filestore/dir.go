@@ -75,15 +75,16 @@ func (s *store) prepare(ctx context.Context) error {
 	return s.checkSocketPath()
 }
 
-// layout creates the missing subdirectories, and the directory itself if it was removed.
-func (s *store) layout() error {
+// layout creates the missing subdirectories, and the directory itself if it was removed. also is one that only some
+// directories have.
+func (s *store) layout(also ...string) error {
 	if err := s.refresh(true); err != nil {
 		return err
 	}
 	if err := s.protectTop(); err != nil {
 		return err
 	}
-	for _, name := range []string{bucketsDir, sessionsDir} {
+	for _, name := range append([]string{bucketsDir, sessionsDir}, also...) {
 		dir, err := s.makeSubdir(name)
 		if err != nil {
 			return err
@@ -413,9 +414,8 @@ func (s *store) checkFiles() error {
 
 // checkSocketPath compares the path of a session's socket with the limit of the system.
 func (s *store) checkSocketPath() error {
-	s.shorten = canShorten()
 	limit := len(unix.RawSockaddrUnix{}.Path) - 1 // without its NUL
-	if s.shorten || len(s.path(sessionsDir))+sockNameLen <= limit {
+	if shortSockets || len(s.path(sessionsDir))+sockNameLen <= limit {
 		return nil
 	}
 	return s.refuse("the path is %d bytes long, and with the %d of a socket's name at most %d are allowed here: give a shorter one",
@@ -432,15 +432,8 @@ func (s *store) writeFormat() error {
 	if err := fstatat(top, formatFile, &st); err != unix.ENOENT {
 		return err
 	}
-	temp := formatFile + "." + rand.Text()
-	fd, _, err := s.openFile(top, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), s.path(temp))
+	temp, err := s.newTemp(top, []byte(format))
 	defer unlink(top, temp)
-	_, err = f.WriteString(format)
-	err = errors.Join(err, f.Chmod(s.fileMode()), f.Close())
 	if err != nil {
 		return err
 	}
@@ -450,6 +443,19 @@ func (s *store) writeFormat() error {
 		}
 		return nil
 	})
+}
+
+// newTemp makes a file of another name in a directory, with its whole content on the disk. The caller removes it,
+// also after an error.
+func (s *store) newTemp(dir *os.File, content []byte) (name string, err error) {
+	name = ".new-" + rand.Text()
+	fd, _, err := s.openFile(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return name, err
+	}
+	f := os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name))
+	_, err = f.Write(content)
+	return name, errors.Join(err, f.Chmod(s.fileMode()), f.Sync(), f.Close())
 }
 
 // checkDir returns the absolute path of a directory.

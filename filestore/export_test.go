@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoFallback makes the waiters of a store rely on events only.
-func (s *Store) NoFallback() { s.fallback = 0 }
-
 // PretendBoot changes the boot ID of the store, as a reboot of the machine does.
 func (s *Store) PretendBoot() { s.boot[0]++ }
 
@@ -70,7 +67,7 @@ func Entries(raw []byte) (int, error) {
 // SetSocketMode sets the mode of the session's socket again.
 func (s *Store) SetSocketMode() {
 	sess := s.sess.Load()
-	s.chmodSocket(sess.dir, sess.sid+".sock")
+	chmodSocket(sess.dir, sess.sid+".sock", s.fileMode())
 }
 
 // ForgeGrant writes a grant for a waiter's entry, whatever the limits are.

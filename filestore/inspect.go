@@ -5,7 +5,6 @@ package filestore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"iter"
 	"maps"
 	"slices"
@@ -57,9 +56,6 @@ func (s *store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	}
 	defer s.calls.Leave()
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			err = nil
-		}
 		return nil, err
 	}
 	var found []entry
@@ -190,9 +186,6 @@ func (s *store) Break(ctx context.Context, name string, token uint64) error {
 // was dead, or the grant was a kept one, because then the grant has ended.
 func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			err = errNotHeld
-		}
 		return nil, err
 	}
 	i := slices.IndexFunc(b.entries, func(e entry) bool {
@@ -207,32 +200,23 @@ func (s *store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) 
 		if _, err := b.drop(func(o *entry) bool { return o.sid == e.sid && (e.until == 0 || o.token == e.token) }); err != nil {
 			return nil, s.fail(b, err)
 		}
-		if err := b.write(); err != nil {
-			return nil, s.fail(b, err)
-		}
-		s.notify(b, b.unlock())
-		if e.until == 0 {
+		err := s.commit(b, true)
+		if err == nil && e.until == 0 {
 			s.cleanDeadSession(e.sid, b)
 		}
-		return nil, nil
+		return nil, err
 	}
-	if !e.endRequested {
-		b.entries[i].endRequested = true
-		if err := b.write(); err != nil {
-			return nil, s.fail(b, err)
-		}
+	b.entries[i].endRequested = true
+	b.notices = append(b.notices, notice{kind: msgEnd, sid: e.sid, id: e.id})
+	if err := s.commit(b, !e.endRequested); err != nil {
+		return nil, err
 	}
-	b.unlock()
-	s.notify(b, []notice{{kind: msgEnd, sid: e.sid, id: e.id}})
 	return &e, nil
 }
 
 // grantExists reports whether the grant exists and its session lives.
 func (s *store) grantExists(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			return false, nil
-		}
 		return false, err
 	}
 	i := slices.IndexFunc(b.entries, func(e entry) bool { return e.token == token && e.is(k) })

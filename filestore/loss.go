@@ -4,7 +4,6 @@ package filestore
 
 import (
 	"context"
-	"errors"
 
 	"golang.org/x/sys/unix"
 
@@ -28,12 +27,21 @@ type grant struct {
 	sess *session
 }
 
-// hold registers a grant, so that its holder is notified of its loss.
-func (s *store) hold(r *driver.Request, token uint64, b *bucket, file fileID, sess *session) *grant {
-	h := &grant{b: b, file: file, sess: sess}
-	h.Grant = held.Grant{From: r.From, Grant: driver.Grant{ID: r.ID, Name: r.Name, Token: token, Handle: h}}
+// hold registers the grant of an entry, so that its holder is notified of its loss. The caller has the bucket locked.
+func (s *store) hold(r *driver.Request, e *entry, b *bucket, sess *session) *grant {
+	h := &grant{b: b, file: b.id, sess: sess}
+	h.Grant = held.Grant{From: r.From, Grant: driver.Grant{
+		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, TTL: driver.Forever, Slot: e.slot, Handle: h,
+	}}
 	s.held.Hold(&h.Grant)
 	return h
+}
+
+// returned is what a caller gets. Its validity begins at the instant sent.
+func (h *grant) returned(sent driver.Instant) driver.Grant {
+	g := h.Grant.Grant
+	g.SentAt = sent
+	return g
 }
 
 // check finds grants that have ended without a release, and reports their loss.
@@ -85,41 +93,36 @@ func (s *store) checkBucket(ctx context.Context, b *bucket, hs []*grant) {
 		return
 	}
 	if err := b.lock(ctx, false); err != nil {
-		cause := err
-		if errors.Is(err, errNoFile) {
-			cause = errReplaced
-		}
-		if cause == errReplaced || driver.CodeOf(err) == driver.CodeRefused {
+		if driver.CodeOf(err) == driver.CodeRefused {
 			for _, h := range present {
-				s.held.Lose(&h.Grant, driver.CauseGone, cause)
+				s.held.Lose(&h.Grant, driver.CauseGone, err)
 			}
 		}
 		return
 	}
-	var gone, requested, forged []*grant
+	lost := map[*grant]error{}
 	for _, h := range present {
 		// A grant that was released meanwhile has no entry, and is not lost. A release unregisters
 		// the grant inside its critical section.
-		i := b.find(key{s.ns, h.Name}, h.ID)
+		k := key{s.ns, h.Name}
+		i := b.find(k, h.ID)
 		switch {
 		case s.held.Get(h.ID) != &h.Grant:
 		case i < 0 || b.entries[i].token != h.Token || b.entries[i].sid != h.sess.sid:
-			gone = append(gone, h)
-		case b.overfull(key{s.ns, h.Name}):
-			forged = append(forged, h)
+			lost[h] = errEntry
+		case b.overfull(k):
+			lost[h] = b.tooManyHolders(k)
 		case b.entries[i].endRequested:
-			requested = append(requested, h)
+			lost[h] = errEndRequested
 		}
 	}
 	b.unlock()
-	for _, h := range gone {
-		s.held.Lose(&h.Grant, driver.CauseGone, errEntry)
-	}
-	for _, h := range forged {
-		s.held.Lose(&h.Grant, driver.CauseGone, b.tooManyHolders(key{s.ns, h.Name}))
-	}
-	for _, h := range requested {
-		s.held.Lose(&h.Grant, driver.CauseTaken, errEndRequested)
+	for h, err := range lost {
+		cause := driver.CauseGone
+		if err == errEndRequested {
+			cause = driver.CauseTaken
+		}
+		s.held.Lose(&h.Grant, cause, err)
 	}
 }
 
@@ -137,8 +140,8 @@ func (s *store) loseAll(cause driver.Cause, err error) {
 }
 
 // replaced reports a loss to the holders with entries in a file that was replaced.
-func (s *store) replaced(b *bucket, old fileID) {
-	s.loseMatching(func(h *grant) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
+func (s *store) replaced(f *lockFile, old fileID) {
+	s.loseMatching(func(h *grant) bool { return &h.b.lockFile == f && h.file == old }, driver.CauseGone, errReplaced)
 	s.wakeAll()
 }
 

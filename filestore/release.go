@@ -4,7 +4,6 @@ package filestore
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -15,10 +14,6 @@ import (
 // then grants the name to the next waiters. With keep, it leaves the grant in place for that time.
 func (s *store) remove(ctx context.Context, b *bucket, k key, id string, token uint64, keep time.Duration) (found bool, err error) {
 	if err := b.lock(ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			s.unregister(id)
-			return false, nil
-		}
 		return false, err
 	}
 	i := b.find(k, id)
@@ -98,11 +93,7 @@ func (s *store) checkGrant(ctx context.Context, g driver.Grant) error {
 	}
 	defer s.calls.Leave()
 	b := s.bucketOf(g.Name)
-	err := b.lock(ctx, false)
-	if errors.Is(err, errNoFile) {
-		return errNotHeld
-	}
-	if err != nil {
+	if err := b.lock(ctx, false); err != nil {
 		return err
 	}
 	defer b.unlock()

@@ -3,10 +3,10 @@
 package filestore
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base32"
 	"encoding/json"
-	"errors"
 	"io/fs"
 	"net"
 	"os"
@@ -53,9 +53,6 @@ func (s *store) current() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	s.sids = append(s.sids, sess.sid)
-	s.mu.Unlock()
 	s.sess.Store(sess)
 	s.tasks.Go(func() { s.listen(sess) })
 	s.tasks.Go(s.sweep)
@@ -228,16 +225,13 @@ func (s *store) complete(sess *session) error {
 		return coded("writing", sess.path, err)
 	}
 	socket := sess.sid + ".sock"
-	name := sess.path + ".sock"
-	if s.shorten {
-		name = shortName(sess.dir) + "/" + socket
-	}
-	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: newSocket(sess.dir, socket)})
 	if err != nil {
 		return coded("listening on", sess.path+".sock", err)
 	}
 	sess.ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
-	s.chmodSocket(sess.dir, socket)
+	// If this fails, other users' waiters check by themselves.
+	chmodSocket(sess.dir, socket, s.fileMode())
 	return nil
 }
 
@@ -261,20 +255,6 @@ func (s *store) pidNamespaceOf(sid string) string {
 	return name
 }
 
-// chmodSocket gives a socket its mode. If it fails, other users' waiters check by themselves.
-func (s *store) chmodSocket(dir *os.File, name string) {
-	if !s.shorten {
-		in(dir, func(fd int) error {
-			return unix.Fchmodat(fd, name, uint32(s.fileMode()), unix.AT_SYMLINK_NOFOLLOW)
-		})
-		return
-	}
-	if path, done, err := openSocket(dir, name); err == nil {
-		os.Chmod(path, s.fileMode())
-		done()
-	}
-}
-
 // dialSocket connects to the socket of a session.
 func (s *store) dialSocket(sid string) (*net.UnixConn, error) {
 	dir, err := s.subdir(sessionsDir)
@@ -282,11 +262,7 @@ func (s *store) dialSocket(sid string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	find := openSocket
-	if !s.shorten {
-		find = checkedSocket
-	}
-	path, done, err := find(dir, sid+".sock")
+	path, done, err := openSocket(dir, sid+".sock")
 	if err != nil {
 		return nil, err
 	}
@@ -412,18 +388,8 @@ func (s *store) removeDead(sids []string, first *bucket) {
 // purge removes the entries of dead sessions from one bucket.
 func (s *store) purge(b *bucket, dead map[string]bool) error {
 	if err := b.lock(s.calls.Ctx, false); err != nil {
-		if errors.Is(err, errNoFile) {
-			return nil
-		}
 		return err
 	}
 	dropped, err := b.drop(func(e *entry) bool { return dead[e.sid] })
-	if dropped {
-		if werr := b.write(); werr != nil {
-			b.notices = nil
-			err = werr
-		}
-	}
-	s.notify(b, b.unlock())
-	return err
+	return cmp.Or(s.commit(b, dropped), err)
 }

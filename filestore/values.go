@@ -8,17 +8,13 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"io"
-	mathrand "math/rand/v2"
 	"os"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 var _ driver.Values = (*store)(nil)
@@ -34,7 +30,7 @@ func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 		return nil, "", err
 	}
 	defer s.calls.Leave()
-	dir, err := s.values(false)
+	dir, err := s.openValues()
 	if err == unix.ENOENT {
 		return nil, "", nil
 	}
@@ -51,12 +47,12 @@ func (s *store) Put(ctx context.Context, key string, data []byte, version string
 		return "", err
 	}
 	defer s.calls.Leave()
-	dir, lock, err := s.lockValues(ctx)
+	dir, err := s.lockValues(ctx)
 	if err != nil {
 		return "", err
 	}
+	defer s.values.leave()
 	defer dir.Close()
-	defer unix.Close(lock) // this ends the flock
 	file := s.valueFile(key)
 	switch _, now, err := s.readValue(dir, file); {
 	case err != nil:
@@ -82,13 +78,10 @@ func (s *store) enterValue(ctx context.Context, key string, data []byte) error {
 	return s.calls.Enter()
 }
 
-// values opens the directory of the values. If there is none, it creates one, or returns ENOENT without create.
-func (s *store) values(create bool) (*os.File, error) {
-	if err := s.refresh(create); err != nil {
+// openValues opens the directory of the values. The error is ENOENT if there is none.
+func (s *store) openValues() (*os.File, error) {
+	if err := s.refresh(false); err != nil {
 		return nil, err
-	}
-	if create {
-		return s.makeSubdir(valuesDir)
 	}
 	return s.subdir(valuesDir)
 }
@@ -133,87 +126,31 @@ func parseValue(content []byte) (data []byte, version string, ok bool) {
 	return data, string(head), ok
 }
 
-// lockValues opens the directory of the values, and waits for the flock of the file lock in it. The caller closes
-// both files, which ends the flock.
-func (s *store) lockValues(ctx context.Context) (dir *os.File, lock int, err error) {
-	for {
-		if dir, err = s.values(true); err != nil {
-			return nil, -1, coded("creating", s.path(valuesDir), err)
-		}
-		lock, err = s.tryLockValues(ctx, dir)
-		if err == nil {
-			return dir, lock, nil
-		}
-		dir.Close()
-		if err != errReplaced {
-			return nil, -1, err
-		}
+// lockValues waits for the lock of the values, and opens their directory. The caller closes the directory, and leaves
+// the critical section.
+func (s *store) lockValues(ctx context.Context) (*os.File, error) {
+	if err := s.values.enter(ctx, s.calls.Ctx.Done(), true); err != nil {
+		return nil, err
 	}
-}
-
-// tryLockValues is like lockValues. It returns errReplaced if the file was created or deleted meanwhile.
-func (s *store) tryLockValues(ctx context.Context, dir *os.File) (lock int, err error) {
-	path := s.path(valuesDir, "lock")
-	lock, own, err := s.openFile(dir, "lock", unix.O_RDWR)
-	if err == unix.ENOENT {
-		lock, own, err = s.openFile(dir, "lock", unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
-	}
-	if err == unix.EEXIST {
-		return -1, errReplaced
+	dir, err := s.subdir(valuesDir)
+	if err == nil {
+		// If the directory was replaced meanwhile, other processes lock another file.
+		var st unix.Stat_t
+		if err = fstatat(dir, s.values.name, &st); err == nil && idOf(&st) != s.values.id {
+			err = unix.ESTALE
+		}
 	}
 	if err != nil {
-		return -1, coded("opening", path, err)
+		dir.Close()
+		s.values.leave()
+		return nil, coded("opening", s.path(valuesDir), err)
 	}
-	if int(own.Uid) == s.uid {
-		unix.Fchmod(lock, uint32(s.fileMode())) // the umask may have removed bits
-	}
-	if err = s.pollFlock(ctx, lock, path); err == nil {
-		// If the file was deleted meanwhile, other processes lock a new one.
-		var there unix.Stat_t
-		switch err = stat(path, &there); {
-		case err == nil && idOf(&there) == idOf(&own):
-			return lock, nil
-		case err == nil || err == unix.ENOENT:
-			err = errReplaced
-		default:
-			err = coded("checking", path, err)
-		}
-	}
-	unix.Close(lock)
-	return -1, err
-}
-
-// pollFlock waits for the flock of a file by polling, because a blocking flock cannot be cancelled. A
-// process keeps the flock no longer than three syncs take.
-func (s *store) pollFlock(ctx context.Context, fd int, path string) error {
-	for n := 0; ; n++ {
-		err := flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return nil
-		}
-		if err != unix.EWOULDBLOCK {
-			return coded("locking", path, err)
-		}
-		select {
-		case <-time.After(mathrand.N(time.Millisecond << min(n, 4))):
-		case <-ctx.Done():
-			return driver.Errorf(driver.CodeUnavailable, "waiting for the lock of %s: %w", path, ctx.Err())
-		case <-s.calls.Ctx.Done():
-			return calls.ErrClosed
-		}
-	}
+	return dir, nil
 }
 
 // replaceValue replaces a value's file. When it returns nil, the new content is on the disk.
 func (s *store) replaceValue(dir *os.File, name string, content []byte) error {
-	new := ".new-" + rand.Text()
-	fd, _, err := s.openFile(dir, new, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
-	if err != nil {
-		return coded("creating a file in", dir.Name(), err)
-	}
-	temp := os.NewFile(uintptr(fd), s.path(valuesDir, new))
-	_, err = temp.Write(content)
-	err = errors.Join(err, temp.Chmod(s.fileMode()), temp.Sync(), temp.Close())
+	new, err := s.newTemp(dir, content)
 	if err == nil {
 		err = in(dir, func(fd int) error { return unix.Renameat(fd, new, fd, name) })
 	}

@@ -5,10 +5,12 @@ package filestore
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
@@ -20,16 +22,10 @@ type waiter struct {
 	k     key
 	wake  chan struct{}
 	owner driver.Owner // as recorded
-	// The store's mutex guards these fields.
-	sess   *session
-	file   fileID
-	grant  *grant
-	slot   int
-	tokens int     // the number of the grant's tokens
-	links  []*link // the connections to the watched sessions
+	links []*link      // the connections to the watched sessions; the store's mutex guards it
 }
 
-// firstDelay is the first delay before an unreachable session is checked again. When a process ends, the
+// firstDelay is the longest first delay before an unreachable session is checked again. When a process ends, the
 // kernel may close its socket a moment before it frees its flock. The delay doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
@@ -44,31 +40,30 @@ type watched struct {
 // waiter finds the grant when something that it watches has ended, or at one of its own checks.
 func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
-	var tick <-chan time.Time
-	if s.fallback > 0 {
-		t := time.NewTicker(s.jitter())
-		defer t.Stop()
-		tick = t.C
-	}
-	var delay time.Duration
+	interval := wakeup.Fallback(ctx, wakeInterval)
+	tick := time.NewTicker(interval - rand.N(interval/4))
+	defer tick.Stop()
+	retry := backoff.Backoff{First: firstDelay, Max: wakeInterval}
 	for {
 		s.unwatch(w, watched.sids)
 		reached := true
 		for _, sid := range watched.sids {
 			reached = s.watch(w, sid) && reached
 		}
-		var again <-chan time.Time
+		var again, end <-chan time.Time
 		if reached {
-			delay = 0
-		} else if delay = min(max(2*delay, firstDelay), wakeInterval); delay < wakeInterval {
-			again = time.After(delay)
-		} else if watched.until > 0 {
-			again = time.After(time.Duration(watched.until-s.now()) * time.Microsecond)
+			retry.Reset()
+		} else {
+			again = time.After(retry.Next())
+		}
+		if watched.until > 0 {
+			end = time.After(time.Duration(watched.until-s.now()) * time.Microsecond)
 		}
 		select {
 		case <-w.wake:
 		case <-again:
-		case <-tick:
+		case <-end:
+		case <-tick.C:
 			if sess := s.sess.Load(); sess != nil {
 				s.keepFresh(sess)
 			}
@@ -77,12 +72,12 @@ func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.G
 		case <-s.calls.Ctx.Done():
 			return driver.Grant{}, calls.ErrClosed
 		}
-		next, err := s.readBucket(ctx, w)
+		h, next, err := s.readBucket(ctx, w)
 		switch {
+		case h != nil:
+			s.resign(ctx, w)
+			return h.returned(driver.NowInProcess()), nil
 		case err == nil:
-			if g, ok := s.taken(ctx, w); ok {
-				return g, nil
-			}
 			watched = next
 		case ctx.Err() != nil:
 			return driver.Grant{}, s.withdraw(ctx, w)
@@ -91,23 +86,21 @@ func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.G
 		case driver.CodeOf(err) == driver.CodeRefused:
 			s.unregister(w.r.ID)
 			return driver.Grant{}, err
-		case tick == nil && !s.pause():
-			return driver.Grant{}, calls.ErrClosed
 		}
 		// After any other failure the waiter tries again, until the caller's context ends.
 	}
 }
 
-// readBucket reads the bucket, and repairs the waiter's entry. It makes the waiter a holder if the entry is
-// a grant. Otherwise it returns what the waiter has to watch.
-func (s *store) readBucket(ctx context.Context, w *waiter) (next watched, err error) {
+// readBucket reads the bucket, and repairs the waiter's entry. It returns the grant if the entry is one.
+// Otherwise it returns what the waiter has to watch.
+func (s *store) readBucket(ctx context.Context, w *waiter) (h *grant, next watched, err error) {
 	sess, err := s.current()
 	if err != nil {
-		return next, err
+		return nil, next, err
 	}
 	b := w.b
 	if err := b.lock(ctx, true); err != nil {
-		return next, err
+		return nil, next, err
 	}
 	i, changed, err := s.updateEntry(b, w, sess)
 	if err == nil && b.overfull(w.k) {
@@ -117,27 +110,26 @@ func (s *store) readBucket(ctx context.Context, w *waiter) (next watched, err er
 		err = b.write()
 	}
 	if err != nil {
-		return next, s.fail(b, err)
+		return nil, next, s.fail(b, err)
 	}
 	if i < 0 {
 		// Another goroutine has just ended the session, together with its entries.
 		s.notify(b, b.unlock())
 		wakeup.Send(w.wake)
-		return next, nil
+		return nil, next, nil
 	}
 	e := &b.entries[i]
 	b.notices = slices.DeleteFunc(b.notices, func(n notice) bool { return n.id == w.r.ID })
-	s.mu.Lock()
-	w.sess, w.file = sess, b.id
 	if e.token > 0 {
-		s.granted(w, e.token, e.mark())
-	}
-	s.mu.Unlock()
-	if e.token == 0 {
+		h = s.hold(&w.r, e, b, sess)
+		s.mu.Lock()
+		delete(s.waiting, w.r.ID)
+		s.mu.Unlock()
+	} else {
 		next = b.watched(w.k, i)
 	}
 	s.notify(b, b.unlock())
-	return next, nil
+	return h, next, nil
 }
 
 // updateEntry makes sure that the waiter has an entry of the session, removes the dead sessions before it,
@@ -164,45 +156,19 @@ func (s *store) updateEntry(b *bucket, w *waiter, sess *session) (i int, changed
 	return i, changed || dropped || len(b.notices) > 0, err
 }
 
-// granted makes a waiter a holder. The caller holds the store's mutex.
-func (s *store) granted(w *waiter, token, mark uint64) {
-	if w.grant != nil {
+// resign records the owner in the entry again if the caller at the head of the core's queue is another one than the
+// caller that made the entry. Only inspections use the owner, so resign ignores a failure.
+func (s *store) resign(ctx context.Context, w *waiter) {
+	o := w.r.From.Owner()
+	if o.Reason == w.owner.Reason && o.Instance == w.owner.Instance && o.PID == w.owner.PID && o.Host == w.owner.Host ||
+		w.b.lock(ctx, false) != nil {
 		return
 	}
-	w.grant = s.hold(&w.r, token, w.b, w.file, w.sess)
-	w.slot, w.tokens = readMark(w.r.Limit, mark)
-	delete(s.waiting, w.r.ID)
-}
-
-// taken returns the waiter's grant, and false if the waiter has none yet. It records a new owner.
-func (s *store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
-	s.mu.Lock()
-	h := w.grant
-	s.mu.Unlock()
-	if h == nil {
-		return driver.Grant{}, false
-	}
-	// The caller at the head of the core's queue may be another one than the caller that made the
-	// entry. Then the entry gets the new owner.
-	if o := w.r.From.Owner(); o.Reason != w.owner.Reason || o.Instance != w.owner.Instance || o.PID != w.owner.PID || o.Host != w.owner.Host {
-		s.resign(ctx, w, o)
-	}
-	return driver.Grant{
-		ID: h.ID, Name: h.Name, Limit: w.r.Limit, Token: h.Token, Tokens: w.tokens,
-		SentAt: driver.NowInProcess(), TTL: driver.Forever, Slot: w.slot,
-	}, true
-}
-
-// resign records another owner in the entry. Only inspections use the owner, so resign ignores a failure.
-func (s *store) resign(ctx context.Context, w *waiter, o driver.Owner) {
-	if w.b.lock(ctx, false) != nil {
-		return
-	}
-	if i := w.b.find(w.k, w.r.ID); i >= 0 {
+	i := w.b.find(w.k, w.r.ID)
+	if i >= 0 {
 		s.sign(&w.b.entries[i], o)
-		w.b.write()
 	}
-	w.b.unlock()
+	_ = s.commit(w.b, i >= 0)
 }
 
 // withdraw removes the waiter's entry, also if the entry has become a grant meanwhile.

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -24,8 +23,6 @@ type Etcd struct {
 	// Client is the member's HOST:PORT for clients. Peer is its HOST:PORT for other
 	// members.
 	Client, Peer string
-	// Disk is the member's disk, if the configuration has Disks.
-	Disk *Disk
 
 	scheme string
 	tls    *tls.Config
@@ -52,7 +49,7 @@ type EtcdConfig struct {
 	// NoSync lets members answer before a write is on the disk. A member that is killed
 	// loses nothing by that. A machine that fails may lose writes.
 	NoSync bool
-	// Disks gives each member a Disk that can be stalled. It replaces NoSync.
+	// Disks gives each member a Disk. It replaces NoSync.
 	Disks bool
 	// Args are further flags.
 	Args []string
@@ -86,12 +83,8 @@ func StartEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	}
 	c.Members = max(c.Members, 1)
 	c.Heartbeat = cmp.Or(c.Heartbeat, 100*time.Millisecond)
-	dir, try := c.Dir, 0
-	return retryStart(ctx, func() ([]*Etcd, error) {
-		if try > 0 {
-			c.Dir = filepath.Join(dir, fmt.Sprintf("again%d", try))
-		}
-		try++
+	return retryIn(ctx, c.Dir, func(dir string) ([]*Etcd, error) {
+		c.Dir = dir
 		return startEtcd(ctx, c)
 	})
 }
@@ -110,7 +103,7 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	err := startTogether(members, func(i int, m *Etcd) (err error) {
 		m.Server, err = Start(ctx, Config{
 			Name: fmt.Sprintf("etcd m%d", i), Command: m.command(c, i, cluster),
-			Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", i)), Ready: m.healthy,
+			Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", i)), Ready: m.healthy, Disk: c.Disks,
 		})
 		return err
 	})
@@ -144,8 +137,7 @@ func JoinEtcd(ctx context.Context, c EtcdConfig, members []*Etcd, add func(peer 
 	return m, err
 }
 
-// newEtcd returns member i with free ports and, if the configuration has Disks, with its disk. The
-// member is not started.
+// newEtcd returns member i with free ports. The member is not started.
 func newEtcd(c EtcdConfig, i int) (*Etcd, error) {
 	host := "127.0.0.1"
 	if i < len(c.Hosts) {
@@ -162,10 +154,7 @@ func newEtcd(c EtcdConfig, i int) (*Etcd, error) {
 			return nil, err
 		}
 	}
-	if c.Disks {
-		m.Disk, err = NewDisk()
-	}
-	return m, err
+	return m, nil
 }
 
 // command returns the command line of member i. The cluster lists all members, as NAME=URL.
@@ -183,34 +172,13 @@ func (m *Etcd) command(c EtcdConfig, i int, cluster []string) []string {
 	if c.TLS != nil {
 		command = append(command, "--cert-file", c.TLS.Cert, "--key-file", c.TLS.Key, "--trusted-ca-file", c.TLS.CA, "--client-cert-auth")
 	}
-	if m.Disk != nil {
-		command = m.Disk.Command(command)
-	} else if c.NoSync {
+	if c.NoSync && !c.Disks {
 		command = append(command, "--unsafe-no-fsync")
 	}
 	if c.Enter != nil {
 		command = append(c.Enter(i), command...)
 	}
 	return append(command, c.Args...)
-}
-
-// End kills the member, if it runs, and ends its disk.
-func (m *Etcd) End() {
-	if m.Server != nil {
-		m.Kill()
-	}
-	if m.Disk != nil {
-		m.Disk.Close()
-	}
-}
-
-// Backup copies the member's data at one moment into a new directory.
-func (m *Etcd) Backup(to string) error {
-	if err := m.Pause(); err != nil {
-		return err
-	}
-	err := os.CopyFS(to, os.DirFS(filepath.Join(m.cfg.Dir, "data")))
-	return errors.Join(err, m.Cont())
 }
 
 // Post sends a request to the member's JSON gateway, in at most 5 s, and decodes the answer. The path is what

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -89,13 +88,6 @@ func (h *home) run(c *exec.Cmd) error {
 }
 
 func (h *home) remove() { _ = os.RemoveAll(h.dir) }
-
-func splitAddress(address string) (host, port string, err error) {
-	if host, port, err = net.SplitHostPort(address); err != nil {
-		return "", "", fmt.Errorf("servers: address %q: %w", address, err)
-	}
-	return host, port, nil
-}
 
 // family returns a process and its children.
 func family(pid int) ([]int, error) {

@@ -43,11 +43,7 @@ func StartNATS(ctx context.Context, c NATSConfig) ([]*NATS, error) {
 		return nil, err
 	}
 	c.Members = cmp.Or(c.Members, 1)
-	try := 0
-	return retryStart(ctx, func() ([]*NATS, error) {
-		try++
-		return c.start(ctx, program, filepath.Join(c.Dir, fmt.Sprint(try)))
-	})
+	return retryIn(ctx, c.Dir, func(dir string) ([]*NATS, error) { return c.start(ctx, program, dir) })
 }
 
 func (c NATSConfig) start(ctx context.Context, program, dir string) ([]*NATS, error) {
@@ -110,17 +106,13 @@ func (n *NATS) CreateBucket(ctx context.Context, bucket string, replicas int) er
 	settings := fmt.Sprintf(`{"name":"KV_%s","subjects":["$KV.%[1]s.>"],"retention":"limits","storage":"file",`+
 		`"num_replicas":%d,"max_msgs_per_subject":1,"discard":"new","allow_direct":true,"allow_rollup_hdrs":true,`+
 		`"deny_delete":true}`, bucket, replicas)
-	for { // a cluster that has just started may lack a leader
+	return Until(ctx, func() error { // a cluster that has just started may lack a leader
 		answer, err := n.Request(ctx, "$JS.API.STREAM.CREATE.KV_"+bucket, settings)
-		if err == nil && !strings.Contains(answer, `"error"`) {
-			return nil
+		if err == nil && strings.Contains(answer, `"error"`) {
+			err = errors.New(answer)
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err, errors.New(answer))
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // Request sends a request and returns the first answer.
@@ -146,13 +138,6 @@ func (n *NATS) Request(ctx context.Context, subject, data string) (string, error
 			continue
 		}
 		return lines.ReadString('\n')
-	}
-}
-
-// End kills the server, if it runs.
-func (n *NATS) End() {
-	if n.Server != nil {
-		n.Kill()
 	}
 }
 

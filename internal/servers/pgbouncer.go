@@ -5,6 +5,7 @@ package servers
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 )
@@ -25,7 +26,7 @@ func StartPgBouncer(ctx context.Context, upstream, mode string, size int) (*PgBo
 	if err != nil {
 		return nil, err
 	}
-	host, upPort, err := splitAddress(upstream)
+	host, upPort, err := net.SplitHostPort(upstream)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -39,7 +40,7 @@ func StartPostgresReplica(ctx context.Context, primary *Postgres, settings ...st
 
 // replication returns the connection settings for a replica.
 func (p *Postgres) replication() string {
-	host, port, _ := splitAddress(p.Address)
+	host, port, _ := net.SplitHostPort(p.Address)
 	return fmt.Sprintf("host=%s port=%s user=postgres sslmode=disable", host, port)
 }
 

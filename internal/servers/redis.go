@@ -125,17 +125,13 @@ func (r *Redis) Address() string { return net.JoinHostPort("127.0.0.1", strconv.
 // returns the answer: a string, an int64, nil, or a slice of these. An error of the server
 // is returned as an error.
 func (r *Redis) Do(ctx context.Context, args ...string) (any, error) {
-	return redisDo(ctx, r.Address(), r.Password, r.tls, args...)
-}
-
-func redisDo(ctx context.Context, address, password string, secure *tls.Config, args ...string) (any, error) {
 	var d interface {
 		DialContext(ctx context.Context, network, address string) (net.Conn, error)
 	} = &net.Dialer{}
-	if secure != nil {
-		d = &tls.Dialer{Config: secure}
+	if r.tls != nil {
+		d = &tls.Dialer{Config: r.tls}
 	}
-	c, err := d.DialContext(ctx, "tcp", address)
+	c, err := d.DialContext(ctx, "tcp", r.Address())
 	if err != nil {
 		return nil, err
 	}
@@ -151,8 +147,8 @@ func redisDo(ctx context.Context, address, password string, secure *tls.Config, 
 	defer stop()
 	in := bufio.NewReader(c)
 	commands := [][]string{args}
-	if password != "" {
-		commands = [][]string{{"AUTH", password}, args}
+	if r.Password != "" {
+		commands = [][]string{{"AUTH", r.Password}, args}
 	}
 	var answer any
 	for _, command := range commands {

@@ -88,12 +88,8 @@ func (c *RedisCluster) replicate(ctx context.Context) error {
 
 // linked returns nil if a replica has a link to its primary, and the primary lists the replica.
 func (c *RedisCluster) linked(ctx context.Context, replica, primary *Redis) error {
-	info, err := replica.Info(ctx, "replication")
-	if err != nil {
+	if err := replica.Follows(ctx); err != nil {
 		return err
-	}
-	if info["master_link_status"] != "up" {
-		return fmt.Errorf("the replica on port %d has no link to its primary yet", replica.Port)
 	}
 	answer, err := primary.Do(ctx, "CLUSTER", "REPLICAS", c.ids[primary])
 	if all, _ := answer.([]any); err == nil && len(all) == 0 {

@@ -56,12 +56,8 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 			return err
 		}
 		for _, r := range RunningRedis(g.Replicas) {
-			info, err := r.Info(ctx, "replication")
-			if err != nil {
+			if err := r.Follows(ctx); err != nil {
 				return err
-			}
-			if info["master_link_status"] != "up" {
-				return fmt.Errorf("the replica on port %d: link %s", r.Port, info["master_link_status"])
 			}
 			if !acknowledges(primary, r.Port) {
 				return fmt.Errorf("the replica on port %d has acknowledged nothing to its primary", r.Port)
@@ -69,6 +65,15 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// Follows returns nil if the server is a replica with a link to its primary.
+func (r *Redis) Follows(ctx context.Context) error {
+	info, err := r.Info(ctx, "replication")
+	if err == nil && (info["role"] != "slave" || info["master_link_status"] != "up") {
+		err = fmt.Errorf("the server on port %d does not follow a primary yet", r.Port)
+	}
+	return err
 }
 
 // acknowledges reports whether the replica on a port has sent its offset to the primary, whose

@@ -31,23 +31,20 @@ func StartS3(ctx context.Context, dir string, settings ...string) (*S3, error) {
 		if werr != nil {
 			return nil, err
 		}
-		return retryStart(ctx, func() (*S3, error) { return startSeaweedFS(ctx, weed, dir) })
+		return retryIn(ctx, dir, func(dir string) (*S3, error) { return startSeaweedFS(ctx, weed, dir) })
 	}
-	try := 0
-	return retryStart(ctx, func() (*S3, error) {
-		try++
-		own := filepath.Join(dir, fmt.Sprint(try))
+	return retryIn(ctx, dir, func(dir string) (*S3, error) {
 		port, err := FreePort()
 		if err != nil {
 			return nil, err
 		}
-		s := &S3{Address: fmt.Sprintf("127.0.0.1:%d", port), Root: filepath.Join(own, "buckets", "locks")}
+		s := &S3{Address: fmt.Sprintf("127.0.0.1:%d", port), Root: filepath.Join(dir, "buckets", "locks")}
 		if err := os.MkdirAll(s.Root, 0o700); err != nil {
 			return nil, err
 		}
 		args := []string{program, "--port", s.Address, "--access", S3ID, "--secret", S3Secret, "--quiet", "--keep-alive"}
 		args = append(append(args, settings...), "posix", "buckets")
-		s.Server, err = Start(ctx, Config{Name: "versitygw", Dir: own, Command: args, Ready: Dial(s.Address)})
+		s.Server, err = Start(ctx, Config{Name: "versitygw", Dir: dir, Command: args, Ready: Dial(s.Address)})
 		return s, err
 	})
 }
@@ -64,7 +61,7 @@ func startSeaweedFS(ctx context.Context, program, dir string) (*S3, error) {
 		args = append(args, fmt.Sprintf("-%s.port=%d", part, ports[2*i]), fmt.Sprintf("-%s.port.grpc=%d", part, ports[2*i+1]))
 	}
 	s := &S3{Address: fmt.Sprintf("127.0.0.1:%d", ports[len(ports)-2])}
-	s.Server, err = Start(ctx, Config{Name: "seaweedfs", Dir: filepath.Join(dir, fmt.Sprint(ports[0])), Command: args,
+	s.Server, err = Start(ctx, Config{Name: "seaweedfs", Dir: dir, Command: args,
 		Ready: Serves(http.MethodPut, "http://"+s.Address+"/locks", http.StatusOK, http.StatusConflict)})
 	return s, err
 }

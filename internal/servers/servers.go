@@ -47,6 +47,9 @@ type Config struct {
 	// Timeout limits how long Start waits for Ready, and how long Stop waits for the
 	// server's end. Default 30 s.
 	Timeout time.Duration
+	// Disk gives the server a Disk. If this machine has none, the error of Start matches
+	// ErrNoDisk.
+	Disk bool
 }
 
 // Server is a child process.
@@ -54,6 +57,7 @@ type Server struct {
 	cfg   Config
 	clock string   // the path of the file that SetClock writes, after FakeClock
 	env   []string // before FakeClock
+	disk  *Disk    // nil without Config.Disk
 
 	// mu admits one start or end at a time.
 	mu     sync.Mutex
@@ -75,7 +79,15 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	c.Name = cmp.Or(c.Name, filepath.Base(c.Command[0]))
 	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
 	s := &Server{cfg: c}
+	if c.Disk {
+		var err error
+		if s.disk, err = NewDisk(); err != nil {
+			return nil, err
+		}
+		s.cfg.Command = s.disk.Command(c.Command)
+	}
 	if err := s.Restart(ctx); err != nil {
+		s.End()
 		return nil, err
 	}
 	return s, nil
@@ -128,6 +140,20 @@ func retryStart[S any](ctx context.Context, start func() (S, error)) (s S, err e
 		}
 	}
 	return s, err
+}
+
+// retryIn is retryStart for servers that begin in an empty directory: each attempt after the first one has a directory
+// of its own below dir.
+func retryIn[S any](ctx context.Context, dir string, start func(dir string) (S, error)) (S, error) {
+	try := 0
+	return retryStart(ctx, func() (S, error) {
+		own := dir
+		if try > 0 {
+			own = filepath.Join(dir, fmt.Sprint("again", try))
+		}
+		try++
+		return start(own)
+	})
 }
 
 // startTogether calls start for all members of a cluster at once, because a member serves only with a quorum. After an
@@ -294,6 +320,9 @@ func (s *Server) Done() <-chan struct{} {
 	return s.done
 }
 
+// Disk returns the server's Disk, or nil without Config.Disk.
+func (s *Server) Disk() *Disk { return s.disk }
+
 // Output returns the end of the output of all processes of the server.
 func (s *Server) Output() string { return s.output.tail() }
 
@@ -348,6 +377,18 @@ func (s *Server) Kill() {
 func (s *Server) killLocked() {
 	if s.signal(syscall.SIGKILL) == nil {
 		<-s.done
+	}
+}
+
+// End kills the server, and ends its Disk. It does nothing for a nil Server, such as that of a cluster's member
+// that was not started.
+func (s *Server) End() {
+	if s == nil {
+		return
+	}
+	s.Kill()
+	if s.disk != nil {
+		s.disk.Close()
 	}
 }
 

@@ -38,6 +38,8 @@ type ZooKeeperConfig struct {
 	// cache. The cache outlives the process, which is enough for tests that kill only
 	// servers.
 	Synced bool
+	// Disks gives each server a Disk, to which it writes like a Synced one.
+	Disks bool
 	// Secure, unless it is nil, opens a second port for TLS.
 	Secure *ZooKeeperTLS
 
@@ -105,28 +107,6 @@ type ZooKeeper struct {
 	*Server
 	ID           int
 	port, secure int
-	// resume ends the stall of StallDisk.
-	resume func()
-}
-
-// StallDisk stops the server's writes to its log, like a disk that does not answer. Other
-// threads continue to serve connections, sessions and reads. StallDisk needs Linux. Kill of a stalled
-// server waits until ResumeDisk, because the system keeps a stopped thread for its tracer.
-func (z *ZooKeeper) StallDisk() error {
-	resume, err := stallThreads(z.PID(), "SyncThread")
-	if err != nil {
-		return err // an earlier stall stays, and ResumeDisk ends it
-	}
-	z.resume = resume
-	return nil
-}
-
-// ResumeDisk ends StallDisk.
-func (z *ZooKeeper) ResumeDisk() {
-	if z.resume != nil {
-		z.resume()
-		z.resume = nil
-	}
 }
 
 // SecureAddress returns the address for clients with TLS.
@@ -221,7 +201,7 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	command := append([]string{"java", "-cp", c.classpath, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.preAllocSize=64", "-Dzookeeper.electionPortBindRetry=0",
 		"-Dzookeeper.cnxTimeout=1000", "-Dzookeeper.fastleader.minNotificationInterval=100", "-Dzookeeper.fastleader.maxNotificationInterval=400", adminArgument()}, c.Java...)
-	if !c.Synced {
+	if !c.Synced && !c.Disks {
 		command = append(command, "-Dzookeeper.forceSync=no")
 	}
 	command = append(command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", cfg)
@@ -229,8 +209,25 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	if members != nil {
 		ready = Dial(z.Address())
 	}
-	s, err := Start(ctx, Config{Name: fmt.Sprintf("zookeeper %d", z.ID), Command: command, Dir: dir, Ready: ready, Timeout: time.Minute})
+	s, err := Start(ctx, Config{Name: fmt.Sprintf("zookeeper %d", z.ID), Command: command, Dir: dir, Ready: ready, Timeout: time.Minute, Disk: c.Disks})
 	z.Server = s
+	return err
+}
+
+// restartTimeout limits one start of a server with data. A server whose sessions expire at
+// its start sometimes stops serving and keeps running.
+const restartTimeout = 20 * time.Second
+
+// Restart restarts the server up to three times, until it serves.
+func (z *ZooKeeper) Restart(ctx context.Context) (err error) {
+	for range 3 {
+		try, cancel := context.WithTimeout(ctx, restartTimeout)
+		err = z.Server.Restart(try)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+	}
 	return err
 }
 
@@ -260,12 +257,7 @@ func StartEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (*Ensembl
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	return retryStart(ctx, func() (*Ensemble, error) {
-		if err := os.RemoveAll(dir); err != nil {
-			return nil, err
-		}
-		return startEnsemble(ctx, dir, c)
-	})
+	return retryIn(ctx, dir, func(dir string) (*Ensemble, error) { return startEnsemble(ctx, dir, c) })
 }
 
 func startEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (_ *Ensemble, err error) {
@@ -383,7 +375,7 @@ func (e *Ensemble) each(m *ZooKeeper, do func(*Proxy) error) error {
 // Close ends the members and the links.
 func (e *Ensemble) Close() {
 	for _, m := range e.Members {
-		m.Kill()
+		m.End()
 	}
 	for _, links := range e.links {
 		for _, p := range links {

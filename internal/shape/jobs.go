@@ -3,6 +3,7 @@ package shape
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,17 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/internal/ticks"
 )
+
+// Collect returns all states of a list, or its error.
+func Collect(list iter.Seq2[holdfast.State, error]) (all []holdfast.State, err error) {
+	for st, err := range list {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, st)
+	}
+	return all, nil
+}
 
 // Jobs replaces the locks of each job of Locker.Every by one state with the name of the job: the lock of its
 // newest tick. A prefix that is longer than the job's name selects single locks, so they stay.

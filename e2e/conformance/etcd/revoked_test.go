@@ -257,8 +257,8 @@ func (c *cluster) confirmed(t *testing.T, lead int) (int64, error) {
 	// Every 100 ms a member writes the requests that it has applied. A member that is blocked in
 	// that write confirms nothing.
 	time.Sleep(500 * time.Millisecond)
-	c.members[lead].Disk.Stall()
-	defer c.members[lead].Disk.Resume()
+	c.members[lead].Disk().Stall()
+	defer c.members[lead].Disk().Resume()
 	for ; ; time.Sleep(50 * time.Millisecond) {
 		soon, end := context.WithTimeout(ctx, time.Second)
 		_, _ = others.Put(soon, "something", "to write")
@@ -290,8 +290,8 @@ func TestFormerLeaderRevokes(t *testing.T) {
 		for fault, do := range map[string]struct{ begin, end func(*servers.Etcd) error }{
 			"pause": {(*servers.Etcd).Pause, (*servers.Etcd).Cont},
 			"disk": {
-				func(m *servers.Etcd) error { m.Disk.Stall(); return nil },
-				func(m *servers.Etcd) error { m.Disk.Resume(); return nil },
+				func(m *servers.Etcd) error { m.Disk().Stall(); return nil },
+				func(m *servers.Etcd) error { m.Disk().Resume(); return nil },
 			},
 		} {
 			t.Run(version+"/"+fault, func(t *testing.T) {

@@ -54,9 +54,9 @@ func newCheck(p *console.Printer) *cobra.Command {
 		seed:     number{n: 1, least: 1, most: math.MaxInt},
 		workers:  number{n: 4, least: 1, most: 64},
 		names:    number{n: 3, least: 1, most: 1000},
-		duration: duration{d: 10 * time.Second, least: time.Second, most: 168 * time.Hour, allowed: "a duration from 1s to 168h"},
-		round:    duration{least: time.Second, most: 10 * time.Minute, allowed: "a duration from 1s to 10m"},
-		lock:     duration{least: 200 * time.Millisecond, most: time.Minute, allowed: "a duration from 200ms to 1m"},
+		duration: duration{d: 10 * time.Second, least: time.Second, most: 168 * time.Hour},
+		round:    duration{least: time.Second, most: 10 * time.Minute},
+		lock:     duration{least: 200 * time.Millisecond, most: time.Minute},
 	}
 	cmd := &cobra.Command{
 		Use:   "check [flags]",

@@ -70,8 +70,8 @@ Exit status:
 		Example: `  holdfast doctor redis://localhost:6379
   holdfast doctor --measure --store-file /etc/holdfast/store`,
 		Args: store.urlArgument,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := store.argument(p, args)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			raw, _, err := store.resolve(p)
 			if err != nil {
 				return err
 			}

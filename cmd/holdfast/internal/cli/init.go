@@ -40,8 +40,8 @@ Exit status:
   # with a password, which does not belong on a command line:
   holdfast init --store-file admin-url`,
 		Args: store.urlArgument,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := store.argument(p, args)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			raw, _, err := store.resolve(p)
 			if err != nil {
 				return err
 			}

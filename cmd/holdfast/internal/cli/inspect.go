@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/shape"
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
@@ -52,9 +53,7 @@ func inspect(cmd *cobra.Command, f *storeFlags, p *console.Printer, do func(cont
 	if err != nil {
 		return err
 	}
-	if dir != "" {
-		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-	}
+	announce(p, dir)
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
 	return outcome(ctx, p, inspectStore(ctx, storeURL, f.namespace.s, reads(cmd), p, do))
@@ -164,14 +163,7 @@ func outcome(ctx context.Context, p *console.Printer, err error) error {
 func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	var all []holdfast.State
-	for st, err := range l.List(ctx, prefix) {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, st)
-	}
-	return all, nil
+	return shape.Collect(l.List(ctx, prefix))
 }
 
 // oneName checks that there is one argument, a valid name. With optional, no argument is valid as

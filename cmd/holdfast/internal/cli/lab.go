@@ -34,7 +34,7 @@ type labFlags struct {
 func newLab(p *console.Printer) *cobra.Command {
 	f := &labFlags{
 		seed:  number{n: 1, least: 1, most: math.MaxInt},
-		limit: duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"},
+		limit: duration{d: time.Minute, least: 4 * time.Second, most: time.Hour},
 		dir:   text{check: checkDirectory},
 	}
 	cmd := &cobra.Command{

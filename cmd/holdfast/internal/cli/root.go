@@ -16,8 +16,6 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/run"
 )
 
 // Main runs the command with the arguments after the program's name, and returns the exit status.
@@ -25,20 +23,18 @@ func Main(args []string) int {
 	worker()
 	status := execute(args)
 	if status != exit.OK && len(args) > 0 && args[0] == "hold" {
-		// A script that passes the output to eval without a check of the status must not go on unlocked.
-		fmt.Println(run.FailedSection(status))
+		// A script that passes the output to eval without a check of the status must not go on unlocked. An
+		// interactive shell only gets the status, so that its terminal stays open.
+		fmt.Printf("case $- in *i*) (exit %[1]d) ;; *) exit %[1]d ;; esac\n", status)
 	}
 	return status
 }
 
 func execute(args []string) int {
-	if len(args) > 0 && args[0] == proc.StepArg {
-		return proc.Step(args[1:])
-	}
 	p := console.New(os.Stderr)
 	defer p.Flush()
-	if len(args) > 0 && args[0] == proc.GuardianArg {
-		return run.Guard(args[1:], p)
+	if status, ok := helper(args, p); ok {
+		return status
 	}
 	root := newRoot(p)
 	root.SetArgs(args)

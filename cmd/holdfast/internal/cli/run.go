@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package cli
 
 import (
@@ -124,11 +126,10 @@ func newRun(p *console.Printer) *cobra.Command {
 // newRunFlags returns the flags with their default values and limits.
 func newRunFlags() *runFlags {
 	return &runFlags{
-		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL,
-			allowed: "a duration from 50ms to 24h"},
+		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL},
 		wait: duration{least: 1, most: math.MaxInt64,
 			allowed: "a duration above 0; --try does not wait"},
-		minHold: duration{most: holdfast.MaxTTL, allowed: "a duration from 0s to 24h"},
+		minHold: duration{most: holdfast.MaxTTL},
 		maxHold: duration{least: 1, most: math.MaxInt64, allowed: "a duration above 0"},
 		grace: duration{d: run.DefaultGrace, most: holdfast.MaxTTL / 3,
 			allowed: "a duration from 0s to a third of --ttl"},
@@ -201,9 +202,7 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *console.Printer
 
 // lock returns the options that run and hold share.
 func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer) run.Options {
-	if dir != "" {
-		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-	}
+	announce(p, dir)
 	return run.Options{
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
 		Reason:     f.reasonFor(command),
@@ -218,6 +217,18 @@ func (f *runFlags) lock(name, storeURL, dir, command string, p *console.Printer)
 		BusyStatus: f.busy.n,
 		Verbose:    f.verbose,
 	}
+}
+
+// helper does the work of a process that holdfast run has started, and reports whether this is one.
+func helper(args []string, p *console.Printer) (status int, ok bool) {
+	switch {
+	case len(args) == 0:
+	case args[0] == proc.StepArg:
+		return proc.Step(args[1:]), true
+	case args[0] == proc.GuardianArg:
+		return run.Guard(args[1:], p), true
+	}
+	return 0, false
 }
 
 // ran runs the command under the lock, and returns the exit status as an error.

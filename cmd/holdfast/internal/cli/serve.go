@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	page "github.com/holdfast-go/holdfast/console"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
@@ -90,16 +91,11 @@ func newServe(p *console.Printer) *cobra.Command {
 			return outcome(ctx, p, f.serve(ctx, p))
 		},
 	}
-	var one storeFlags
-	one.add(cmd) // for the texts of the shared flags
 	flags := cmd.Flags()
-	storeUsage, fileUsage := flags.Lookup("store").Usage, flags.Lookup("store-file").Usage
-	cmd.ResetFlags()
-	flags = cmd.Flags()
 	flags.StringArrayVar(&f.stores, "store", nil, storeUsage+";\nmay be repeated")
-	flags.StringArrayVar(&f.files, "store-file", nil, fileUsage+";\nmay be repeated")
-	f.namespace.check = one.namespace.check
-	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
+	flags.StringArrayVar(&f.files, "store-file", nil, storeFileUsage+storeFileDefault+";\nmay be repeated")
+	f.namespace.check = driver.CheckNamespace
+	flags.Var(&f.namespace, "namespace", namespaceUsage)
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:7345", "the `ADDRESS` to listen on")
 	flags.StringVar(&f.clients, "clients", "", "a `FILE` of clients with their tokens and rights")
 	flags.StringVar(&f.cert, "tls-cert", "", "a `FILE` with the server's certificate")
@@ -179,9 +175,7 @@ func (f *serveFlags) resolve(p *console.Printer) error {
 		if err != nil {
 			return err
 		}
-		if dir != "" {
-			p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-		}
+		announce(p, dir)
 		f.urls = append(f.urls, u)
 	}
 	return nil

@@ -25,27 +25,45 @@ const (
 // storeFlags contains the flags that select the store and its namespace.
 type storeFlags struct {
 	url, file, namespace text
+	argument             bool // url is the argument of the subcommand, and no flag
 	required             bool // there is no default store
 }
 
 func (f *storeFlags) add(cmd *cobra.Command) {
 	f.namespace.check = driver.CheckNamespace
 	flags := cmd.Flags()
-	flags.Var(&f.url, "store", "the store's `URL` (default $"+envStore+", else files of this user)")
-	flags.Var(&f.file, "store-file", storeFileUsage+"\n(default $"+envStoreFile+")")
-	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
+	flags.Var(&f.url, "store", storeUsage)
+	flags.Var(&f.file, "store-file", storeFileUsage+storeFileDefault)
+	flags.Var(&f.namespace, "namespace", namespaceUsage)
+}
+
+const (
+	storeUsage       = "the store's `URL` (default $" + envStore + ", else files of this user)"
+	storeFileUsage   = "a `FILE` that holds the store's URL, which keeps a password out of ps"
+	storeFileDefault = "\n(default $" + envStoreFile + ")"
+	namespaceUsage   = "keeps applications on one store apart; at most 128 bytes"
+)
+
+// announce prints where the locks of the default store are. dir is empty for another store.
+func announce(p *console.Printer, dir string) {
+	if dir != "" {
+		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
+	}
 }
 
 // resolve returns the store's URL. For the default store it also returns the directory. An error
 // names the flag, variable or file of a bad URL, and never quotes the URL.
 func (f *storeFlags) resolve(p *console.Printer) (storeURL, dir string, err error) {
-	from, raw := "", ""
+	from, raw, given := "", "", "--store"
+	if f.argument {
+		given = "URL"
+	}
 	urlEnv, fileEnv := os.Getenv(envStore), os.Getenv(envStoreFile)
 	switch {
 	case f.url.given && f.file.given:
-		return "", "", fmt.Errorf("--store and --store-file exclude each other: give one")
+		return "", "", fmt.Errorf("%s and --store-file exclude each other: give one", given)
 	case f.url.given:
-		from, raw = "--store", f.url.s
+		from, raw = given, f.url.s
 	case f.file.given:
 		from, raw, err = fromFile("--store-file", f.file.s)
 	case urlEnv != "" && fileEnv != "":
@@ -71,36 +89,14 @@ func (f *storeFlags) resolve(p *console.Printer) (storeURL, dir string, err erro
 	if err := checkURL(from, raw); err != nil {
 		return "", "", err
 	}
-	if from == "--store" && printable.HasPassword(raw) {
+	switch {
+	case from != given || !printable.HasPassword(raw):
+	case f.argument:
+		p.Line("warning: the URL shows its password to every user that can list processes: give --store-file")
+	default:
 		p.Line("warning: --store shows its password to every user that can list processes: set %s or give --store-file", envStore)
 	}
 	return raw, "", nil
-}
-
-// oneURL returns the URL in a subcommand's argument or file, and checks it like resolve. Without an
-// argument and a file it returns "".
-func oneURL(p *console.Printer, args []string, file text) (raw string, err error) {
-	from := "URL"
-	switch {
-	case len(args) > 0 && file.given:
-		return "", errors.New("URL and --store-file exclude each other: give one")
-	case len(args) > 0:
-		raw = args[0]
-	case file.given:
-		if from, raw, err = fromFile("--store-file", file.s); err != nil {
-			return "", err
-		}
-	default:
-		return "", nil
-	}
-	p.Hide(printable.Secrets(raw))
-	if err := checkURL(from, raw); err != nil {
-		return "", err
-	}
-	if from == "URL" && printable.HasPassword(raw) {
-		p.Line("warning: the URL shows its password to every user that can list processes: give --store-file")
-	}
-	return raw, nil
 }
 
 // urlArgument checks the arguments of a subcommand that takes a URL, or else finds it in a flag or the environment.
@@ -110,22 +106,15 @@ func (f *storeFlags) urlArgument(_ *cobra.Command, args []string) error {
 		return nil
 	case len(args) != 1:
 		return fmt.Errorf("%d arguments: give one URL, or --store-file, or set %s", len(args), envStore)
-	case args[0] == "":
-		return checkURL("URL", args[0])
 	}
+	f.setArgument(args[0])
 	return nil
 }
 
-// argument returns the URL of such a subcommand.
-func (f *storeFlags) argument(p *console.Printer, args []string) (string, error) {
-	raw, err := oneURL(p, args, f.file)
-	if raw == "" && err == nil {
-		raw, _, err = f.resolve(p)
-	}
-	return raw, err
+// setArgument makes the argument of a subcommand the URL.
+func (f *storeFlags) setArgument(raw string) {
+	f.url, f.argument = text{s: raw, given: true}, true
 }
-
-const storeFileUsage = "a `FILE` that holds the store's URL, which keeps a password out of ps"
 
 func fromFile(from, path string) (string, string, error) {
 	if path == "" {

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
@@ -17,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/console"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/printable"
+	"github.com/holdfast-go/holdfast/internal/shape"
 )
 
 // storeInfo is one entry of `holdfast stores --json`.
@@ -75,7 +75,7 @@ func infoOf(g holdfast.Guarantees) *guarantees {
 
 func newStores(p *console.Printer) *cobra.Command {
 	asJSON := false
-	var file text
+	var store storeFlags
 	cmd := &cobra.Command{
 		Use:   "stores [flags] [URL]",
 		Short: "List the stores of this build, or show what the store of a URL guarantees",
@@ -88,34 +88,34 @@ Exit status:` + inspectStatus,
   holdfast stores file:///var/lib/locks
   holdfast stores --store-file /etc/holdfast/store`,
 		Args: func(_ *cobra.Command, args []string) error {
-			switch {
-			case len(args) > 1:
+			switch len(args) {
+			case 0:
+			case 1:
+				store.setArgument(args[0])
+			default:
 				return fmt.Errorf("%d arguments: give one URL, or none", len(args))
-			case len(args) == 1 && args[0] == "":
-				return checkURL("URL", args[0])
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := oneURL(p, args, file)
-			if err != nil {
-				return err
-			}
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			var list []storeInfo
-			if raw == "" {
-				list, err = linked(ctx)
-			} else {
-				list, err = given(ctx, raw)
+			list := linked
+			if store.url.given || store.file.given {
+				raw, _, err := store.resolve(p)
+				if err != nil {
+					return err
+				}
+				list = func(ctx context.Context) ([]storeInfo, error) { return given(ctx, raw) }
 			}
+			all, err := list(ctx)
 			if err == nil {
-				err = printStores(cmd.OutOrStdout(), list, asJSON)
+				err = printStores(cmd.OutOrStdout(), all, asJSON)
 			}
 			return outcome(ctx, p, err)
 		},
 	}
-	cmd.Flags().Var(&file, "store-file", storeFileUsage)
+	cmd.Flags().Var(&store.file, "store-file", storeFileUsage)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -171,10 +171,7 @@ func probe(ctx context.Context, raw string) (info storeInfo, err error) {
 
 func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
 	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		e.SetEscapeHTML(false)
-		return e.Encode(map[string][]storeInfo{"stores": list})
+		return shape.JSON(w, map[string][]storeInfo{"stores": list}, false)
 	}
 	for i, s := range list {
 		if i > 0 {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strconv"
@@ -13,16 +14,17 @@ type duration struct {
 	d           time.Duration
 	given       bool
 	least, most time.Duration
-	allowed     string
+	allowed     string // what to give, if not a duration from least to most
 }
 
 func (v *duration) Set(s string) error {
+	allowed := cmp.Or(v.allowed, fmt.Sprintf("a duration from %s to %s", short(v.least), short(v.most)))
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		return fmt.Errorf("not a duration such as 30s or 1h30m: give %s", v.allowed)
+		return fmt.Errorf("not a duration such as 30s or 1h30m: give %s", allowed)
 	case d < v.least || d > v.most:
-		return fmt.Errorf("give %s", v.allowed)
+		return fmt.Errorf("give %s", allowed)
 	}
 	v.d, v.given = d, true
 	return nil

@@ -30,16 +30,18 @@ const (
 	faultDies     = "dies-holding"
 )
 
+// runTime is the length of one run of an experiment.
+const runTime = 4 * time.Second
+
 // Options configure an experiment. The zero value of a field selects its default.
 type Options struct {
 	// Seed is the seed of the first run, default 1. If a run does not show the mistake, the
 	// next run uses the next seed.
 	Seed uint64
-	// Duration limits the experiment, default one minute. The experiment ends earlier with
-	// the first run that shows the mistake. For [Control] it ends after one run.
+	// Duration limits the experiment, default one minute, and at least the 4 s of one run. The
+	// experiment ends earlier with the first run that shows the mistake. For [Control] it ends
+	// after one run.
 	Duration time.Duration
-	// Run is the length of one run, default 4 s, and at least 2 s.
-	Run time.Duration
 	// Dir is the directory in which Check creates a directory, with the mistake's name, for the
 	// history and the page. The default is a temporary directory, which Check keeps if the last
 	// run broke a rule.
@@ -93,10 +95,8 @@ func Check(ctx context.Context, name string, o Options) (*Verdict, error) {
 	}
 	o.Seed = cmp.Or(o.Seed, 1)
 	o.Duration = cmp.Or(o.Duration, time.Minute)
-	o.Run = cmp.Or(o.Run, 4*time.Second)
-	if o.Run < 2*time.Second || o.Duration < o.Run {
-		text := fmt.Sprintf("a Run of %s in a Duration of %s: give at least 2s, and no less than one Run", o.Run, o.Duration)
-		return nil, &check.ConfigError{Text: text}
+	if o.Duration < runTime {
+		return nil, &check.ConfigError{Field: "Duration", Text: fmt.Sprintf("%s: at least %s is allowed", o.Duration, runTime)}
 	}
 	dir := o.Dir
 	if dir != "" {
@@ -110,7 +110,7 @@ func Check(ctx context.Context, name string, o Options) (*Verdict, error) {
 			faults = []string{}
 		}
 		report, err := check.Run(ctx, check.Config{
-			Target: m.target(), Seed: seed, Duration: o.Run, TTL: ttl, Workers: 8, Names: 2, Long: m.long, Faults: faults, Dir: dir, Progress: o.Progress,
+			Target: m.target(), Seed: seed, Duration: runTime, TTL: ttl, Workers: 8, Names: 2, Long: m.long, Faults: faults, Dir: dir, Progress: o.Progress,
 		})
 		if err != nil {
 			return nil, err
@@ -124,7 +124,7 @@ func Check(ctx context.Context, name string, o Options) (*Verdict, error) {
 		}
 		// A run that broke only other rules does not show the mistake, because a paused
 		// machine may break them.
-		if r.Expected != nil || name == Control || time.Now().Add(o.Run).After(end) {
+		if r.Expected != nil || name == Control || time.Now().Add(runTime).After(end) {
 			return r, nil
 		}
 		if o.Dir == "" {

@@ -4,7 +4,6 @@ package lab
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -36,15 +35,7 @@ func create(s *stage, dir string, a Actor, name string) bool {
 // tryAll acquires several names with holdfast.
 func tryAll(s *stage, a Actor, text string, names ...string) bool {
 	k, err := s.locker(a).LockAll(s.ctx, names, holdfast.TTL(long), holdfast.Wait(500*time.Millisecond))
-	if errors.Is(err, holdfast.ErrBusy) {
-		s.step(a, text, "busy")
-		return false
-	}
-	s.expect(err == nil, fmt.Sprintf("%s: %v", text, err))
-	s.locks[a] = k
-	s.step(a, text, "granted")
-	s.enter(a, func() bool { return k.Context().Err() == nil })
-	return true
+	return s.took(a, text, k, err)
 }
 
 // locksTwice plays a client that locks again what it has locked.

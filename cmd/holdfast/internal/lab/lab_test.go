@@ -118,7 +118,7 @@ func TestUnknownMistakeIsInvalid(t *testing.T) {
 	if !errors.Is(err, holdfast.ErrInvalid) || !strings.Contains(err.Error(), "clock-token") {
 		t.Fatal(err)
 	}
-	_, err = lab.Check(t.Context(), lab.Control, lab.Options{Run: 1})
+	_, err = lab.Check(t.Context(), lab.Control, lab.Options{Duration: 1})
 	if !errors.Is(err, holdfast.ErrInvalid) {
 		t.Fatal(err)
 	}

@@ -271,7 +271,11 @@ func (s *stage) tryLock(a Actor, ttl time.Duration) bool { return s.tryLockName(
 // tryLockName is tryLock for another name.
 func (s *stage) tryLockName(a Actor, name string, ttl time.Duration) bool {
 	k, err := s.locker(a).TryLock(s.ctx, name, holdfast.TTL(ttl))
-	text := fmt.Sprintf("TryLock(%q)", name)
+	return s.took(a, fmt.Sprintf("TryLock(%q)", name), k, err)
+}
+
+// took records the answer to a request for a lock, and reports whether it is granted.
+func (s *stage) took(a Actor, text string, k *holdfast.Lock, err error) bool {
 	if errors.Is(err, holdfast.ErrBusy) {
 		s.step(a, text, "busy")
 		return false

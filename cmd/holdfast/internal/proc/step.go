@@ -5,7 +5,6 @@ package proc
 import (
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,11 +39,7 @@ func Step(args []string) int {
 // group. If the parent set the foreground group after the start, it would race with the command's first use of
 // the terminal. SysProcAttr.Foreground works only while SIGTTOU is ignored, and the command would inherit that.
 func takeForeground() {
-	ignored := signal.Ignored(syscall.SIGTTOU)
-	signal.Ignore(syscall.SIGTTOU)
+	IgnoreOutputStops()
 	_ = setForegroundGroup(0, syscall.Getpid())
-	if !ignored {
-		// signal.Reset would leave it ignored; a handler does not outlive exec.
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGTTOU)
-	}
+	heedOutputStops() // to the exec: the command inherits nothing of IgnoreOutputStops
 }

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package run
 
 import (
@@ -25,8 +27,6 @@ type front struct {
 	command  int  // the command's number, once it was started
 	done     bool // status is the exit status
 	detached bool // the guardian continues without this process
-	token    int64
-	slot     int64
 	status   int
 
 	validity  *time.Timer
@@ -59,9 +59,9 @@ func Run(o Options, p *console.Printer) int {
 	for _, a := range o.Command.Args {
 		orders.Args = append(orders.Args, []byte(a))
 	}
-	// An error here means that the guardian has died. The link then ends, and serve returns.
-	_ = orders.write(conn)
 	f.guardian, f.link = g, newLink(conn)
+	// An error here means that the guardian has died. The link then ends, and serve returns.
+	_ = f.link.Encode(orders)
 	go f.link.read()
 	f.serve()
 	if !f.done {
@@ -110,8 +110,8 @@ func (f *front) serve() {
 // signal forwards a signal of this process to the guardian.
 func (f *front) signal(sig os.Signal) {
 	switch n, _ := sig.(syscall.Signal); n {
-	case 0, sigPipe, sigTtin:
-	case sigCont:
+	case 0, syscall.SIGPIPE, syscall.SIGTTIN:
+	case syscall.SIGCONT:
 		f.continued()
 	default:
 		f.link.send(msgSignal, int64(n))
@@ -119,24 +119,20 @@ func (f *front) signal(sig os.Signal) {
 }
 
 func (f *front) handle(m message) {
-	switch m.kind {
+	switch m.Kind {
 	case msgSuspend:
-		f.suspend(syscall.Signal(m.value))
+		f.suspend(syscall.Signal(m.Value))
 	case msgStarted:
-		f.command = int(m.value)
+		f.command = int(m.Value)
 	case msgLimit:
-		f.setLimit(m.value)
+		f.setLimit(m.Value)
 		f.link.send(msgConfirm, 0)
-	case msgToken:
-		f.token = m.value
-	case msgSlot:
-		f.slot = m.value
 	case msgHeld:
-		f.sectionHeld()
+		f.sectionHeld(uint64(m.Value), m.Slot)
 	case msgLeave:
-		f.done, f.detached, f.status = true, true, int(m.value)
+		f.done, f.detached, f.status = true, true, int(m.Value)
 	case msgDone:
-		f.done, f.status = true, int(m.value)
+		f.done, f.status = true, int(m.Value)
 		if f.killed {
 			f.status = exit.Lost // the guardian may have continued, and then released the lock with another status
 		}
@@ -144,12 +140,12 @@ func (f *front) handle(m message) {
 }
 
 // sectionHeld prints the lock of a section as shell code, and lets the front end.
-func (f *front) sectionHeld() {
+func (f *front) sectionHeld(token uint64, slot int) {
 	f.done, f.detached, f.status = true, true, exit.OK
-	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, f.token,
-		EnvHeld, quoted(f.heldBy(uint64(f.token))), EnvGuardian, f.guardian.PID)
-	if f.slot >= 0 {
-		code += fmt.Sprintf(" %s=%d", EnvSlot, f.slot)
+	code := fmt.Sprintf("export %s=%s %s=%d %s=%s %s=%d", EnvName, quoted(f.Name), EnvToken, token,
+		EnvHeld, quoted(f.heldBy(token)), EnvGuardian, f.guardian.PID)
+	if slot >= 0 {
+		code += fmt.Sprintf(" %s=%d", EnvSlot, slot)
 	} else {
 		code = "unset " + EnvSlot + "; " + code // that of an earlier section
 	}
@@ -158,12 +154,6 @@ func (f *front) sectionHeld() {
 		f.guardian.Signal(syscall.SIGTERM)
 		f.status = exit.Output
 	}
-}
-
-// FailedSection returns the shell code that ends a script whose lock was not acquired. An interactive shell
-// only gets the status, so that its terminal stays open.
-func FailedSection(status int) string {
-	return fmt.Sprintf("case $- in *i*) (exit %[1]d) ;; *) exit %[1]d ;; esac", status)
 }
 
 // quoted returns s as one word of a shell.

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package run
 
 import (
@@ -51,12 +53,13 @@ func Guard(words []string, p *console.Printer) int {
 		return exit.Usage
 	}
 	sigs := listen()
-	w, err := readOrders(conn)
-	if err != nil {
+	l := newLink(conn)
+	var w orders
+	if err := l.Decode(&w); err != nil {
 		return exit.Lost // the front has died already
 	}
 	p.Hide(printable.Secrets(string(w.Store)))
-	f := &remoteFront{pid: w.Front, group: w.FrontGroup, link: newLink(conn), gone: make(chan struct{})}
+	f := &remoteFront{pid: w.Front, group: w.FrontGroup, link: l, gone: make(chan struct{})}
 	go f.link.read()
 	go f.listen(sigs)
 	r := &runner{Options: w.options(), printer: p, sigs: sigs, front: f}
@@ -79,9 +82,9 @@ func Guard(words []string, p *console.Printer) int {
 func (f *remoteFront) listen(sigs *signals) {
 	defer close(f.gone)
 	for m := range f.link.in {
-		switch m.kind {
+		switch m.Kind {
 		case msgSignal:
-			sigs.add(syscall.Signal(m.value))
+			sigs.add(syscall.Signal(m.Value))
 		case msgContinue:
 			f.mu.Lock()
 			if f.continued != nil {
@@ -89,7 +92,7 @@ func (f *remoteFront) listen(sigs *signals) {
 				f.continued = nil
 			}
 			f.mu.Unlock()
-			sigs.add(sigCont)
+			sigs.add(syscall.SIGCONT)
 		case msgConfirm:
 			f.unread.Store(false)
 		case msgRequestLimit:

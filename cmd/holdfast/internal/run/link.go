@@ -1,11 +1,9 @@
+//go:build linux || darwin
+
 package run
 
 import (
-	"encoding/binary"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"os"
 	"sync"
 
@@ -27,24 +25,22 @@ const (
 	msgSuspend // stop, with this signal of the terminal
 	msgStarted // the process ID of the command, which is also the ID of its group
 	msgLimit   // the deadline of the command, by proc.Boottime; 0 is forever
-	msgToken   // the token of a section's lock
-	msgSlot    // the slot of a section's lock, -1 without one
-	msgHeld    // a section may begin: the front ends, the guardian continues
+	msgHeld    // a section may begin, with this token: the front ends, the guardian continues
 	msgDone    // the run has ended with this status
 	msgLeave   // end with this status: the guardian continues without the front
 )
 
 type message struct {
-	kind  kind
-	value int64
+	Kind  kind
+	Value int64
+	Slot  int // of msgHeld: the slot of the lock, -1 without one
 }
 
-const messageSize = 9
-
-// link is one end of the socket pair. A read returns the end of file when the process at the other
-// end has died in any way, because no third process has the socket open.
+// link is one end of the socket pair, over which JSON goes. A read returns the end of file when the process at
+// the other end has died in any way, because no third process has the socket open.
 type link struct {
-	f    *os.File
+	*json.Decoder
+	*json.Encoder
 	in   chan message // the received messages; closed when the other process has died
 	mu   sync.Mutex
 	out  chan message  // nil once closed
@@ -56,9 +52,10 @@ type link struct {
 // they are few, or the sender waits for an answer before it sends the next one.
 const queued = 64
 
-// newLink starts the writing of messages. The caller starts read.
+// newLink starts the writing of messages. The caller starts read. Before that, and before the first message, the front
+// encodes the orders, and the guardian decodes them.
 func newLink(f *os.File) *link {
-	l := &link{f: f, in: make(chan message), out: make(chan message, queued), sent: make(chan struct{})}
+	l := &link{Decoder: json.NewDecoder(f), Encoder: json.NewEncoder(f), in: make(chan message), out: make(chan message, queued), sent: make(chan struct{})}
 	go l.write(l.out)
 	return l
 }
@@ -66,32 +63,30 @@ func newLink(f *os.File) *link {
 // read delivers the other end's messages, and closes in when that process has died.
 func (l *link) read() {
 	defer close(l.in)
-	var buf [messageSize]byte
 	for {
-		if _, err := io.ReadFull(l.f, buf[:]); err != nil {
+		var m message
+		if l.Decode(&m) != nil {
 			return
 		}
-		l.in <- message{kind(buf[0]), int64(binary.LittleEndian.Uint64(buf[1:]))}
+		l.in <- m
 	}
 }
 
 func (l *link) write(out chan message) {
 	defer close(l.sent)
 	for m := range out {
-		var buf [messageSize]byte
-		buf[0] = byte(m.kind)
-		binary.LittleEndian.PutUint64(buf[1:], uint64(m.value))
-		// The other process may have died; read reports that.
-		_, _ = l.f.Write(buf[:])
+		_ = l.Encode(m) // the other process may have died; read reports that
 	}
 }
 
 // send queues a message. It never waits, and drops a message beyond queued.
-func (l *link) send(k kind, value int64) {
+func (l *link) send(k kind, value int64) { l.queue(message{Kind: k, Value: value}) }
+
+func (l *link) queue(m message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
-	case l.out <- message{k, value}:
+	case l.out <- m:
 	default:
 	}
 }
@@ -122,37 +117,4 @@ func (w orders) options() Options {
 		o.Command.Args = append(o.Command.Args, string(a))
 	}
 	return o
-}
-
-// write writes the orders. The front calls it before it sends messages.
-func (w orders) write(to io.Writer) error {
-	b, err := json.Marshal(w)
-	if err != nil {
-		return err
-	}
-	b = append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
-	_, err = to.Write(b)
-	return err
-}
-
-// maxOrders limits the orders in readOrders. It is far above the system's limit of a command line.
-const maxOrders = 64 << 20
-
-func readOrders(from io.Reader) (w orders, err error) {
-	var size [4]byte
-	if _, err := io.ReadFull(from, size[:]); err != nil {
-		return w, err
-	}
-	n := binary.LittleEndian.Uint32(size[:])
-	if n > maxOrders {
-		return w, errors.New("the orders are too long")
-	}
-	b := make([]byte, n)
-	if _, err := io.ReadFull(from, b); err != nil {
-		return w, err
-	}
-	if err := json.Unmarshal(b, &w); err != nil {
-		return w, fmt.Errorf("orders: %w", err)
-	}
-	return w, nil
 }

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 // Package run holds a lock while a command runs.
 //
 // # The processes
@@ -450,9 +452,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 // section holds the lock until the process of --pid has ended.
 func (r *runner) section(lock *holdfast.Lock) int {
 	proc.Detach(2)
-	for _, m := range []message{{msgToken, int64(lock.Token())}, {msgSlot, int64(lock.Slot())}, {msgHeld, 0}} {
-		r.front.link.send(m.kind, m.value)
-	}
+	r.front.link.queue(message{msgHeld, int64(lock.Token()), lock.Slot()})
 	s := &supervision{runner: r, lock: lock, group: r.process}
 	return s.run()
 }

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package run
 
 import (
@@ -17,12 +19,16 @@ import (
 // other signals.
 var ending = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
+// received contains all signals that this process receives. It forwards them to the command, except SIGPIPE,
+// which it receives so that a closed standard error does not kill it.
+var received = append([]os.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT, syscall.SIGPIPE}, ending...)
+
 // Named returns the signal that a name such as TERM or SIGUSR1 means, of those that end a command or that run forwards.
 func Named(name string) (syscall.Signal, error) {
 	var names []string
-	for _, sig := range append(forwarded(), ending...) {
+	for _, sig := range received {
 		n := sig.(syscall.Signal)
-		if n == sigCont || n == sigPipe {
+		if n == syscall.SIGCONT || n == syscall.SIGPIPE {
 			continue
 		}
 		short := strings.TrimPrefix(proc.SignalName(n), "SIG")
@@ -44,7 +50,7 @@ type signals struct {
 // listen begins to receive the signals, except for the stop signals (see catchStops).
 func listen() *signals {
 	s := &signals{ch: make(chan os.Signal, 32)}
-	for _, sig := range append(forwarded(), ending...) {
+	for _, sig := range received {
 		// Under nohup, or behind a script's "&", HUP and INT are ignored. They stay ignored, also
 		// for the command. For other signals a Go program cannot detect that they are ignored.
 		if !signal.Ignored(sig) {
@@ -65,11 +71,7 @@ func (s *signals) add(sig os.Signal) {
 
 // catchStops makes the front receive the terminal's stop signals, so that the command can stop
 // first. The front calls it again after each stop.
-func (s *signals) catchStops() {
-	if stops := stopping(); len(stops) > 0 { // without signals, Notify would register all of them
-		signal.Notify(s.ch, stops...)
-	}
-}
+func (s *signals) catchStops() { signal.Notify(s.ch, syscall.SIGTSTP, syscall.SIGTTIN) }
 
 // interrupt handles the signals while no command runs. It calls cancel at a signal of ending, or
 // when gone is closed, and suspend at SIGTSTP. It drops the other signals, which are for a command.
@@ -86,7 +88,7 @@ func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc
 				case slices.Contains(ending, sig):
 					s.ended.CompareAndSwap(0, int32(n))
 					cancel(proc.Interrupted(n))
-				case n == sigTstp:
+				case n == syscall.SIGTSTP:
 					suspend(n)
 				}
 			case <-gone:

@@ -1,3 +1,5 @@
+//go:build linux || darwin
+
 package run
 
 import (
@@ -221,7 +223,7 @@ func (s *supervision) killAfter(within time.Duration) {
 // continues the stopped ones, so that they handle SIGTERM.
 func (s *supervision) terminate() {
 	s.signalAll(syscall.SIGTERM)
-	s.signalAll(sigCont)
+	s.signalAll(syscall.SIGCONT)
 }
 
 // killAll sends SIGKILL to all processes. It sets the timer for the next call, because it has to
@@ -280,8 +282,8 @@ func (s *supervision) cannot(sig syscall.Signal, err error) {
 
 func (s *supervision) forward(sig os.Signal) {
 	switch n, _ := sig.(syscall.Signal); n {
-	case 0, sigPipe, sigTtin:
-	case sigCont:
+	case 0, syscall.SIGPIPE, syscall.SIGTTIN:
+	case syscall.SIGCONT:
 		s.continued()
 	default:
 		s.signal(n)
@@ -295,12 +297,12 @@ func (s *supervision) stopped(sig syscall.Signal) {
 		return
 	}
 	switch sig {
-	case sigTtin, sigTtou:
+	case syscall.SIGTTIN, syscall.SIGTTOU:
 		if s.terminal.Wanted(s.group.PID()) {
-			s.signal(sigCont)
+			s.signal(syscall.SIGCONT)
 			return
 		}
-	case sigTstp:
+	case syscall.SIGTSTP:
 	default:
 		return // the sender of SIGSTOP will send SIGCONT to the same process
 	}
@@ -313,7 +315,7 @@ func (s *supervision) continued() {
 	// The lock is checked first: if its validity ended meanwhile, the command must not continue.
 	s.checkValidity()
 	s.terminal.Lend(s.group.PID())
-	s.signal(sigCont)
+	s.signal(syscall.SIGCONT)
 }
 
 // frontGone ends the command because the front has died: no process could report how it ended.
@@ -337,14 +339,14 @@ func (s *supervision) leaderEnded() {
 	// The command's process group gets the signals now, because before Reap no other process can
 	// get the group's number. leftBehind signals the other descendants.
 	s.signal(syscall.SIGTERM)
-	s.signal(sigCont)
+	s.signal(syscall.SIGCONT)
 	s.group.Reap()
 }
 
 // leftBehind ends the processes that are left after the command itself has ended.
 func (s *supervision) leftBehind() {
 	s.warn(s.group.SignalLeavers(syscall.SIGTERM), syscall.SIGTERM)
-	s.group.SignalLeavers(sigCont)
+	s.group.SignalLeavers(syscall.SIGCONT)
 	switch {
 	case s.killAt.IsZero():
 		s.killAt = time.Now().Add(s.grace)

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,48 +80,31 @@ func harness(server *servers.Server, proxy *servers.Proxy) drivertest.Harness {
 	}
 }
 
-// faults returns the faults of the check, which it injects one at a time: a killed server cannot be
-// paused.
+// faults returns the faults of the check. It injects them one at a time: a killed server cannot be paused.
 func faults(server *servers.Server, proxy *servers.Proxy, acl func(ctx context.Context, rule string) error) []check.StoreFault {
-	var busy atomic.Bool
-	oneAtATime := func(f check.StoreFault) check.StoreFault {
-		begin, end := f.Begin, f.End
-		f.Admit = func(check.Fault) bool { return busy.CompareAndSwap(false, true) }
-		f.Begin = func(ctx context.Context, d check.Fault) error {
-			err := begin(ctx, d)
-			if err != nil {
-				busy.Store(false) // End is not called
-			}
-			return err
-		}
-		f.End = func(ctx context.Context, d check.Fault) error {
-			defer busy.Store(false)
-			return end(ctx, d)
-		}
-		return f
-	}
-	return []check.StoreFault{
-		oneAtATime(check.StoreFault{
+	return check.OneAtATime([]check.StoreFault{
+		{
 			Kind:  "pause-server",
 			Begin: func(context.Context, check.Fault) error { return server.Pause() },
 			End:   func(context.Context, check.Fault) error { return server.Cont() },
-		}),
-		oneAtATime(check.StoreFault{
+		},
+		{
 			Kind:  "kill-server",
 			Begin: func(context.Context, check.Fault) error { server.Kill(); return nil },
 			End:   func(ctx context.Context, _ check.Fault) error { return server.Restart(ctx) },
-		}),
-		oneAtATime(check.StoreFault{
+		},
+		{
 			Kind:  "delay-server",
 			Begin: func(_ context.Context, f check.Fault) error { return proxy.Delay(f.For / 2) },
 			End:   func(context.Context, check.Fault) error { return proxy.Delay(0) },
-		}),
-		oneAtATime(check.Refusals(check.Refusal{
-			Command: "PUBLISH",
-			Begin:   func(ctx context.Context) error { return acl(ctx, "-publish") },
-			End:     func(ctx context.Context) error { return acl(ctx, "+publish") },
-		})),
-	}
+		},
+		{
+			Kind:   "refuse-command",
+			Detail: func(check.Fault) string { return "PUBLISH" },
+			Begin:  func(ctx context.Context, _ check.Fault) error { return acl(ctx, "-publish") },
+			End:    func(ctx context.Context, _ check.Fault) error { return acl(ctx, "+publish") },
+		},
+	})
 }
 
 // TestClientWorksAfterEachHarnessAction requires that a client works again after each action of the harness.
