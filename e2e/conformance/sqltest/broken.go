@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// corrupt replaces the state in the row of a name, and returns a function that removes the row.
+// corrupt replaces the state in the row of a name by another version, and returns a function that removes the row.
 func (d *Database) corrupt(t testing.TB, database, namespace, name, state string) (remove func()) {
 	t.Helper()
 	key := []byte(namespace + "\x00" + name)
@@ -19,7 +19,7 @@ func (d *Database) corrupt(t testing.TB, database, namespace, name, state string
 	if d.Parameter == "$1" {
 		second = "$2"
 	}
-	d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_row SET state = %s WHERE name = %s", d.Parameter, second), state, key)
+	d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_row SET version = version + 1, state = %s WHERE name = %s", d.Parameter, second), state, key)
 	return func() { d.Exec(t, database, "DELETE FROM holdfast_row WHERE name = "+d.Parameter, key) }
 }
 
