@@ -58,12 +58,10 @@ type place struct {
 const maxQueue = 32
 
 // places returns the number of places. A waiter that polls tries again when another one has got the grant, so one place is
-// enough, and the others need not write.
-func (e *engine) places() int {
-	if e.o.Poll == 0 {
-		return 1
-	}
-	return maxQueue
+// enough, and the others need not write. All waiters together renew their places up to eight times in a second, so that the
+// holder can renew its grant beside them.
+func (e *engine) places(ttl time.Duration) int {
+	return min(e.queue, int(driver.PositionTime(ttl)/(250*time.Millisecond)))
 }
 
 // owner is driver.Owner as a record has it.
@@ -202,7 +200,7 @@ func (v *view) waits(r *driver.Request, same int64, places int) *content {
 		next.Queue[at].Until = until
 		return next
 	}
-	p := place{ID: r.ID, Since: v.now - micros(r.Waited), Until: until}
+	p := place{ID: r.ID, Since: max(v.now-micros(r.Waited), 0), Until: until}
 	at := slices.IndexFunc(v.Queue, func(q place) bool { return q.Since >= p.Since+max(same, micros(sameAge)) })
 	if at < 0 {
 		at = len(v.Queue)
@@ -211,7 +209,7 @@ func (v *view) waits(r *driver.Request, same int64, places int) *content {
 		return nil
 	}
 	next.Queue = slices.Insert(next.Queue, at, p)
-	next.Queue = next.Queue[:min(len(next.Queue), places)]
+	next.Queue = next.Queue[:min(len(next.Queue), maxQueue)]
 	return next
 }
 

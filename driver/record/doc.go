@@ -20,9 +20,9 @@
 // The engine reads the record again after a write, unless the storage has confirmed that write. A grant was
 // made if the record has its ID and the expiry time of the write.
 //
-// A release needs no read if the record had the grant alone, and its last token, when the client got the grant: it replaces
-// the version of that time by a record with the token alone. If the record has changed since, that write has no effect, and
-// the release reads the record.
+// A release soon after its grant needs no read if the record had the grant alone, and its last token, when the client got
+// the grant: it replaces the version of that time by a record with the token alone. If the record has changed since, that
+// write has no effect, and the release reads the record. Later the client has checked the record anyway.
 //
 // A write whose answer was lost may still arrive. Undo writes a newer version, so that the version
 // which the request has read is replaced, and its write changes nothing. Where there was no record,
@@ -78,8 +78,8 @@
 // name held writes itself into the record, behind all that have waited as long. While the queue has a request, no other
 // one gets a grant. So a client that takes the name again at once does not keep the waiters out, nor do readers a writer,
 // and a change of the record wakes only the first waiter. A place ends after the TTL of the request, at most ten seconds,
-// unless the waiter renews it: so a waiter that has died delays the others for that time. The queue restricts which client
-// gets a grant; no claim of safety relies on it. It has at most 32 places, and one if waiters poll. A waiter without a
+// unless the waiter renews it: so a waiter that has died delays the others for that time. Readers, and
+// waiters of a semaphore, get their grants one after another. The queue restricts which client gets a grant; no claim of safety relies on it. It has at most 32 places, fewer for TTLs below 8 s, and one if waiters poll. A waiter without a
 // place tries at intervals. Without notifications the first waiter tries again after half the time for which the name was
 // held, so a handoff costs at most that; the others try at the intervals of the core. An uncontended lock costs nothing
 // more, a wait one more write.

@@ -44,6 +44,7 @@ type engine struct {
 	apart   bool // each op has requests of its own
 	o       Options
 	prefix  string // precedes each name
+	queue   int    // the most places of a record
 	waiters waiters
 
 	calls *calls.Calls
@@ -118,6 +119,9 @@ func NewEngine(b Batch, o Options) *Engine {
 	// A namespace contains no NUL, so that the prefixes of two namespaces never match the same name.
 	e := &engine{batch: b, o: o, prefix: o.Namespace + "\x00", calls: calls.New(), swept: time.Now()}
 	e.o.Records = cmp.Or(o.Records, "record")
+	if e.queue = 1; o.Poll > 0 {
+		e.queue = maxQueue
+	}
 	e.held = held.New(o.checkInterval(), 0, e.checkHeld)
 	e.waiters.init(e)
 	return &Engine{e}

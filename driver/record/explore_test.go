@@ -246,6 +246,7 @@ func newExplorer(m storageModel) *explorer {
 	}
 	if m.batch {
 		x.e = NewEngine(xBatch{x}, o).engine
+		x.e.queue = maxQueue // of a storage that notifies
 	} else {
 		x.e = New(xStorage{x}, "model", driver.Guarantees{}, o).engine
 	}

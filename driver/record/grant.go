@@ -14,37 +14,42 @@ import (
 // Acquire requests a grant. If the lock is busy, r.Wait is set and the engine can wait, Acquire tries again
 // until it gets the grant or ctx ends.
 func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	return e.acquire(ctx, r, r.Waited > 0)
+}
+
+// acquire is Acquire. placed reports that the request may have a place.
+func (e *engine) acquire(ctx context.Context, r driver.Request, placed bool) (driver.Grant, error) {
 	ctx, end, err := e.calls.Call(ctx)
 	if err != nil {
 		return driver.Grant{}, err
 	}
 	defer end()
 	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, e.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
+		return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 	}
 	began, waited := time.Now(), r.Waited
 	var changed <-chan struct{}
 	stop := func() {}
+	defer func() { stop() }()
 	if r.Wait && e.waiters.watched() { // so that the first try sees any change that precedes listen
 		if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name), r.ID); err != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+			return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeUnavailable, Err: err})
 		}
 		r.Waited = max(waited, 1)
 	}
-	defer func() { stop() }()
 	for poll := (backoff.Backoff{First: min(100*time.Millisecond, e.o.Poll), Max: e.o.Poll}); ; {
-		g, next, err := e.tryBriefly(ctx, r)
+		g, next, err := e.tryBriefly(ctx, r, &placed)
 		if err == nil {
 			return e.keep(r, g, time.Now())
 		}
 		if driver.CodeOf(err) != driver.CodeBusy || !r.Wait || e.o.Poll == 0 {
-			return driver.Grant{}, e.leave(ctx, r, err)
+			return driver.Grant{}, e.leave(ctx, r, placed, err)
 		}
 		r.Waited = waited + max(time.Since(began), 1)
 		if changed == nil {
 			// The next try sees any change that precedes listen.
 			if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name), r.ID); err != nil {
-				return driver.Grant{}, e.leave(ctx, r, &driver.Error{Code: driver.CodeUnavailable, Err: err})
+				return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeUnavailable, Err: err})
 			}
 			continue
 		}
@@ -59,18 +64,18 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		}
 		t.Stop()
 		if err := ctx.Err(); err != nil {
-			return driver.Grant{}, e.leave(ctx, r, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
+			return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 	}
 }
 
-// leave returns the error with which a wait fails. The request gives up its place, so that the others do not wait for
-// it. If that fails, the core has to undo the request.
-func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
+// leave returns the error with which a wait fails. The request gives up its place, if it may have one, so that the others
+// do not wait for it. If that fails, the core has to undo the request.
+func (e *engine) leave(ctx context.Context, r driver.Request, placed bool, err error) error {
 	late := errors.Is(err, errPlace)
 	err = e.withdrawn(ctx, err)
 	code := driver.CodeOf(err)
-	if !r.Wait || r.Waited == 0 || code != driver.CodeWithdrawn && code != driver.CodeUnavailable {
+	if !r.Wait || !placed || code != driver.CodeWithdrawn && code != driver.CodeUnavailable {
 		return err
 	}
 	if late {
@@ -92,13 +97,13 @@ func (e *engine) leave(ctx context.Context, r driver.Request, err error) error {
 }
 
 // tryBriefly calls try, with a timeout if the request waits.
-func (e *engine) tryBriefly(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
+func (e *engine) tryBriefly(ctx context.Context, r driver.Request, placed *bool) (driver.Grant, time.Duration, error) {
 	if r.Wait {
 		brief, cancel := context.WithTimeout(ctx, answerTimeout)
 		defer cancel()
 		ctx = brief
 	}
-	return e.try(ctx, r)
+	return e.try(ctx, r, placed)
 }
 
 // withdrawn returns the error with which Acquire fails. If the caller's context has ended, it
@@ -110,8 +115,7 @@ func (e *engine) withdrawn(ctx context.Context, err error) error {
 	return e.ended(err)
 }
 
-// errPlace is the error of a write whose outcome is unknown, and that at most gives a request its place. The place ends by
-// itself, so a wait that continues need not know.
+// errPlace is the error of a write whose outcome is unknown, and that at most gives a request its place.
 var errPlace = errors.New("the place of the waiter is unknown")
 
 // claim is a request and the writes of its grant.
@@ -171,9 +175,9 @@ func (c *claim) write(p *op, v *view) *content {
 	return next
 }
 
-// try requests the grant once. With a BusyError it returns the time after which another try
+// try requests the grant once. It sets placed if the request may have a place. With a BusyError it returns the time after which another try
 // is useful even without a notification.
-func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
+func (e *engine) try(ctx context.Context, r driver.Request, placed *bool) (g driver.Grant, next time.Duration, err error) {
 	c := claim{e: e, r: r}
 	p := &op{key: e.key(r.Name)}
 	corrected, granting := false, true
@@ -182,13 +186,14 @@ func (e *engine) try(ctx context.Context, r driver.Request) (g driver.Grant, nex
 		if g, granted, err = c.grant(v); granted {
 			return nil, err
 		}
+		*placed = *placed || v.place(r.ID) >= 0
 		if !v.admits(r.ID, r.Limit) {
 			if v.ahead && !corrected { // without this write, the TTL would begin again at each read
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
-			if queued := v.waits(&r, e.lasts(0), e.places()); queued != nil {
-				granting = false
+			if queued := v.waits(&r, e.lasts(0), e.places(r.TTL)); queued != nil {
+				granting, *placed = false, true
 				return queued, nil
 			}
 			next = time.Duration(v.firstExpiry()-v.now) * time.Microsecond
@@ -248,9 +253,11 @@ func (e *engine) applyOne(ctx context.Context, p *op) error {
 func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	old := e.held.Get(g.ID)
 	e.held.Forget(g.ID) // from now on the client does not report the grant's end as a loss
-	found, kept, until := false, keep == 0, int64(0)
+	direct, found, kept, until := false, false, keep == 0, int64(0)
 	p := &op{key: e.key(g.Name), wake: true}
 	p.step = func(v *view) (*content, error) {
+		first := direct
+		direct = false
 		h := v.byID(g.ID)
 		kept = keep == 0 || until > 0 && v.now >= until || // its time may be over before the answer comes
 			slices.ContainsFunc(v.Holders, func(h holder) bool { return h.ID == g.ID && h.Left })
@@ -258,7 +265,11 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 		case h == nil && v.read.byID(g.ID) != nil: // the write keeps a late renewal from reviving it
 			return &v.content, nil // mutation: record-release-expired
 		case h == nil || h.Token != g.Token:
-			if found && v.version != "" && v.cause(g.Token) != driver.CauseTaken {
+			switch {
+			case v.cause(g.Token) == driver.CauseTaken:
+			case first && uint64(v.Token) > g.Last(): // a proxy has repeated the write, or the grant had ended before
+				return nil, driver.Errorf(driver.CodeUnknown, "the record has a later grant")
+			case found, first && uint64(v.Token) == g.Last():
 				return nil, nil
 			}
 			return nil, driver.NotHeld(g.Name, g.Token)
@@ -275,11 +286,12 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 		}
 		return next, nil
 	}
-	if age, _ := g.SentAt.Elapsed(); keep == 0 && old != nil && old.Token == g.Token && age < min(g.TTL, ApplyTime/2) {
+	if keep == 0 && old != nil && old.Token == g.Token {
 		// Whoever has changed the record since the grant has given it another version. If nobody has, the grant stands, and
 		// the record without it is known.
-		if h := old.Handle.(handle); h.alone != "" {
-			found = true
+		h := old.Handle.(handle)
+		age, _ := old.SentAt.Elapsed()
+		if direct = h.alone != "" && age < min(g.TTL, e.o.checkInterval()); direct {
 			p.replace(&Object{Version: h.alone, Now: time.UnixMicro(h.read)}, &content{Token: int64(g.Last())})
 		}
 	}

@@ -29,7 +29,7 @@ func (e *engine) Break(ctx context.Context, name string, token uint64) error {
 	return e.applyOne(ctx, p)
 }
 
-// Inspect returns the holders of one name. It returns no waiters: of those, the record has only the ID of the first.
+// Inspect returns the holders of one name. It returns no waiters: of those, the record has only the IDs.
 func (e *engine) Inspect(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	p := &op{key: e.key(name)}

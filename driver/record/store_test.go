@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -267,25 +268,20 @@ func TestFewRoundTrips(t *testing.T) {
 	}
 	var grants []driver.Grant
 	for i := range batch {
-		r := driver.Request{ID: "new", Name: fmt.Sprint(i), Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}}
+		r := driver.Request{ID: fmt.Sprint(i), Name: fmt.Sprint(i), Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}}
 		g, err := e.Acquire(t.Context(), r)
 		must.Succeed(t, err)
 		after("Acquire", 1, 2)
 		grants = append(grants, g)
 	}
-	for _, a := range e.Renew(t.Context(), grants) {
+	must.Succeed(t, e.Release(t.Context(), grants[0], 0))
+	after("Release", 1, 1)
+	for _, a := range e.Renew(t.Context(), grants[1:]) {
 		if a.Err != nil {
 			t.Fatal(a.Err)
 		}
 	}
-	after("Renew", batch, 2)
-	must.Succeed(t, e.Release(t.Context(), grants[0], 0))
-	after("Release of a renewed grant", 1, 2)
-	g, err := e.Acquire(t.Context(), driver.Request{ID: "id", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}})
-	must.Succeed(t, err)
-	after("Acquire", 1, 2)
-	must.Succeed(t, e.Release(t.Context(), g, 0))
-	after("Release", 1, 1)
+	after("Renew", batch-1, 2)
 }
 
 // slow is a Batch without records that answers slowly.
@@ -909,6 +905,123 @@ func TestReleaseWakesFirstWaiter(t *testing.T) {
 	})
 }
 
+// places returns the requests that the record of "n" has in its queue.
+func (m *memory) places(t *testing.T) (all []string) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c, why := decode(m.records["lock\x00\x00n"][prefixBytes:])
+	if why != "" {
+		t.Error(why)
+	}
+	for _, p := range c.Queue {
+		all = append(all, p.ID)
+	}
+	return all
+}
+
+// TestFailedSwapLeavesNoPlace: a Swap releases to the waiter of another client, and then its own request ends, or cannot
+// reach the storage. Its place keeps the name from nobody.
+func TestFailedSwapLeavesNoPlace(t *testing.T) {
+	for name, end := range map[string]func(m *memory, cancel func()){
+		"withdrawn": func(_ *memory, cancel func()) { cancel() },
+		"storage down": func(m *memory, _ func()) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.down = true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory()
+			s := m.open(relaying{&client{memory: m}}, "")
+			g, err := s.Acquire(t.Context(), request("a"))
+			must.Succeed(t, err)
+			other, r := request("b"), request("swap")
+			other.Waited = time.Minute
+			if _, err := s.Acquire(t.Context(), other); driver.CodeOf(err) != driver.CodeBusy {
+				t.Fatal(err)
+			}
+			h := s.held.Get("a")
+			h.Handle = handle{since: time.Now().Add(-driver.HandoffTime)}
+			r.Wait = true
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			_, err = s.Swap(ctx, g, r, func(err error) {
+				must.Report(t, err)
+				if p := m.places(t); !slices.Equal(p, []string{"b", "swap"}) {
+					t.Errorf("the queue is %q", p)
+				}
+				end(m, cancel)
+			})
+			m.mu.Lock()
+			m.down = false
+			m.mu.Unlock()
+			if driver.CodeOf(err) == driver.CodeUnknown { // the core undoes it
+				must.Report(t, s.Undo(t.Context(), r))
+			} else if driver.CodeOf(err) != driver.CodeWithdrawn {
+				t.Errorf("Swap: %v", err)
+			}
+			if p := m.places(t); !slices.Equal(p, []string{"b"}) {
+				t.Errorf("afterwards the queue is %q", p)
+			}
+			must.Report(t, s.Close(t.Context()))
+		})
+	}
+}
+
+// TestReleaseOfALostGrantIsNoSuccess: the storage has lost a grant, and another client has one. The release of the first one
+// does not report that the grant stood.
+func TestReleaseOfALostGrantIsNoSuccess(t *testing.T) {
+	for _, next := range []bool{false, true} {
+		m := newMemory()
+		s, other := m.open(&client{memory: m}, ""), m.open(&client{memory: m}, "")
+		g, err := s.Acquire(t.Context(), request("a"))
+		must.Succeed(t, err)
+		m.mu.Lock()
+		m.records[s.key("n")] = append([]byte(strings.Repeat("0", prefixBytes)), encode(&content{Token: 1})...)
+		m.mu.Unlock()
+		if next {
+			_, err = other.Acquire(t.Context(), request("b"))
+			must.Succeed(t, err)
+		}
+		err = s.Release(t.Context(), g, 0)
+		if next && err != nil && driver.CodeOf(err) == driver.CodeUnknown { // the core repeats it
+			err = s.Release(t.Context(), g, 0)
+		}
+		if err == nil || driver.CodeOf(err) != driver.CodeNotHeld {
+			t.Errorf("another grant: %v; the release returns %v", next, err)
+		}
+		must.Report(t, s.Close(t.Context()))
+		must.Report(t, other.Close(t.Context()))
+	}
+}
+
+// TestWaitThatDidNotBeginLeavesNothing: the storage cannot be reached, or the context of the wait ends at once. The outcome
+// is known, and the client forgets the waiter.
+func TestWaitThatDidNotBeginLeavesNothing(t *testing.T) {
+	m := newMemory()
+	s := m.open(relaying{&client{memory: m}}, "")
+	_, stop, err := s.waiters.listen(t.Context(), "another", "id")
+	must.Succeed(t, err)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // a wait whose context has ended may begin
+		_, end, _ := s.waiters.listen(ended, s.key("n"), "x")
+		end()
+	}
+	m.down = true
+	r := request("a")
+	r.Wait = true
+	if _, err := s.Acquire(t.Context(), r); driver.CodeOf(err) != driver.CodeUnavailable {
+		t.Errorf("Acquire: %v", err)
+	}
+	if n := len(s.waiters.byKey[s.key("n")]); n > 0 {
+		t.Errorf("%d waiters are left", n)
+	}
+	stop()
+	must.Report(t, s.Close(t.Context()))
+}
+
 // TestQueueHasTheOldestWaiters: a full queue has a place only for a request that has waited longer than another one.
 func TestQueueHasTheOldestWaiters(t *testing.T) {
 	v := &view{now: 1e15}
@@ -931,6 +1044,10 @@ func TestQueueHasTheOldestWaiters(t *testing.T) {
 	}
 	if !wait(maxQueue, 2*time.Hour) || v.first() != fmt.Sprint(maxQueue) || len(v.Queue) != maxQueue || v.place(fmt.Sprint(maxQueue-1)) >= 0 {
 		t.Errorf("the queue is %v", v.Queue)
+	}
+	v = &view{now: 1}
+	if !wait(0, time.Hour) || v.content.impossible() != "" {
+		t.Errorf("a request that has waited for longer than the clock: %s, %v", v.content.impossible(), v.Queue)
 	}
 }
 

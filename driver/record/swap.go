@@ -15,6 +15,9 @@ func (e *engine) Swap(ctx context.Context, old driver.Grant, r driver.Request, r
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
+	if r.Wait && e.queue > 1 {
+		r.Waited = max(r.Waited, 1) // so that it may get a place
+	}
 	if heldSince, ok := e.canReplace(&old, &r); ok {
 		brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), answerTimeout))
 		g, granted, had, err := e.replace(brief, old, r, time.Since(heldSince) >= driver.HandoffTime)
@@ -57,9 +60,6 @@ func (e *engine) canReplace(old *driver.Grant, r *driver.Request) (heldSince tim
 // was written, or old was broken.
 func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request, turn bool,
 ) (g driver.Grant, granted, had bool, err error) {
-	if r.Wait && e.o.Poll > 0 {
-		r.Waited = max(r.Waited, 1)
-	}
 	e.held.Forget(old.ID) // from now on the client does not report the grant's end as a loss
 	c := claim{e: e, r: r}
 	p := &op{key: e.key(r.Name)}
@@ -82,7 +82,7 @@ func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request
 		without.remove(func(h holder) bool { return h.ID == old.ID }) // mutation: record-swap
 		if turn && len(v.Queue) > 0 {
 			p.wake = true
-			if queued := without.waits(&r, e.lasts(0), e.places()); queued != nil {
+			if queued := without.waits(&r, e.lasts(0), e.places(r.TTL)); queued != nil {
 				return queued, nil
 			}
 			return without.with(without.Holders, ""), nil

@@ -61,7 +61,10 @@ func (w *waiters) listen(ctx context.Context, key, id string) (<-chan struct{}, 
 	stop := func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if delete(w.byKey[key], id); len(w.byKey[key]) == 0 {
+		if w.byKey[key][id] == ch {
+			delete(w.byKey[key], id)
+		}
+		if len(w.byKey[key]) == 0 {
 			delete(w.byKey, key)
 		}
 		if len(w.byKey) == 0 && w.watching {
@@ -129,14 +132,8 @@ func (w *waiters) watched() bool {
 func (w *waiters) changed(key, id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if ch := w.byKey[key][id]; ch != nil {
-		wakeup.Send(ch)
-	}
-	if id != "" {
-		return
-	}
 	if key != "" {
-		wakeAll(w.byKey[key])
+		wake(w.byKey[key], id)
 		return
 	}
 	select {
@@ -145,7 +142,7 @@ func (w *waiters) changed(key, id string) {
 		close(w.ready)
 	}
 	for _, some := range w.byKey {
-		wakeAll(some)
+		wake(some, "")
 	}
 }
 
@@ -154,12 +151,15 @@ func (w *waiters) wakeLocal(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.useless {
-		wakeAll(w.byKey[key])
+		wake(w.byKey[key], "")
 	}
 }
 
-func wakeAll(some map[string]chan struct{}) {
-	for _, ch := range some {
-		wakeup.Send(ch)
+// wake wakes the waiter with an ID, or all if it is "".
+func wake(some map[string]chan struct{}, id string) {
+	for of, ch := range some {
+		if id == "" || id == of {
+			wakeup.Send(ch)
+		}
 	}
 }
