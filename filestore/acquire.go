@@ -49,7 +49,7 @@ func (s *store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	b.entries = append(b.entries, s.newEntry(r, owner, sess))
 	e := &b.entries[len(b.entries)-1]
 	if !blocked {
-		err = b.grant(e, e.since, b.reserve)
+		err = b.grant(e)
 	}
 	if err == nil {
 		err = b.write()

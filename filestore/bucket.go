@@ -245,13 +245,5 @@ func (b *bucket) tooManyHolders(k key) error {
 	return driver.Broken(b.path, fmt.Sprintf("%s has more holders than their limits allow", k.name))
 }
 
-// grantNext grants a name to the first waiters, as long as the limits allow that.
-func (b *bucket) grantNext(k key) error { return b.state.grantNext(k, b.store.now(), b.reserve) }
-
-// drop removes the entries that match, and grants their names to the next waiters.
-func (b *bucket) drop(match func(*entry) bool) (bool, error) {
-	return b.state.drop(match, b.store.now(), b.reserve)
-}
-
 // wallMicros returns the clock's microseconds. New counters start there, and entries record it.
 func wallMicros() int64 { return max(time.Now().UnixMicro(), 1) }

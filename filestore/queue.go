@@ -90,29 +90,29 @@ func (st *state) recordWatched(k key) {
 }
 
 // grantNext grants the name to the first waiters as long as the limits allow that. It notifies these
-// waiters, and those that have to watch other sessions now. reserve makes tokens available.
-func (st *state) grantNext(k key, now int64, reserve func() error) error {
-	holders, least := st.countHolders(k)
+// waiters, and those that have to watch other sessions now.
+func (b *bucket) grantNext(k key) error {
+	holders, least := b.countHolders(k)
 	first, ahead := true, ""
 	var failed error
-	for i := range st.entries {
-		e := &st.entries[i]
+	for i := range b.entries {
+		e := &b.entries[i]
 		if e.token != 0 || !e.is(k) {
 			continue
 		}
 		if first && failed == nil && holders+1 <= min(least, e.limit) {
-			if failed = st.grant(e, now, reserve); failed == nil {
+			if failed = b.grant(e); failed == nil {
 				holders, least = holders+1, min(least, e.limit)
-				st.notices = append(st.notices, notice{kind: msgReread, sid: e.sid, id: e.id}) // mutation: file-wake
+				b.notices = append(b.notices, notice{kind: msgReread, sid: e.sid, id: e.id}) // mutation: file-wake
 				continue
 			}
 		}
 		moved := e.wasAhead != ahead
 		if first {
-			moved = !e.wasFirst && !st.heldOnlyBy(k, e.wasAhead)
+			moved = !e.wasFirst && !b.heldOnlyBy(k, e.wasAhead)
 		}
 		if moved {
-			st.notices = append(st.notices, notice{kind: msgReread, sid: e.sid, id: e.id})
+			b.notices = append(b.notices, notice{kind: msgReread, sid: e.sid, id: e.id})
 		}
 		first, ahead = false, e.sid
 	}
@@ -147,44 +147,44 @@ const maxTokens = 1024
 // grant gives the entry the next tokens and a slot. The last token is the clock's time, unless the counter is
 // ahead of it. So tokens also rise after an older copy of the file was restored, and in a new file. While the counter
 // is ahead, the entry gets a single token.
-func (st *state) grant(e *entry, now int64, reserve func() error) error {
-	tokens := uint64(1)
-	if free := now - int64(st.last); e.limit == driver.Exclusive && free > 1 {
+func (b *bucket) grant(e *entry) error {
+	now, tokens := b.store.now(), uint64(1)
+	if free := now - int64(b.last); e.limit == driver.Exclusive && free > 1 {
 		tokens = uint64(min(int64(max(e.tokens, 1)), free))
 	}
-	if last := now - int64(tokens); last > int64(st.last) {
-		st.last = uint64(last) // mutation: file-clock
+	if last := now - int64(tokens); last > int64(b.last) {
+		b.last = uint64(last) // mutation: file-clock
 	}
-	if st.last+tokens > st.ceiling {
-		if err := reserve(); err != nil {
+	if b.last+tokens > b.ceiling {
+		if err := b.reserve(); err != nil {
 			return err
 		}
 	}
-	e.token, e.tokens = st.last+1, int(tokens)
-	st.last += tokens // mutation: file-reserved
-	e.slot = st.slotFor(key{e.ns, e.name}, e.limit)
+	e.token, e.tokens = b.last+1, int(tokens)
+	b.last += tokens // mutation: file-reserved
+	e.slot = b.slotFor(key{e.ns, e.name}, e.limit)
 	e.since = now
 	return nil
 }
 
 // drop removes the entries that match, and grants their names to the waiters that the entries blocked.
-func (st *state) drop(match func(*entry) bool, now int64, reserve func() error) (dropped bool, err error) {
+func (b *bucket) drop(match func(*entry) bool) (dropped bool, err error) {
 	keys := map[key]bool{}
-	for i := range st.entries {
-		if e := &st.entries[i]; match(e) {
+	for i := range b.entries {
+		if e := &b.entries[i]; match(e) {
 			keys[key{e.ns, e.name}] = true
 		}
 	}
 	if len(keys) == 0 {
 		return false, nil
 	}
-	maps.DeleteFunc(keys, func(k key, _ bool) bool { return !st.awaited(k) })
+	maps.DeleteFunc(keys, func(k key, _ bool) bool { return !b.awaited(k) })
 	for k := range keys {
-		st.recordWatched(k)
+		b.recordWatched(k)
 	}
-	st.entries = slices.DeleteFunc(st.entries, func(e entry) bool { return match(&e) })
+	b.entries = slices.DeleteFunc(b.entries, func(e entry) bool { return match(&e) })
 	for k := range keys {
-		err = cmp.Or(err, st.grantNext(k, now, reserve))
+		err = cmp.Or(err, b.grantNext(k))
 	}
 	return true, err
 }
