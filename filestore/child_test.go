@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/internal/must"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // The test binary runs itself as other processes of the same directory.
@@ -89,8 +90,7 @@ func play(role, dir, name string) error {
 			return s.Release(ctx, g, 0)
 		}
 	case "work":
-		s.NoFallback()
-		return work(s, dir, name)
+		return work(wakeup.WithoutFallback(s), dir, name)
 	case "hammer":
 		// The list of entries is long, and changes all the time.
 		for i := 0; ; i++ {
@@ -119,7 +119,7 @@ func play(role, dir, name string) error {
 
 // work takes and releases the lock repeatedly until its standard input ends. It logs each begin and
 // end.
-func work(s *filestore.Store, dir, name string) error {
+func work(s driver.Store, dir, name string) error {
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ package filestore_test
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/internal/must"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 func TestConformance(t *testing.T) {
@@ -30,8 +30,7 @@ func TestConformance(t *testing.T) {
 		OpenWithoutFallback: func(t testing.TB, namespace string) driver.Store {
 			s, err := filestore.Open(context.Background(), dir, filestore.Namespace(namespace))
 			must.Succeed(t, err)
-			s.NoFallback()
-			return s
+			return wakeup.WithoutFallback(s)
 		},
 		Outside: func(t testing.TB, namespace string) driver.Store {
 			s, err := filestore.Open(context.Background(), tempDir(t), filestore.Namespace(namespace))
@@ -39,12 +38,12 @@ func TestConformance(t *testing.T) {
 			return s
 		},
 		Leftovers: func(t testing.TB) []string { return leftovers(t, dir) },
-		Forge:     func(t testing.TB, _ string, ids []string, token uint64) { forge(t, dir, ids, token) },
+		Forge:     func(t testing.TB, _ string, ids []string, _ uint64) { forge(t, dir, ids) },
 	})
 }
 
 // forge sends messages of every kind to every session. It returns when the sessions have handled them.
-func forge(t testing.TB, dir string, ids []string, token uint64) {
+func forge(t testing.TB, dir string, ids []string) {
 	t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(dir, "sessions", "*.sock"))
 	if err != nil || len(sockets) == 0 {
@@ -56,11 +55,8 @@ func forge(t testing.TB, dir string, ids []string, token uint64) {
 		defer conn.Close()
 		for _, text := range append(ids, strings.TrimSuffix(filepath.Base(socket), ".sock"), "../../"+session, strings.Repeat("x", 255)) {
 			for kind := range 256 {
-				for _, token := range []uint64{0, token, token + 1, 1 << 62} {
-					m := binary.LittleEndian.AppendUint64([]byte{byte(len(text)), byte(kind)}, token)
-					if _, err := conn.Write(append(append(m, 0, 0, 0, 0), text...)); err != nil {
-						t.Fatal(err)
-					}
+				if _, err := conn.Write(append([]byte{byte(len(text)), byte(kind)}, text...)); err != nil {
+					t.Fatal(err)
 				}
 			}
 		}

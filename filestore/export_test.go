@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoFallback makes the waiters of a store rely on events only.
-func (s *Store) NoFallback() { s.fallback = 0 }
-
 // PretendBoot changes the boot ID of the store, as a reboot of the machine does.
 func (s *Store) PretendBoot() { s.boot[0]++ }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/internal/must"
+	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // testTimeout is how long a test waits for an event that must happen at once. It only decides when a
@@ -122,8 +123,14 @@ type waiter struct {
 	err    error
 }
 
+// silent is like queue. The request has no checks of its own, and relies on events.
+func silent(t testing.TB, s *filestore.Store, name string, limit int) *waiter {
+	t.Helper()
+	return queue(t, wakeup.WithoutFallback(s), name, limit)
+}
+
 // queue sends a request and returns when it has its queue entry.
-func queue(t testing.TB, s *filestore.Store, name string, limit int) *waiter {
+func queue(t testing.TB, s driver.Store, name string, limit int) *waiter {
 	t.Helper()
 	p := &waiter{r: request(name, limit), done: make(chan struct{})}
 	p.r.Wait = true

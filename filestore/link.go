@@ -10,16 +10,15 @@ import (
 	"net"
 	"slices"
 	"syscall"
+	"time"
 
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
 // The kinds of messages between sessions. Other users of a shared directory can forge each of them, so a
-// message only makes its receiver read the bucket. A message of another kind counts as msgReread: earlier
-// versions notify a waiter of its grant by 'g'.
+// message only makes its receiver read the bucket. A message of another kind counts as msgReread.
 const (
-	// msgHello is the first message of a connection.
-	msgHello byte = 'h'
 	// msgReread notifies a waiter that its request is granted, or that the sessions to watch have changed.
 	msgReread byte = 'l'
 	// msgEnd notifies a holder that an operator requests it to end.
@@ -40,17 +39,12 @@ type link struct {
 	watchers map[*waiter]struct{}
 }
 
-// frame appends a message to b: the length of the request's ID, the kind, 12 bytes that earlier versions use,
-// and the ID.
-func frame(b []byte, kind byte, id string) []byte {
-	b = append(b, byte(len(id)), kind)
-	b = append(b, make([]byte, 12)...)
-	return append(b, id...)
-}
+// frame returns a message: the length of the request's ID, the kind, and the ID.
+func frame(kind byte, id string) []byte { return append([]byte{byte(len(id)), kind}, id...) }
 
 // readFrame reads a message.
 func readFrame(r io.Reader) (kind byte, id string, err error) {
-	var head [14]byte
+	var head [2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, "", err
 	}
@@ -69,7 +63,7 @@ func (s *store) listen(sess *session) {
 		if err != nil {
 			// The usual cause is that no descriptor is free. Meanwhile the waiters of other
 			// processes check by themselves.
-			if !s.pause() {
+			if backoff.Sleep(s.calls.Ctx, 50*time.Millisecond) != nil {
 				return
 			}
 			continue
@@ -141,9 +135,8 @@ func (s *store) linkedTo(sid string) bool {
 	return s.links[sid] != nil
 }
 
-// dial connects to a session, and sends msgHello and the messages in more. It returns nil if it
-// cannot reach the session.
-func (s *store) dial(sid string, more []byte) *link {
+// dial connects to a session, and sends a message unless that is nil. It returns nil if it cannot reach the session.
+func (s *store) dial(sid string, msg []byte) *link {
 	conn, err := s.dialSocket(sid)
 	if err != nil {
 		return nil
@@ -153,7 +146,7 @@ func (s *store) dial(sid string, more []byte) *link {
 		conn.Close()
 		return nil
 	}
-	if !l.send(append(frame(nil, msgHello, ""), more...)) || !s.track(l) {
+	if !l.send(msg) || !s.track(l) {
 		conn.Close()
 		return nil
 	}
@@ -257,7 +250,7 @@ func (s *store) notify(b *bucket, notices []notice) {
 		s.mu.Lock()
 		l := s.links[n.sid]
 		s.mu.Unlock()
-		msg := frame(nil, n.kind, n.id)
+		msg := frame(n.kind, n.id)
 		if l != nil && l.send(msg) {
 			continue
 		}
@@ -276,7 +269,7 @@ func (s *store) notify(b *bucket, notices []notice) {
 // handle handles a message of another process, or of this one.
 func (s *store) handle(kind byte, id string) {
 	s.mu.Lock()
-	if w := s.waiting[id]; w != nil && kind != msgHello {
+	if w := s.waiting[id]; w != nil {
 		wakeup.Send(w.wake)
 	}
 	s.mu.Unlock()

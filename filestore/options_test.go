@@ -207,11 +207,9 @@ func TestLongDirectoryIsRefused(t *testing.T) {
 		return
 	}
 	a, b := open(t, dir), open(t, dir)
-	a.NoFallback()
-	b.NoFallback()
 	c := start(t, "hold", dir, "a")
 	c.says("granted")
-	p, q := queue(t, a, "a", driver.Exclusive), queue(t, b, "a", driver.Exclusive)
+	p, q := silent(t, a, "a", driver.Exclusive), silent(t, b, "a", driver.Exclusive)
 	c.kill()
 	g := p.granted(t)
 	if _, err := os.Lstat(a.SessionPath() + ".sock"); err != nil {

@@ -53,9 +53,6 @@ func (s *store) current() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	s.sids = append(s.sids, sess.sid)
-	s.mu.Unlock()
 	s.sess.Store(sess)
 	s.tasks.Go(func() { s.listen(sess) })
 	s.tasks.Go(s.sweep)

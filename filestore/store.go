@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
-	"math/rand/v2"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,7 +37,6 @@ type store struct {
 	boot          bootID
 	now           func() int64
 	sync          func(fd int) error // datasync
-	fallback      time.Duration      // 0: waiters do not check by themselves
 
 	calls    *calls.Calls  // stopped when Close begins
 	tasks    *calls.Calls  // the goroutines of the store; stopped when Close has removed the entries
@@ -52,7 +49,6 @@ type store struct {
 	held    *held.Grants
 
 	mu      sync.Mutex
-	sids    []string           // the sessions of this store, past ones too
 	waiting map[string]*waiter // by request
 	links   map[string]*link   // the connection to each connected session
 	conns   map[*link]struct{}
@@ -113,7 +109,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	}
 	s := &store{
 		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven, allowed: c.allowed,
-		boot: boot, now: wallMicros, sync: datasync, fallback: wakeInterval,
+		boot: boot, now: wallMicros, sync: datasync,
 		calls: calls.New(), tasks: calls.New(), finished: make(chan struct{}),
 		waiting: map[string]*waiter{}, cleaned: map[string]bool{},
 		links: map[string]*link{}, conns: map[*link]struct{}{},
@@ -169,21 +165,6 @@ func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 
 // Classify returns the code of an error. Only a write that was cut off returns an error without a code.
 func (s *store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// pause waits for 50 ms after a failure. It returns false when the store is closed.
-func (s *store) pause() bool {
-	t := time.NewTimer(50 * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-s.calls.Ctx.Done():
-		return false
-	}
-}
-
-// jitter returns the interval of a waiter's own checks: at most fallback, with a random part.
-func (s *store) jitter() time.Duration { return s.fallback - rand.N(s.fallback/4+1) }
 
 // Close removes every grant and queue entry of this store, grants the names to the waiters behind them,
 // and ends the session. If ctx ends first, the end of the session frees the remaining names.
@@ -241,14 +222,11 @@ func (s *store) closeTop() {
 	}
 }
 
-// removeOwnEntries removes all entries of this store from a bucket.
+// removeOwnEntries removes the entries of this store from a bucket. Those of an earlier session are dead.
 func (s *store) removeOwnEntries(ctx context.Context, b *bucket) {
 	if b.lockUntil(ctx, nil, false) != nil {
 		return
 	}
-	s.mu.Lock()
-	sids := s.sids
-	s.mu.Unlock()
-	dropped, _ := b.drop(func(e *entry) bool { return slices.Contains(sids, e.sid) })
+	dropped, _ := b.drop(func(e *entry) bool { return s.isOwn(e.sid) })
 	_ = s.commit(b, dropped)
 }

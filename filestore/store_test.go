@@ -16,13 +16,12 @@ import (
 func TestCloseRemovesSession(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
-	b.NoFallback()
 	r := request("a", driver.Exclusive)
 	if _, err := a.Acquire(testContext(t), r); err != nil {
 		t.Fatal(err)
 	}
 	own := queue(t, a, "a", driver.Exclusive)
-	other := queue(t, b, "a", driver.Exclusive)
+	other := silent(t, b, "a", driver.Exclusive)
 	path := a.SessionPath()
 	must.Succeed(t, a.Close(testContext(t)))
 	wantLost(t, r.From, driver.CauseClosed)
@@ -113,10 +112,8 @@ func TestKeptGrantNeedsNoProcess(t *testing.T) {
 func TestWaiterBehindKeptGrant(t *testing.T) {
 	dir := tempDir(t)
 	a, b, c := open(t, dir), open(t, dir), open(t, dir)
-	b.NoFallback()
-	c.NoFallback()
 	g := take(t, a, "a", driver.Exclusive)
-	first, second := queue(t, b, "a", driver.Exclusive), queue(t, c, "a", driver.Exclusive)
+	first, second := silent(t, b, "a", driver.Exclusive), silent(t, c, "a", driver.Exclusive)
 	began := time.Now()
 	must.Succeed(t, a.Release(testContext(t), g, 100*time.Millisecond))
 	next := first.granted(t)

@@ -16,43 +16,35 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The system calls below continue after a signal, as in package os.
-
-func flock(fd, how int) error {
+// again repeats a system call that a signal has interrupted, as package os does.
+func again(call func() error) error {
 	for {
-		if err := unix.Flock(fd, how); err != unix.EINTR {
+		if err := call(); err != unix.EINTR {
 			return err
 		}
 	}
+}
+
+func flock(fd, how int) error {
+	return again(func() error { return unix.Flock(fd, how) })
 }
 
 func stat(path string, st *unix.Stat_t) error {
-	for {
-		if err := unix.Stat(path, st); err != unix.EINTR {
-			return err
-		}
-	}
+	return again(func() error { return unix.Stat(path, st) })
 }
 
 func lstat(path string, st *unix.Stat_t) error {
-	for {
-		if err := unix.Lstat(path, st); err != unix.EINTR {
-			return err
-		}
-	}
+	return again(func() error { return unix.Lstat(path, st) })
 }
 
-// in calls f with the descriptor of a file, which stays open meanwhile. It calls f again after a signal.
+// in calls f with the descriptor of a file, which stays open meanwhile. It repeats f after a signal.
 func in(file *os.File, f func(fd int) error) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var ferr error
-	err = raw.Control(func(fd uintptr) {
-		for ferr = f(int(fd)); ferr == unix.EINTR; ferr = f(int(fd)) {
-		}
-	})
+	err = raw.Control(func(fd uintptr) { ferr = again(func() error { return f(int(fd)) }) })
 	return cmp.Or(err, ferr)
 }
 
@@ -77,15 +69,15 @@ func openat(dir *os.File, name string, flags int, mode uint32) (opened int, err 
 
 // openDir opens a directory. The last part of the path is not a link.
 func openDir(path string) (*os.File, error) {
-	for {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err == nil {
-			return os.NewFile(uintptr(fd), path), nil
-		}
-		if err != unix.EINTR {
-			return nil, err
-		}
+	var fd int
+	err := again(func() (err error) {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // unlink removes a file of a directory.

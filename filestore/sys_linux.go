@@ -19,13 +19,7 @@ func bootNow() (id bootID, err error) {
 	return parseBoot(b)
 }
 
-func datasync(fd int) error {
-	for {
-		if err := unix.Fdatasync(fd); err != unix.EINTR {
-			return err
-		}
-	}
-}
+func datasync(fd int) error { return again(func() error { return unix.Fdatasync(fd) }) }
 
 // pidNamespace returns the name of the PID namespace of this process, or "" without /proc.
 func pidNamespace() string {

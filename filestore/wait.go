@@ -5,6 +5,7 @@ package filestore
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -39,12 +40,9 @@ type watched struct {
 // waiter finds the grant when something that it watches has ended, or at one of its own checks.
 func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
-	var tick <-chan time.Time
-	if s.fallback > 0 {
-		t := time.NewTicker(s.jitter())
-		defer t.Stop()
-		tick = t.C
-	}
+	interval := wakeup.Fallback(ctx, wakeInterval)
+	tick := time.NewTicker(interval - rand.N(interval/4))
+	defer tick.Stop()
 	retry := backoff.Backoff{First: firstDelay, Max: wakeInterval}
 	for {
 		s.unwatch(w, watched.sids)
@@ -65,7 +63,7 @@ func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.G
 		case <-w.wake:
 		case <-again:
 		case <-end:
-		case <-tick:
+		case <-tick.C:
 			if sess := s.sess.Load(); sess != nil {
 				s.keepFresh(sess)
 			}
@@ -88,8 +86,6 @@ func (s *store) await(ctx context.Context, w *waiter, watched watched) (driver.G
 		case driver.CodeOf(err) == driver.CodeRefused:
 			s.unregister(w.r.ID)
 			return driver.Grant{}, err
-		case tick == nil && !s.pause():
-			return driver.Grant{}, calls.ErrClosed
 		}
 		// After any other failure the waiter tries again, until the caller's context ends.
 	}
