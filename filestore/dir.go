@@ -414,9 +414,8 @@ func (s *store) checkFiles() error {
 
 // checkSocketPath compares the path of a session's socket with the limit of the system.
 func (s *store) checkSocketPath() error {
-	s.shorten = canShorten()
 	limit := len(unix.RawSockaddrUnix{}.Path) - 1 // without its NUL
-	if s.shorten || len(s.path(sessionsDir))+sockNameLen <= limit {
+	if shortSockets || len(s.path(sessionsDir))+sockNameLen <= limit {
 		return nil
 	}
 	return s.refuse("the path is %d bytes long, and with the %d of a socket's name at most %d are allowed here: give a shorter one",

@@ -67,7 +67,7 @@ func Entries(raw []byte) (int, error) {
 // SetSocketMode sets the mode of the session's socket again.
 func (s *Store) SetSocketMode() {
 	sess := s.sess.Load()
-	s.chmodSocket(sess.dir, sess.sid+".sock")
+	chmodSocket(sess.dir, sess.sid+".sock", s.fileMode())
 }
 
 // ForgeGrant writes a grant for a waiter's entry, whatever the limits are.

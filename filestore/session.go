@@ -225,16 +225,13 @@ func (s *store) complete(sess *session) error {
 		return coded("writing", sess.path, err)
 	}
 	socket := sess.sid + ".sock"
-	name := sess.path + ".sock"
-	if s.shorten {
-		name = shortName(sess.dir) + "/" + socket
-	}
-	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+	sess.ln, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: newSocket(sess.dir, socket)})
 	if err != nil {
 		return coded("listening on", sess.path+".sock", err)
 	}
 	sess.ln.SetUnlinkOnClose(false) // the name may be a short one, which is not valid later; end removes the socket
-	s.chmodSocket(sess.dir, socket)
+	// If this fails, other users' waiters check by themselves.
+	chmodSocket(sess.dir, socket, s.fileMode())
 	return nil
 }
 
@@ -258,20 +255,6 @@ func (s *store) pidNamespaceOf(sid string) string {
 	return name
 }
 
-// chmodSocket gives a socket its mode. If it fails, other users' waiters check by themselves.
-func (s *store) chmodSocket(dir *os.File, name string) {
-	if !s.shorten {
-		in(dir, func(fd int) error {
-			return unix.Fchmodat(fd, name, uint32(s.fileMode()), unix.AT_SYMLINK_NOFOLLOW)
-		})
-		return
-	}
-	if path, done, err := openSocket(dir, name); err == nil {
-		os.Chmod(path, s.fileMode())
-		done()
-	}
-}
-
 // dialSocket connects to the socket of a session.
 func (s *store) dialSocket(sid string) (*net.UnixConn, error) {
 	dir, err := s.subdir(sessionsDir)
@@ -279,11 +262,7 @@ func (s *store) dialSocket(sid string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	find := openSocket
-	if !s.shorten {
-		find = checkedSocket
-	}
-	path, done, err := find(dir, sid+".sock")
+	path, done, err := openSocket(dir, sid+".sock")
 	if err != nil {
 		return nil, err
 	}

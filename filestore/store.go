@@ -31,7 +31,6 @@ type store struct {
 	mode          fs.FileMode
 	modeGiven     bool
 	allowed       []string // see AllowFileSystem
-	shorten       bool     // sockets are named through descriptors
 	topMu         sync.Mutex
 	top           atomic.Pointer[os.File] // the open directory; topMu guards its changes
 	boot          bootID

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -125,17 +124,6 @@ func coded(doing, path string, err error) error {
 		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "%s %s: %w", doing, path, err)
-}
-
-// checkedSocket returns the path of a socket of a directory. Unlike openSocket on Linux it does not keep the socket open, so
-// the path may lead to another file when it is dialled. No lock depends on that: a message only wakes a waiter.
-func checkedSocket(dir *os.File, name string) (path string, done func(), err error) {
-	var st unix.Stat_t
-	if err := fstatat(dir, name, &st); err != nil {
-		return "", nil, err
-	}
-	path = filepath.Join(dir.Name(), name)
-	return path, func() {}, checkSocket(&st, path)
 }
 
 // checkSocket refuses a file that is not a socket of this store.

@@ -1,7 +1,9 @@
 package filestore
 
 import (
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,10 +36,21 @@ func stopped(pid int) bool {
 	return err == nil && k.Proc.P_stat == sstop
 }
 
-func canShorten() bool { return false }
+const shortSockets = false
 
-func shortName(dir *os.File) string { return dir.Name() }
+func newSocket(dir *os.File, name string) string { return filepath.Join(dir.Name(), name) }
 
+// openSocket returns the path of a socket of a directory. Unlike that of Linux it does not keep the socket open, so the
+// path may lead to another file when it is dialled. No lock depends on that: a message only wakes a waiter.
 func openSocket(dir *os.File, name string) (path string, done func(), err error) {
-	return checkedSocket(dir, name)
+	var st unix.Stat_t
+	if err := fstatat(dir, name, &st); err != nil {
+		return "", nil, err
+	}
+	path = filepath.Join(dir.Name(), name)
+	return path, func() {}, checkSocket(&st, path)
+}
+
+func chmodSocket(dir *os.File, name string, mode fs.FileMode) {
+	in(dir, func(fd int) error { return unix.Fchmodat(fd, name, uint32(mode), unix.AT_SYMLINK_NOFOLLOW) })
 }

@@ -3,6 +3,7 @@ package filestore
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -41,12 +42,14 @@ func stopped(pid int) bool {
 	return i >= 0 && i+2 < len(b) && (b[i+2] == 'T' || b[i+2] == 't')
 }
 
-// canShorten reports whether this process may use /proc/self/fd. Through it, openSocket and shortName give a
-// socket a path that is short, and that no other user can change.
-func canShorten() bool { return unix.Access("/proc/self/fd", unix.X_OK) == nil }
+// shortSockets reports that newSocket and openSocket return a path that is short, and that no other user can change.
+// A process that cannot read /proc cannot open the store: see bootNow.
+const shortSockets = true
 
-// shortName returns a short path of an open directory.
-func shortName(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
+// newSocket returns a path for a new socket of a directory.
+func newSocket(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+}
 
 // openSocket returns a path of a socket of a directory, which is valid until the caller calls done.
 func openSocket(dir *os.File, name string) (path string, done func(), err error) {
@@ -63,4 +66,12 @@ func openSocket(dir *os.File, name string) (path string, done func(), err error)
 		return "", nil, err
 	}
 	return fmt.Sprintf("/proc/self/fd/%d", fd), func() { unix.Close(fd) }, nil
+}
+
+// chmodSocket gives a socket its mode.
+func chmodSocket(dir *os.File, name string, mode fs.FileMode) {
+	if path, done, err := openSocket(dir, name); err == nil {
+		os.Chmod(path, mode)
+		done()
+	}
 }
