@@ -294,9 +294,9 @@ func (p *entry) list(ctx context.Context) (names []string, reused bool, err erro
 // Here and in the other methods of entry, changed reports that the entry must not sleep, because the
 // queue has changed or may have changed.
 func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (changed bool, err error) {
-	paths, unwatched, counting := p.subscribe(all, i)
+	paths, counting := p.subscribe(all, i)
 	grants := all[:countGrants(all)]
-	changed, holders, err := p.watchByReads(ctx, paths, unwatched, counting, grants)
+	changed, holders, err := p.watchByReads(ctx, paths, counting, grants)
 	if err != nil {
 		return false, err
 	}
@@ -308,9 +308,9 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (cha
 }
 
 // subscribe chooses the nodes that the entry waits for, and makes it receive their events. It
-// returns the paths to watch, those whose watches no entry needs now, and whether the entry counts
-// the nodes before it. The entry is at index i of the queue.
-func (p *entry) subscribe(all []node, i int) (paths, unwatched []string, counting bool) {
+// returns the paths to watch, and whether the entry counts the nodes before it. The entry is at index
+// i of the queue. A watch that no entry needs any more stays at the server: it ends with its node.
+func (p *entry) subscribe(all []node, i int) (paths []string, counting bool) {
 	ss := p.ss
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -330,19 +330,20 @@ func (p *entry) subscribe(all []node, i int) (paths, unwatched []string, countin
 			paths = append(paths, path)
 		}
 	}
-	unwatched = p.unsubscribeLocked(paths)
+	p.unsubscribeLocked()
+	p.subscribed = paths
 	for _, path := range paths {
 		p.subscribeLocked(path)
 	}
 	if p.counting, p.remaining = counting, len(paths); counting {
 		p.subscribeLocked(p.path)
 	}
-	return paths, unwatched, counting
+	return paths, counting
 }
 
-// watchByReads sets the watches of paths by reads, and that of the entry's own node if it counts.
-// It removes the watches of unwatched. It returns the holders among grants that were read anyway.
-func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, counting bool, grants []node) (changed bool, holders []driver.Holder, err error) {
+// watchByReads sets the watches of paths by reads, and that of the entry's own node if it counts. It
+// returns the holders among grants that were read anyway.
+func (p *entry) watchByReads(ctx context.Context, paths []string, counting bool, grants []node) (changed bool, holders []driver.Holder, err error) {
 	ss := p.ss
 	var calls []*zk.Call
 	for _, path := range paths {
@@ -351,13 +352,10 @@ func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, cou
 	if counting {
 		calls = append(calls, zk.Get(p.path, true))
 	}
-	calls = append(calls, removeWatches(unwatched)...)
 	if len(calls) == 0 {
 		return false, nil, nil
 	}
-	err = ss.zk.Do(ctx, calls...)
-	ss.watchesRemoved(unwatched)
-	if err != nil {
+	if err = ss.zk.Do(ctx, calls...); err != nil {
 		ss.mu.Lock()
 		p.counting = false
 		ss.mu.Unlock()
@@ -466,30 +464,23 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		}
 		return driver.Grant{}, p.failed(ctx, err)
 	}
-	g, unwatched, err := p.registerGrant()
+	g, err := p.registerGrant()
 	if err != nil {
 		return driver.Grant{}, p.failed(ctx, err)
 	}
-	var calls []*zk.Call
 	if data := ss.data(p.r); string(data) != string(p.data) {
 		// The entry has passed to another local waiter, so its owner has changed. The check of the
 		// version ensures that this write does not overwrite a request to end.
-		calls = append(calls, zk.Set(p.path, data, 0))
-	}
-	calls = append(calls, removeWatches(unwatched)...)
-	if len(calls) > 0 {
-		_ = ss.zk.Send(ctx, calls...) // the grant does not depend on the outcome
-		ss.watchesRemoved(unwatched)
+		_ = ss.zk.Send(ctx, zk.Set(p.path, data, 0)) // the grant does not depend on the outcome
 	}
 	return g.Grant, nil
 }
 
-// registerGrant replaces the entry by its grant. It returns the paths whose watches no entry needs
-// now. It fails with errSessionExpired if the session is over, and with errDeleted if the entry's
-// node was deleted.
-func (p *entry) registerGrant() (g *grant, unwatched []string, err error) {
+// registerGrant replaces the entry by its grant. It fails with errSessionExpired if the session is
+// over, and with errDeleted if the entry's node was deleted.
+func (p *entry) registerGrant() (*grant, error) {
 	ss := p.ss
-	g = &grant{
+	g := &grant{
 		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, Tokens: ss.s.tokens(p.r),
 			SentAt: p.at, TTL: ss.ttl, Slot: driver.NoSlot},
 		ss: ss, from: p.r.From, dir: p.dir, path: p.path, sent: p.at, ttl: ss.ttl, made: time.Now(),
@@ -497,12 +488,12 @@ func (p *entry) registerGrant() (g *grant, unwatched []string, err error) {
 	g.Handle = g
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	unwatched = p.unregisterLocked()
+	p.unregisterLocked()
 	switch {
 	case ss.ended:
-		return nil, nil, errSessionExpired
+		return nil, errSessionExpired
 	case p.deleted:
-		return nil, nil, errDeleted
+		return nil, errDeleted
 	}
 	if p.counting {
 		g.watched = p.conn
@@ -512,5 +503,5 @@ func (p *entry) registerGrant() (g *grant, unwatched []string, err error) {
 		ss.maintaining = true
 		ss.wakeMaintain() // once for many short locks: the timer of maintain continues for a while
 	}
-	return g, unwatched, nil
+	return g, nil
 }

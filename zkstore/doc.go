@@ -27,8 +27,8 @@
 // deletion of the entry's own node would have been reported before, and a later one ends a grant
 // that is watched already. A server that is cut off reports late, which makes the client wait
 // longer. The validity of such a grant runs from the requests that set the watches. If these are
-// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a
-// watch and a new connection end the count: the client reads the queue again. An entry further
+// older than a quarter of the TTL, the client reads the queue. Another event and a new
+// connection end the count: the client reads the queue again. An entry further
 // behind waits for the last node but one, and then reads and counts. Nodes of other clients are not
 // counted, since Curator's holder of a write lock can put the node of a reader before the entry.
 // Nodes of the same client are not watched.

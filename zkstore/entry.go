@@ -385,28 +385,24 @@ func (p *entry) register() {
 	}
 }
 
-// unregister ends the wake-ups of an entry. It returns the paths whose watches no entry needs now.
-func (p *entry) unregister() (unwatched []string) {
+// unregister ends the wake-ups of an entry.
+func (p *entry) unregister() {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
-	return p.unregisterLocked()
+	p.unregisterLocked()
 }
 
-func (p *entry) unregisterLocked() (unwatched []string) {
+func (p *entry) unregisterLocked() {
 	ss := p.ss
 	delete(ss.entries[p.dir], p)
 	if len(ss.entries[p.dir]) == 0 {
 		delete(ss.entries, p.dir)
 	}
-	// A watch of the own node stays: it is of use to the grant, and ends with the node.
-	delete(ss.subs[p.path], p)
-	if len(ss.subs[p.path]) == 0 {
-		delete(ss.subs, p.path)
-	}
 	if g, ok := ss.ours[p.path]; ok && g == nil {
 		delete(ss.ours, p.path)
 	}
-	return p.unsubscribeLocked(nil)
+	p.subscribed = append(p.subscribed, p.path) // an entry that counts watches its own node
+	p.unsubscribeLocked()
 }
 
 func (p *entry) subscribeLocked(path string) {
@@ -418,71 +414,27 @@ func (p *entry) subscribeLocked(path string) {
 	subs[p] = struct{}{}
 }
 
-// unsubscribeLocked removes all subscriptions except those to keep.
-func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
+// unsubscribeLocked ends all subscriptions of the entry.
+func (p *entry) unsubscribeLocked() {
 	for _, path := range p.subscribed {
-		if slices.Contains(keep, path) {
-			continue
-		}
-		subs, watched := p.ss.subs[path]
-		delete(subs, p)
-		if watched && len(subs) == 0 {
+		delete(p.ss.subs[path], p)
+		if len(p.ss.subs[path]) == 0 {
 			delete(p.ss.subs, path)
-			if _, own := p.ss.ours[path]; own {
-				continue // the entry of that node may watch it
-			}
-			unwatched = append(unwatched, path)
 		}
 	}
-	p.subscribed = slices.Clone(keep)
-	return unwatched
-}
-
-// watchesRemoved is called when the removal of watches has been sent. Another entry may have watched the
-// same path before the removal. The server has one watch per session and path, so that entry lost
-// its watch: it reads again and sets a new one. So do a Break that watches the node, and maintain
-// for a grant of this client.
-func (ss *session) watchesRemoved(paths []string) {
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	for _, path := range paths {
-		for p := range ss.subs[path] {
-			p.counting = false
-			p.wake(nil)
-		}
-		for t := range ss.trees {
-			if t.path == path {
-				wakeup.Send(t.ch)
-			}
-		}
-		if g := ss.ours[path]; g != nil {
-			g.watched = 0
-			ss.wakeMaintain()
-		}
-	}
-}
-
-// removeWatches returns requests that remove the watches of paths.
-func removeWatches(paths []string) []*zk.Call {
-	var calls []*zk.Call
-	for _, path := range paths {
-		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
-	}
-	return calls
+	p.subscribed = nil
 }
 
 // withdraw removes an entry and returns why, if the server confirms that. It has a timeout of
 // its own, since the caller's context may have ended.
 func (p *entry) withdraw(ctx context.Context, why error) error {
 	ss := p.ss
-	unwatched := p.unregister()
+	p.unregister()
 	del := zk.Delete(p.path, -1)
-	calls := append([]*zk.Call{del}, removeWatches(unwatched)...)
 	cleanup, cancel := ss.s.cleanupContext(ctx)
 	defer cancel()
 	defer ss.wakeWaiters(p.dir, p.path, nil)
-	defer ss.watchesRemoved(unwatched)
-	if err := ss.zk.Do(cleanup, calls...); err != nil {
+	if err := ss.zk.Do(cleanup, del); err != nil {
 		if ss.s.calls.Stopped() {
 			return errClosed()
 		}

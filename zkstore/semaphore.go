@@ -88,13 +88,11 @@ func (ss *session) withdrawBoth(ctx context.Context, lease, mutex *entry, err er
 // releaseMutex releases the mutex after the grant. In the background it repeats the deletion
 // until the server confirms it or the session has ended.
 func (ss *session) releaseMutex(mutex *entry) {
-	unwatched := mutex.unregister()
+	mutex.unregister()
 	del := zk.Delete(mutex.path, -1)
-	calls := append([]*zk.Call{del}, removeWatches(unwatched)...)
 	soon, cancel := ss.s.cleanupContext(ss.s.calls.Ctx)
-	err := ss.zk.Send(soon, calls...)
+	err := ss.zk.Send(soon, del)
 	cancel()
-	ss.watchesRemoved(unwatched)
 	ss.s.calls.Go(func() { // after Close the session ends, and the mutex with it
 		defer ss.wakeWaiters(mutex.dir, mutex.path, nil)
 		for {

@@ -83,7 +83,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 	at := cmp.Or(path, "/")
 	defer func() {
 		if ss.unwatchTree(t) && ss.zk.Conn() != 0 {
-			_ = ss.zk.Send(context.WithoutCancel(ctx), zk.RemoveWatches(at, zk.WatchAny)) // frees the watch at the server
+			_ = ss.zk.Send(context.WithoutCancel(ctx), zk.RemoveWatches(at)) // frees the watch at the server
 		}
 	}()
 	for {

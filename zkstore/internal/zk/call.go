@@ -171,11 +171,11 @@ func WatchTree(path string) *Call {
 	return &Call{op: opAddWatch, body: e.b}
 }
 
-// RemoveWatches removes this session's watches of a kind on a path.
-func RemoveWatches(path string, k WatchKind) *Call {
+// RemoveWatches removes this session's watches on a path, of every kind.
+func RemoveWatches(path string) *Call {
 	var e encoder
 	e.string(path)
-	e.int32(int32(k))
+	e.int32(anyWatch)
 	return &Call{op: opRemoveWatches, body: e.b}
 }
 

@@ -140,19 +140,10 @@ type Event struct {
 	Path string
 }
 
-// WatchKind is the kind of watches that RemoveWatches removes.
-type WatchKind int32
-
-// The kinds of watches.
-const (
-	WatchChildren WatchKind = 1
-	WatchData     WatchKind = 2
-	WatchAny      WatchKind = 3
-)
-
 const (
 	flagsEphemeral           = 1
 	flagsEphemeralSequential = 3
 	flagsContainer           = 4
 	modeRecursive            = 1
+	anyWatch                 = 3
 )
