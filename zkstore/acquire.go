@@ -111,7 +111,7 @@ func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (d
 // refuseIfHeld returns an error if the name is held. It is for requests that do not wait: it writes
 // nothing and disturbs no waiter.
 func (ss *session) refuseIfHeld(ctx context.Context, dir string, limit int) error {
-	sync, list := zk.Sync(dir), zk.Children(dir, false)
+	sync, list := zk.Sync(dir), zk.Children(dir)
 	err := ss.zk.Do(ctx, sync, list)
 	if err == nil {
 		err = list.Err
@@ -276,7 +276,7 @@ func (p *entry) list(ctx context.Context) (names []string, reused bool, err erro
 		return fresh, true, nil
 	}
 	for {
-		c := zk.Children(p.dir, false)
+		c := zk.Children(p.dir)
 		err := ss.zk.Do(ctx, c)
 		if err == nil {
 			p.at = c.Sent

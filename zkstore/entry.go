@@ -132,7 +132,7 @@ func (ss *session) creation(r driver.Request, dir, mark string, data []byte, o *
 	if t.releasing {
 		ops = append(ops, o.op())
 	}
-	t.multi, t.list, t.next = zk.Multi(append(ops, t.create)...), zk.Children(dir, false), o.readNext(dir)
+	t.multi, t.list, t.next = zk.Multi(append(ops, t.create)...), zk.Children(dir), o.readNext(dir)
 	return t
 }
 
@@ -302,7 +302,7 @@ func (ss *session) findCreatedOnce(ctx context.Context, id, dir string, conn int
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
-	get, list := zk.Get(found[0], false), zk.Children(dir, false)
+	get, list := zk.Get(found[0], false), zk.Children(dir)
 	if err := ss.zk.Do(ctx, get, list); err != nil {
 		return nil, err
 	}
@@ -325,7 +325,7 @@ func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string
 		if err := ss.fence(ctx, conn); err != nil {
 			return nil, err
 		}
-		sync, list := zk.Sync(dir), zk.Children(dir, false)
+		sync, list := zk.Sync(dir), zk.Children(dir)
 		if err := ss.zk.Do(ctx, sync, list); err != nil {
 			return nil, err
 		}

@@ -50,7 +50,7 @@ func (ss *session) inspectQueue(ctx context.Context, dir string) ([]driver.Holde
 // nodes reads a directory as it is at the leader. A missing directory is empty. The leader itself may
 // apply a write some milliseconds after a follower has confirmed it.
 func (ss *session) nodes(ctx context.Context, dir string, read func(string) (node, bool)) ([]node, error) {
-	flush, base, list := zk.Sync(dir), zk.Get(ss.s.baseNode(), false), zk.Children(dir, false)
+	flush, base, list := zk.Sync(dir), zk.Get(ss.s.baseNode(), false), zk.Children(dir)
 	err := ss.zk.Do(ctx, flush, base, list)
 	if err == nil {
 		err = list.Err
@@ -153,7 +153,7 @@ func (s *store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 // names returns the names that have a node, in order.
 func (ss *session) names(ctx context.Context, prefix string) ([]string, error) {
 	home := cmp.Or(ss.s.home, "/")
-	flush, list := zk.Sync(home), zk.Children(home, false)
+	flush, list := zk.Sync(home), zk.Children(home)
 	if err := ss.zk.Do(ctx, flush, list); err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (ss *session) used(ctx context.Context, names []string) ([]string, error) {
 	for _, name := range names {
 		for _, dir := range ss.s.recipe.dirs(ss.s.dir(name)) {
 			dirs = append(dirs, dir)
-			calls = append(calls, zk.Children(dir, false))
+			calls = append(calls, zk.Children(dir))
 		}
 	}
 	per := len(calls) / max(len(names), 1)

@@ -92,7 +92,7 @@ func (g *grant) remove(ctx context.Context) (lost bool, err error) {
 		nextNode = zk.Get(next.path, false)
 		calls = append(calls, nextNode)
 	case waiting:
-		list = zk.Children(g.dir, false)
+		list = zk.Children(g.dir)
 		calls = append(calls, list)
 	}
 	err = ss.zk.Do(ctx, calls...)

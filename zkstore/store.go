@@ -39,8 +39,8 @@ type store struct {
 	refused backoff.Refused // the user
 
 	mu       sync.Mutex
-	longest  *task[time.Duration] // the longest TTL that the server allows
-	sessions map[time.Duration]*task[*session]
+	longest  shared[time.Duration] // the longest TTL that the server allows
+	sessions map[time.Duration]*shared[*session]
 	// unanswered are the requests with a create that has no answer, by ID. A node of it may exist or
 	// still appear.
 	unanswered map[string]pendingCreate
@@ -48,42 +48,9 @@ type store struct {
 	acquiring map[string]struct{}
 	// mark is the high-water mark of the tokens of sessions that were forgotten.
 	mark    uint64
-	writing *task[*zk.Session] // the session of guarded writes
+	writing shared[*zk.Session] // the session of guarded writes
 	// acceptedSize is the longest request that a server has been found to accept.
 	acceptedSize atomic.Int64
-}
-
-// task is a background call whose result several callers wait for.
-type task[T any] struct {
-	ready  chan struct{} // closed when result and err are set
-	result T
-	err    error
-}
-
-// openTimeout is the timeout of an attempt to open a session, and to verify that one has ended.
-const openTimeout = 5 * time.Second
-
-// start calls f, for openTimeout at most. The call continues after the context of a caller has
-// ended, so that one of many short calls succeeds.
-func start[T any](s *store, f func(context.Context) (T, error)) *task[T] {
-	t := &task[T]{ready: make(chan struct{})}
-	s.calls.Tasks.Go(func() {
-		defer close(t.ready)
-		ctx, cancel := context.WithTimeout(s.calls.Ctx, openTimeout)
-		defer cancel()
-		t.result, t.err = f(ctx)
-	})
-	return t
-}
-
-// wait waits until result and err are set. Its own error is that of ctx.
-func (t *task[T]) wait(ctx context.Context) error {
-	select {
-	case <-t.ready:
-		return nil
-	case <-ctx.Done():
-		return &zk.NotSentError{Err: ctx.Err()}
-	}
 }
 
 // pendingCreate is the session and the connection of a create that has no answer. The connection is
@@ -130,8 +97,10 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	s := &store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
 		home: c.chroot, calls: calls.New(),
-		sessions: map[time.Duration]*task[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
+		sessions: map[time.Duration]*shared[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
+	s.longest = shared[time.Duration]{make: s.requestLongestTTL, over: func(time.Duration) bool { return false }}
+	s.writing = shared[*zk.Session]{make: s.newWriter, over: func(w *zk.Session) bool { return w.Ended() != nil }}
 	s.following.Store(&servers)
 	s.cfg.dial = s.reached.Through(c.dial)
 	if c.namespace != "" {
@@ -186,32 +155,7 @@ func (s *store) clientConfig(timeout time.Duration) zk.Config {
 }
 
 // longestTTL returns the longest TTL that the server allows. It requests it once.
-func (s *store) longestTTL(ctx context.Context) (time.Duration, error) {
-	s.mu.Lock()
-	if s.calls.Stopped() {
-		s.mu.Unlock()
-		return 0, errClosed()
-	}
-	t := s.longest
-	if t == nil {
-		t = start(s, s.requestLongestTTL)
-		s.longest = t
-	}
-	s.mu.Unlock()
-	if err := t.wait(ctx); err != nil {
-		return 0, s.fail(err)
-	}
-	if t.err == nil {
-		_ = s.reached.Explain(nil) // records that a server has answered
-		return t.result, nil
-	}
-	s.mu.Lock()
-	if s.longest == t {
-		s.longest = nil
-	}
-	s.mu.Unlock()
-	return 0, s.fail(t.err)
-}
+func (s *store) longestTTL(ctx context.Context) (time.Duration, error) { return s.longest.get(ctx, s) }
 
 // requestLongestTTL returns the longest TTL that the server allows. It returns an error for a server
 // whose tick is longer than configured.
@@ -223,6 +167,7 @@ func (s *store) requestLongestTTL(ctx context.Context) (time.Duration, error) {
 	if least > 2*s.cfg.tick {
 		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
 	}
+	_ = s.reached.Explain(nil) // records that a server has answered
 	longest := (most - s.slack()) / s.cfg.tick * s.cfg.tick
 	if longest < s.cfg.tick {
 		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
@@ -252,38 +197,29 @@ func (s *store) session(ctx context.Context, ttl time.Duration) (*session, error
 	if ttl > longest {
 		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
 	}
-	for {
-		s.mu.Lock()
-		if s.calls.Stopped() {
-			s.mu.Unlock()
-			return nil, errClosed()
+	s.mu.Lock()
+	v := s.sessions[ttl]
+	if v == nil {
+		v = &shared[*session]{
+			make: func(ctx context.Context) (*session, error) { return s.newSession(ctx, ttl) },
+			over: s.sessionOver,
 		}
-		t := s.sessions[ttl]
-		if t == nil {
-			t = start(s, func(ctx context.Context) (*session, error) { return s.newSession(ctx, ttl) })
-			s.sessions[ttl] = t
-		}
-		s.mu.Unlock()
-		if err := t.wait(ctx); err != nil {
-			return nil, s.fail(err)
-		}
-		if t.err == nil && t.result.zk.Ended() == nil {
-			return t.result, nil
-		}
-		var mark uint64
-		if t.err == nil {
-			mark = t.result.highest()
-		}
-		s.mu.Lock()
-		if s.sessions[ttl] == t {
-			delete(s.sessions, ttl)
-		}
-		s.mark = max(s.mark, mark)
-		s.mu.Unlock()
-		if t.err != nil {
-			return nil, s.fail(t.err)
-		}
+		s.sessions[ttl] = v
 	}
+	s.mu.Unlock()
+	return v.get(ctx, s)
+}
+
+// sessionOver reports whether a session has ended. Then its successor begins above its tokens.
+func (s *store) sessionOver(ss *session) bool {
+	if ss.zk.Ended() == nil {
+		return false
+	}
+	mark := ss.highest()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mark = max(s.mark, mark)
+	return true
 }
 
 // anySession returns a session for a request without a TTL: an existing one, or a new one.
@@ -310,13 +246,9 @@ func (s *store) openedSessions() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []*session
-	for _, t := range s.sessions {
-		select {
-		case <-t.ready:
-			if t.err == nil {
-				all = append(all, t.result)
-			}
-		default:
+	for _, v := range s.sessions {
+		if ss, ok := v.present(); ok {
+			all = append(all, ss)
 		}
 	}
 	return all

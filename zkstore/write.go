@@ -197,7 +197,7 @@ func (s *store) send(ctx context.Context, calls ...*zk.Call) error {
 		}
 		s.acceptedSize.Store(max(s.acceptedSize.Load(), int64(size)))
 	}
-	session, err := s.writer(ctx)
+	session, err := s.writing.get(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -213,40 +213,10 @@ func (s *store) send(ctx context.Context, calls ...*zk.Call) error {
 	}
 }
 
-// writer finds or begins the session of guarded writes. They have a session of their own for two
-// reasons. A server ends a connection on which it receives a request that is too long. And a long
-// request on a slow link delays the requests behind it. The sessions of locks must suffer neither.
-// The session of guarded writes has no ephemeral nodes and no watches.
-func (s *store) writer(ctx context.Context) (*zk.Session, error) {
-	for {
-		s.mu.Lock()
-		if s.calls.Stopped() {
-			s.mu.Unlock()
-			return nil, errClosed()
-		}
-		t := s.writing
-		if t == nil {
-			t = start(s, s.newWriter)
-			s.writing = t
-		}
-		s.mu.Unlock()
-		if err := t.wait(ctx); err != nil {
-			return nil, err
-		}
-		if t.err == nil && t.result.Ended() == nil {
-			return t.result, nil
-		}
-		s.mu.Lock()
-		if s.writing == t {
-			s.writing = nil
-		}
-		s.mu.Unlock()
-		if t.err != nil {
-			return nil, t.err
-		}
-	}
-}
-
+// newWriter begins the session of guarded writes. They have a session of their own for two reasons. A
+// server ends a connection on which it receives a request that is too long. And a long request on a slow
+// link delays the requests behind it. The sessions of locks must suffer neither. The session of guarded
+// writes has no ephemeral nodes and no watches.
 func (s *store) newWriter(ctx context.Context) (*zk.Session, error) {
 	longest, err := s.longestTTL(ctx)
 	if err != nil {
@@ -265,9 +235,9 @@ func (s *store) newWriter(ctx context.Context) (*zk.Session, error) {
 // no server confirms its end.
 func (s *store) closeWriting(ctx context.Context) {
 	s.mu.Lock()
-	t := s.writing
+	session, ok := s.writing.present()
 	s.mu.Unlock()
-	if t != nil && t.wait(ctx) == nil && t.err == nil {
-		_ = t.result.Close(ctx)
+	if ok {
+		_ = session.Close(ctx)
 	}
 }

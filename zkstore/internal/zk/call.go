@@ -48,8 +48,6 @@ const (
 	kindCreated
 	kindStat
 	kindData
-	kindChildren
-	kindPath
 	kindNames
 	kindMulti
 )
@@ -109,12 +107,12 @@ func Set(path string, data []byte, version int32) *Call {
 	return &Call{op: opSetData, body: e.b, kind: kindStat}
 }
 
-// Children lists the names of a node's children, in no order, and its own Stat.
-func Children(path string, watch bool) *Call {
+// Children lists the names of a node's children, in no order.
+func Children(path string) *Call {
 	var e encoder
 	e.string(path)
-	e.bool(watch)
-	return &Call{op: opChildren, body: e.b, kind: kindChildren}
+	e.bool(false) // no watch
+	return &Call{op: opChildren, body: e.b, kind: kindNames}
 }
 
 // Ephemerals lists the paths of the session's own nodes, in no order. Servers before 3.6 do
@@ -130,7 +128,7 @@ func Ephemerals() *Call {
 func Sync(path string) *Call {
 	var e encoder
 	e.string(path)
-	return &Call{op: opSync, body: e.b, kind: kindPath}
+	return &Call{op: opSync, body: e.b}
 }
 
 // Check, in a multi, requires a version of a node.
@@ -199,10 +197,6 @@ func (c *Call) decodeResult(d *decoder) {
 		c.Stat = d.stat()
 	case kindData:
 		c.Data, c.Stat = d.bytes(), d.stat()
-	case kindChildren:
-		c.Names, c.Stat = d.strings(), d.stat()
-	case kindPath:
-		c.Path = d.string()
 	case kindNames:
 		c.Names = d.strings()
 	case kindMulti:

@@ -22,7 +22,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 'a'})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		calls := []*Call{
-			CreateEphemeral("/a", nil, Everyone), CreateContainer("/a", Everyone), Get("/a", true), Set("/a", nil, 1), Children("/a", false),
+			CreateEphemeral("/a", nil, Everyone), CreateContainer("/a", Everyone), Get("/a", true), Set("/a", nil, 1), Children("/a"),
 			Sync("/a"), Delete("/a", -1), Multi(Check("/a", 1), CreateSequential("/a", nil, Everyone)),
 		}
 		for _, c := range calls {

@@ -51,14 +51,12 @@ const (
 	ErrBadVersion           Error = -103
 	ErrEphemeralParent      Error = -108
 	ErrNodeExists           Error = -110
-	ErrNotEmpty             Error = -111
 	ErrExpired              Error = -112
 	ErrInvalidACL           Error = -114
 	ErrAuthFailed           Error = -115
 	ErrMoved                Error = -118
 	ErrReadOnly             Error = -119
 	ErrLocalSession         Error = -120
-	ErrNoWatcher            Error = -121
 	ErrSASLRequired         Error = -124
 	ErrQuotaExceeded        Error = -125
 	ErrThrottled            Error = -127
@@ -73,13 +71,11 @@ var errorNames = map[Error]string{
 	ErrBadVersion:           "the node has another version",
 	ErrEphemeralParent:      "an ephemeral node cannot have children",
 	ErrNodeExists:           "the node exists",
-	ErrNotEmpty:             "the node has children",
 	ErrExpired:              "the session has expired",
 	ErrInvalidACL:           "invalid ACL",
 	ErrAuthFailed:           "authentication failed",
 	ErrMoved:                "the session has moved to another server",
 	ErrReadOnly:             "the server is read-only",
-	ErrNoWatcher:            "no such watch",
 	ErrLocalSession:         "the server has local sessions, which cannot have ephemeral nodes: set localSessionsUpgradingEnabled at the server",
 	ErrSASLRequired:         "the server demands SASL, which this client does not speak",
 	ErrQuotaExceeded:        "a quota is exceeded",
@@ -126,12 +122,10 @@ type Auth struct {
 // EventType is the kind of change that a watch reports.
 type EventType int32
 
-// The types of events.
+// The types of events that callers distinguish.
 const (
-	EventCreated  EventType = 1
-	EventDeleted  EventType = 2
-	EventChanged  EventType = 3
-	EventChildren EventType = 4
+	EventDeleted EventType = 2
+	EventChanged EventType = 3
 )
 
 // Event is a watch that has fired.
