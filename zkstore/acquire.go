@@ -277,12 +277,11 @@ func (p *entry) list(ctx context.Context) (names []string, reused bool, err erro
 	}
 	for {
 		c := zk.Children(p.dir)
-		err := ss.zk.Do(ctx, c)
-		if err == nil {
+		switch err := ss.zk.Do(ctx, c); {
+		case err == nil:
 			p.at = c.Sent
 			return c.Names, false, c.Err
-		}
-		if _, lost := errors.AsType[*zk.LostError](err); !lost || ctx.Err() != nil {
+		case !ss.again(ctx, err):
 			return nil, false, err
 		}
 	}
@@ -359,7 +358,7 @@ func (p *entry) watchByReads(ctx context.Context, paths []string, counting bool,
 		ss.mu.Lock()
 		p.counting = false
 		ss.mu.Unlock()
-		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
+		if ss.again(ctx, err) {
 			return true, nil, nil // read again, on the next connection
 		}
 		return false, nil, err

@@ -79,8 +79,8 @@ func (ss *session) breakGrant(ctx context.Context, path string) error {
 		}
 		err := ss.zk.Do(ctx, request, watch)
 		switch {
-		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
-			continue // repeat the requests on the next connection
+		case ss.again(ctx, err):
+			continue
 		case err != nil:
 			return s.fail(err)
 		case errors.Is(request.Err, zk.ErrNoNode) || errors.Is(watch.Err, zk.ErrNoNode):
@@ -107,7 +107,7 @@ func (ss *session) remove(ctx context.Context, path string) error {
 		del := zk.Delete(path, -1)
 		err := ss.zk.Do(ctx, del)
 		switch {
-		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
+		case ss.again(ctx, err):
 			continue
 		case err != nil:
 			return ss.s.fail(err)

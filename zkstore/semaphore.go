@@ -95,25 +95,17 @@ func (ss *session) releaseMutex(mutex *entry) {
 	cancel()
 	ss.s.calls.Go(func() { // after Close the session ends, and the mutex with it
 		defer ss.wakeWaiters(mutex.dir, mutex.path, nil)
-		for {
-			if err == nil {
-				select {
-				case <-del.Done():
-				case <-ss.over:
-					return
-				}
-				if _, lost := del.Err.(*zk.LostError); !lost {
-					return
-				}
-			}
-			if ss.zk.Ended() != nil || ss.s.calls.Ctx.Err() != nil {
+		if err == nil {
+			select {
+			case <-del.Done():
+			case <-ss.over:
 				return
 			}
-			del = zk.Delete(mutex.path, -1)
-			trying, cancel := context.WithTimeout(ss.s.calls.Ctx, time.Second)
-			err = ss.zk.Send(trying, del)
-			cancel()
+			if _, lost := del.Err.(*zk.LostError); !lost {
+				return
+			}
 		}
+		_ = ss.remove(ss.s.calls.Ctx, mutex.path)
 	})
 }
 

@@ -124,6 +124,9 @@ func (ss *session) newGuard(ctx context.Context) error {
 		path := fmt.Sprintf("%s/%x-%d", dir, uint64(ss.zk.ID()), ss.guarded.n)
 		c := zk.CreateEphemeral(path, nil, ss.s.cfg.acl)
 		err := ss.zk.Do(ctx, c)
+		if ss.again(ctx, err) {
+			continue
+		}
 		if err == nil {
 			err = c.Err
 		}
@@ -138,9 +141,6 @@ func (ss *session) newGuard(ctx context.Context) error {
 			}
 		case errors.Is(err, zk.ErrNodeExists):
 		default:
-			if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil && ss.zk.Ended() == nil {
-				continue
-			}
 			return err
 		}
 	}
@@ -174,10 +174,9 @@ func (ss *session) moveGuard(ctx context.Context) error {
 	for {
 		path, _ := ss.guard()
 		c := zk.Set(path, nil, -1)
-		if err := ss.zk.Do(ctx, c); err != nil {
-			if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil && ss.zk.Ended() == nil {
-				continue
-			}
+		if err := ss.zk.Do(ctx, c); ss.again(ctx, err) {
+			continue
+		} else if err != nil {
 			return err
 		}
 		ss.guarded.Lock()
@@ -195,6 +194,12 @@ func (ss *session) moveGuard(ctx context.Context) error {
 		ss.guarded.Unlock()
 		return nil
 	}
+}
+
+// again reports whether to repeat a request that may be executed twice: its connection was lost, and the
+// session has another one, or will have.
+func (ss *session) again(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() == nil && ss.zk.Ended() == nil
 }
 
 // refreshGuard reads the guard's version again, or creates a new guard, after a create has found
