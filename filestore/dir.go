@@ -432,15 +432,8 @@ func (s *store) writeFormat() error {
 	if err := fstatat(top, formatFile, &st); err != unix.ENOENT {
 		return err
 	}
-	temp := formatFile + "." + rand.Text()
-	fd, _, err := s.openFile(top, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), s.path(temp))
+	temp, err := s.newTemp(top, []byte(format))
 	defer unlink(top, temp)
-	_, err = f.WriteString(format)
-	err = errors.Join(err, f.Chmod(s.fileMode()), f.Close())
 	if err != nil {
 		return err
 	}
@@ -450,6 +443,19 @@ func (s *store) writeFormat() error {
 		}
 		return nil
 	})
+}
+
+// newTemp makes a file of another name in a directory, with its whole content on the disk. The caller removes it,
+// also after an error.
+func (s *store) newTemp(dir *os.File, content []byte) (name string, err error) {
+	name = ".new-" + rand.Text()
+	fd, _, err := s.openFile(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return name, err
+	}
+	f := os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name))
+	_, err = f.Write(content)
+	return name, errors.Join(err, f.Chmod(s.fileMode()), f.Sync(), f.Close())
 }
 
 // checkDir returns the absolute path of a directory.

@@ -8,7 +8,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"io"
 	"os"
 	"strings"
@@ -151,14 +150,7 @@ func (s *store) lockValues(ctx context.Context) (*os.File, error) {
 
 // replaceValue replaces a value's file. When it returns nil, the new content is on the disk.
 func (s *store) replaceValue(dir *os.File, name string, content []byte) error {
-	new := ".new-" + rand.Text()
-	fd, _, err := s.openFile(dir, new, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
-	if err != nil {
-		return coded("creating a file in", dir.Name(), err)
-	}
-	temp := os.NewFile(uintptr(fd), s.path(valuesDir, new))
-	_, err = temp.Write(content)
-	err = errors.Join(err, temp.Chmod(s.fileMode()), temp.Sync(), temp.Close())
+	new, err := s.newTemp(dir, content)
 	if err == nil {
 		err = in(dir, func(fd int) error { return unix.Renameat(fd, new, fd, name) })
 	}
