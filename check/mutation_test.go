@@ -106,7 +106,7 @@ var mutations = []mutation{
 			return "if len(b.entries) == 0 && b.length == 0 {\nb.last -= min(b.last, 2)\n}\n" + line
 		},
 	}, []check.Rule{check.RuleTokens, check.RuleRegister}, nil, 0, 0},
-	{"file: a reserved token belongs to two grants", "file", plant.Plants{"file-reserved": is("st.last++"), "file-clock": is("_ = last")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
+	{"file: a reserved token belongs to two grants", "file", plant.Plants{"file-reserved": is("b.last++"), "file-clock": is("_ = last")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
 	{"file: a MinHold ends at the unlock", "file", plant.Plants{"file-keep": is("if keep < 0 {")}, kept, nil, 0, 0},
 	{"file: skip the owner check", "file", plant.Plants{"file-owner": with("e.id == id", "(e.id == id || len(id) > 0)")}, []check.Rule{check.RuleExclusion, check.RuleTokens, check.RuleWaiting, check.RuleOrder}, nil, 0, 0},
 	{"file: a dead client counts as alive", "file", plant.Plants{"file-life": is("if fd < 0 {")}, exclusion, nil, 0, 0},

@@ -158,20 +158,16 @@ func (s *store) dropDeadBefore(b *bucket, k key, i int, linked bool) (dropped bo
 		}
 		return d
 	}
-	found, liveWaiter := false, false
+	liveWaiter := false
 	for j := i - 1; j >= 0 && !liveWaiter; j-- {
 		if e := &b.entries[j]; e.token == 0 && e.is(k) {
 			liveWaiter = !isDead(e.sid)
-			found = found || !liveWaiter
 		}
 	}
 	for j := range b.entries {
-		if e := &b.entries[j]; !liveWaiter && e.token > 0 && e.until == 0 && e.is(k) && isDead(e.sid) {
-			found = true
+		if e := &b.entries[j]; !liveWaiter && e.token > 0 && e.until == 0 && e.is(k) {
+			isDead(e.sid)
 		}
-	}
-	if !found {
-		return false, nil
 	}
 	for sid, d := range dead {
 		if d {

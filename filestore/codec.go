@@ -95,10 +95,8 @@ type entry struct {
 	endRequested   bool  // an operator has requested the holder to end
 	until          int64 // of a grant that was released and is kept: the end, in microseconds since 1970; else 0
 
-	// wasFirst and wasAhead record which sessions the waiter watched before the present change. If
-	// wasFirst is set, it watched the holders' sessions, otherwise the session wasAhead. The file
-	// does not contain these fields.
-	wasFirst bool
+	// wasAhead records the session that the waiter watched before the present change: that of the waiter before
+	// it. It is "" for the first waiter, which watched the holders' sessions. The file does not contain it.
 	wasAhead string
 }
 

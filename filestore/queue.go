@@ -80,11 +80,10 @@ func (st *state) slotFor(k key, limit int) int {
 // recordWatched records which sessions each waiter of the name watches. After a change, grantNext
 // notifies the waiters that have to watch other sessions.
 func (st *state) recordWatched(k key) {
-	first, ahead := true, ""
+	ahead := ""
 	for i := range st.entries {
 		if e := &st.entries[i]; e.token == 0 && e.is(k) {
-			e.wasFirst, e.wasAhead = first, ahead
-			first, ahead = false, e.sid
+			e.wasAhead, ahead = ahead, e.sid
 		}
 	}
 }
@@ -93,28 +92,24 @@ func (st *state) recordWatched(k key) {
 // waiters, and those that have to watch other sessions now.
 func (b *bucket) grantNext(k key) error {
 	holders, least := b.countHolders(k)
-	first, ahead := true, ""
+	ahead := "" // the session of the waiter before e; there is none before the first
 	var failed error
 	for i := range b.entries {
 		e := &b.entries[i]
 		if e.token != 0 || !e.is(k) {
 			continue
 		}
-		if first && failed == nil && holders+1 <= min(least, e.limit) {
+		if ahead == "" && failed == nil && holders+1 <= min(least, e.limit) {
 			if failed = b.grant(e); failed == nil {
 				holders, least = holders+1, min(least, e.limit)
 				b.notices = append(b.notices, notice{kind: msgReread, sid: e.sid, id: e.id}) // mutation: file-wake
 				continue
 			}
 		}
-		moved := e.wasAhead != ahead
-		if first {
-			moved = !e.wasFirst && !b.heldOnlyBy(k, e.wasAhead)
-		}
-		if moved {
+		if e.wasAhead != ahead && (ahead != "" || !b.heldOnlyBy(k, e.wasAhead)) {
 			b.notices = append(b.notices, notice{kind: msgReread, sid: e.sid, id: e.id})
 		}
-		first, ahead = false, e.sid
+		ahead = e.sid
 	}
 	return failed
 }
