@@ -124,6 +124,29 @@ func TestFairDeadEntriesLastOneWaitEach(t *testing.T) {
 	}
 }
 
+// TestFairRefreshOutlivesLease: while another client holds the name, each request of a waiter gives its entry the deadline of
+// one made now, so that a waiter that is late for a moment keeps its position.
+func TestFairRefreshOutlivesLease(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	const name, times = "a", "redisson_lock_timeout:{a}"
+	do(t, r, "HSET", name, aThread, "1")
+	do(t, r, "PEXPIRE", name, "600000")
+	s := openLayout(t, "redis://"+r.Address(), layouts.RedissonFair, withFairWait(layouts.RedissonFair)...)
+	w := queue(t, s, request(name, driver.Exclusive, long))
+	own := fmt.Sprint(do(t, r, "LINDEX", "redisson_lock_queue:{a}", "0"))
+	do(t, r, "ZADD", times, fmt.Sprint(time.Now().Add(2*testTimeout).UnixMilli()), own)
+	eventually(t, "the entry outlives the lease", func() bool {
+		deadline, err := strconv.ParseInt(fmt.Sprint(do(t, r, "ZSCORE", times, own)), 10, 64)
+		check(t, err)
+		expires, err := strconv.ParseInt(fmt.Sprint(do(t, r, "PEXPIRETIME", name)), 10, 64)
+		check(t, err)
+		return deadline > expires
+	})
+	do(t, r, "DEL", name)
+	release(t, s, w.Granted())
+}
+
 // TestFairGrantKeepsLivingEntries: in a queue that never empties, the deadlines of Redisson's entries fall behind the
 // clock. A grant to holdfast leaves each entry behind it a whole wait, and no more than that, although deadlines exist whose
 // entries are gone.

@@ -54,6 +54,7 @@ end
 
 blocked = function()
   local left = call('PTTL', N)
+  local lease = math.max(left, 0)
   local head = call('LINDEX', queue, 0)
   if left == -2 then
     if not head or head == own then return end
@@ -63,13 +64,13 @@ blocked = function()
   local i = position()
   if not i then
     local last = call('LINDEX', queue, -1)
-    local from = last and tonumber(call('ZSCORE', times, last) or '') or ms + math.max(call('PTTL', N), 0)
+    local from = last and tonumber(call('ZSCORE', times, last) or '') or ms + lease
     call('ZADD', times, text(from + entryTime), own)
     call('RPUSH', queue, own)
   else
-    -- When an entry before this one is removed, the deadline comes forward by entryTime. A refresh
-    -- adds that time for each of them, so that the entry outlives them.
-    local till = ms + entryTime * i
+    -- A refresh gives the entry the deadline of one made now, so that it outlives the lease and the entries before it. When
+    -- one of these is removed, the deadline comes forward by entryTime.
+    local till = ms + lease + entryTime * i
     if (tonumber(call('ZSCORE', times, own) or '') or 0) < till - entryTime / 10 then call('ZADD', times, text(till), own) end
   end
   return left
