@@ -195,6 +195,35 @@ func killed(limit int, after int64, waits bool) func(*story) {
 	}
 }
 
+// deadBefore returns a story of Redisson's fair lock. Three waiters die while another client holds the lock for longer than their
+// entries keep a free name. After its release w4 is granted the lock after the given time, or is refused it if it does not wait.
+// With served, a request that was sent after their death is granted before.
+func deadBefore(after int64, waits, served bool) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Kind = "redis-redisson-fair"
+		h := s.request("w0", "a", 1).lasting(30000 * ms)
+		for _, w := range []string{"w1", "w2", "w3"} {
+			s.request(w, "a", 1).placed()
+			s.add(Event{K: kindKill, W: w})
+		}
+		s.t += 10000 * ms
+		if served {
+			h.unlock()
+			h = s.request("w5", "a", 1).granted()
+		}
+		if !waits {
+			h.unlock()
+			s.t += after
+			s.try("w4", "a", 1)
+			return
+		}
+		q := s.request("w4", "a", 1).placed()
+		h.unlock()
+		s.t += after
+		q.granted().unlock()
+	}
+}
+
 // twoLimits returns a story in which a request for one of three permits is refused, beside one of two permits.
 func twoLimits(mixed bool) func(*story) {
 	return func(s *story) {
@@ -438,6 +467,8 @@ func TestSoundHistoriesPass(t *testing.T) {
 		"refused for a writer that goes on":         writer(driver.OrderLongest),
 		"refused by a grant that a restore revived": restored(4000*ms, false),
 		"a waiter behind a killed holder":           killed(1, 2500*ms, true),
+		"a waiter behind dead ones of a fair lock":  deadBefore(5900*ms, true, false),
+		"refused for dead waiters of a fair lock":   deadBefore(20000*ms, false, false),
 		"a waiter for the place of a killed permit": killed(2, 2500*ms, true),
 		"refused beside a waiter that is served at its moment": func(s *story) {
 			h := s.request("w1", "a", 1).lasting(20000 * ms)
@@ -860,6 +891,9 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		{"refused long after the TTL of a killed holder", RuleLate, "had been free", killed(1, 3000*ms, false)},
 		{"a killed holder that keeps a waiter out", RuleLate, "which was free", killed(1, 5000*ms, true)},
 		{"a killed permit whose place lasts as long as the other one", RuleLate, "which was free", killed(2, 5000*ms, true)},
+		{"a waiter of a fair lock long after dead ones", RuleLate, "which was free", deadBefore(6100*ms, true, false)},
+		{"a waiter of a fair lock without dead ones", RuleLate, "which was free", deadBefore(3100*ms, true, true)},
+		{"refused a fair lock without dead waiters", RuleLate, "had been free", deadBefore(3100*ms, false, true)},
 		{"refused a permit beside a long one", RuleLate, "had been free", killed(2, 3000*ms, false)},
 		{"refused a permit beside one of another limit", RuleLate, "had been free", twoLimits(true)},
 		{"refused a permit beside the first one", RuleLate, "had been free", firstPermit(true)},

@@ -38,12 +38,7 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 		ttl = c.longestTTL[client] // that of the session
 	}
 	ttl += int64(c.guarantees.Granularity)
-	dead := forever
-	for _, t := range []int64{c.killed[q.worker], c.vanished[client]} {
-		if t != 0 {
-			dead = min(dead, t)
-		}
-	}
+	dead := c.death(q)
 	alone := 2 * ttl // for how long an entry that is not refreshed, and a grant to it, may stand
 	if strings.HasPrefix(c.guarantees.Kind, "redis") {
 		alone = max(alone, redisEntryLife)
@@ -82,6 +77,42 @@ func (c *collected) endOf(q *request, deadline int64) int64 {
 	return end
 }
 
+// death returns when the client of a request was killed, or forever.
+func (c *collected) death(q *request) int64 {
+	dead := forever
+	for _, t := range []int64{c.killed[q.worker], c.vanished[opKey{q.worker, q.gen}]} {
+		if t != 0 {
+			dead = min(dead, t)
+		}
+	}
+	return dead
+}
+
+// fairWait is the fair wait of Redisson's fair lock in the check.
+const fairWait = time.Second
+
+// deadWaiters returns how many queue entries of dead clients may stand before q in Redisson's fair lock. Each of them keeps the
+// name for a fair wait, which begins with the first request that finds the name free and this entry at the head. A grant
+// to a request that was sent after the death of a client shows that its entry is gone.
+func (c *collected) deadWaiters(h *nameHistory, q *request) (n int64) {
+	if c.guarantees.Kind != "redis-redisson-fair" {
+		return 0
+	}
+	for _, u := range h.requests {
+		if u == q || !u.wait || u.answer != 0 || u.undone != 0 || u.sent >= cmp.Or(q.placed, q.answer) {
+			continue
+		}
+		dead := c.death(u)
+		if u.unknown != 0 {
+			dead = min(dead, u.unknown)
+		}
+		if dead < q.answer && !slices.ContainsFunc(h.granted, func(v *request) bool { return v != q && v.sent > dead && v.answer < q.answer }) {
+			n++
+		}
+	}
+	return n
+}
+
 // position returns for how long after its answer a request that was not granted may keep its position before the others. It
 // may not have given it up.
 func (c *collected) position(q *request) int64 {
@@ -118,6 +149,7 @@ func (c *collected) judgeLate(r *Report, h *nameHistory) (took []time.Duration) 
 		case q.answer == 0:
 		case q.wait && q.placed != 0 && q.answer-q.placed > c.longestWait():
 			since, certain := c.freeSince(h, q, q.placed)
+			since += c.deadWaiters(h, q) * int64(fairWait)
 			if d := time.Duration(q.answer - since); certain && int64(d) > c.longestWait() {
 				r.add(Violation{Rule: RuleLate, Name: h.name, Excerpt: append(h.before(q, since), q.story()...),
 					Text: fmt.Sprintf("%s waited %s for %q, which was free", q.worker, d.Round(time.Millisecond), h.name)})
@@ -126,7 +158,8 @@ func (c *collected) judgeLate(r *Report, h *nameHistory) (took []time.Duration) 
 			r.Stats.Refusals++
 			from := q.sent - c.longestExpiry()
 			since, certain := c.freeSince(h, q, from)
-			if certain && since <= from && !h.awaited(q, from) {
+			// The wait of a dead waiter may begin with the request itself.
+			if certain && since <= from && !h.awaited(q, from) && c.deadWaiters(h, q) == 0 {
 				r.add(Violation{Rule: RuleLate, Name: h.name, Excerpt: append(h.before(q, from), q.story()...),
 					Text: fmt.Sprintf("%s was refused %q, which had been free for more than %s", q.worker, h.name, time.Duration(c.longestExpiry()))})
 			}

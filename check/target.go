@@ -159,7 +159,7 @@ var locals = map[string]starter{
 
 	"redis-plain":         redisLayoutTarget("plain"),
 	"redis-redisson":      redisLayoutTarget("redisson"),
-	"redis-redisson-fair": redisLayoutTarget("redisson-fair&fair_wait=1s"), // a dead waiter blocks the others for that time, once for each entry before its own
+	"redis-redisson-fair": redisLayoutTarget("redisson-fair&fair_wait=" + fairWait.String()),
 	"redis-redisson-rw":   redisLayoutTarget("redisson-rw"),
 	"redis-redisson-spin": redisLayoutTarget("redisson-spin"),
 	// If the server loses its data, the tokens of this layout begin again.

@@ -46,7 +46,7 @@ func amendFenced(g *driver.Guarantees) {
 
 func amendFair(g *driver.Guarantees) {
 	g.Order = driver.OrderFIFO
-	g.Notes = append(g.Notes, "a dead waiter blocks the waiters behind it for the fair wait, which must be the same for all clients",
+	g.Notes = append(g.Notes, "while the name is free, each dead waiter blocks the waiters behind it for the fair wait, which must be the same for all clients",
 		"a Java client whose clock is ahead removes living waiters, too, which queue again at the end")
 }
 

@@ -48,7 +48,7 @@ type handle struct {
 // Namespace, WaitReplicas and Insist.
 type Option = server.Option
 
-// FairWait sets how long a dead waiter of a fair lock delays the waiters behind it: 1 s to 24 h.
+// FairWait sets how long each dead waiter of a fair lock that is free delays the waiters behind it: 1 s to 24 h.
 // It has to equal the fairLockWaitTimeout of the Java clients. The default is 5 minutes, as in
 // Redisson.
 func FairWait(d time.Duration) Option { return func(c *server.Config) { c.FairWait = d } }

@@ -69,6 +69,84 @@ func TestFairWaiterWakesStalledHead(t *testing.T) {
 	release(t, s, w.Granted())
 }
 
+// TestFairDeadEntriesLastOneWaitEach: the holder of a long lease releases early, and dead waiters stand before a living
+// one. Their deadlines count from the end of that lease, or are gone after an eviction. Each dead entry still keeps the free
+// name for one fair wait, and no client has to wait for the lease.
+func TestFairDeadEntriesLastOneWaitEach(t *testing.T) {
+	t.Parallel()
+	const queued, times, wait, lease, dead = "redisson_lock_queue:{a}", "redisson_lock_timeout:{a}", time.Second, 10 * requests.Timeout, 3
+	for _, c := range []struct {
+		name             string
+		evicted, waiting bool
+	}{{"waiter", false, true}, {"deadlines evicted", true, true}, {"no waiter", false, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t)
+			s := openLayout(t, "redis://"+r.Address(), layouts.RedissonFair, layouts.FairWait(wait))
+			held := must(t, s, request("a", driver.Exclusive, lease))
+			for i := range dead {
+				of := aThread + strconv.Itoa(i)
+				do(t, r, "ZADD", times, fmt.Sprint(time.Now().Add(lease+time.Duration(i+1)*wait).UnixMilli()), of)
+				do(t, r, "RPUSH", queued, of)
+			}
+			client := goredis.NewClient(&goredis.Options{Addr: r.Address()})
+			t.Cleanup(func() { _ = client.Close() })
+			last := client.Subscribe(t.Context(), "redisson_lock__channel:{a}:"+aThread+strconv.Itoa(dead-1))
+			t.Cleanup(func() { _ = last.Close() })
+			if _, err := last.Receive(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var w *waiter
+			if c.waiting {
+				w = queue(t, s, request("a", driver.Exclusive, long))
+			}
+			if c.evicted {
+				do(t, r, "DEL", times)
+			}
+			released, err := client.Time(t.Context()).Result()
+			check(t, err)
+			release(t, s, held)
+			var g driver.Grant
+			if c.waiting {
+				g = w.Granted()
+			} else {
+				eventually(t, "a request without a queue entry is granted", func() bool {
+					g, err = s.Acquire(t.Context(), request("a", driver.Exclusive, long))
+					return err == nil
+				})
+			}
+			requests.Receive(t, "the message to the last dead waiter", last.Channel())
+			if at := time.UnixMicro(int64(g.Token)); at.Sub(released) < dead*wait {
+				t.Errorf("granted %s after the release, before each of %d waiters had %s", at.Sub(released), dead, wait)
+			}
+			release(t, s, g)
+		})
+	}
+}
+
+// TestFairRefreshOutlivesLease: while another client holds the name, each request of a waiter gives its entry the deadline of
+// one made now, so that a waiter that is late for a moment keeps its position.
+func TestFairRefreshOutlivesLease(t *testing.T) {
+	t.Parallel()
+	r := start(t)
+	const name, times = "a", "redisson_lock_timeout:{a}"
+	do(t, r, "HSET", name, aThread, "1")
+	do(t, r, "PEXPIRE", name, "600000")
+	s := openLayout(t, "redis://"+r.Address(), layouts.RedissonFair, withFairWait(layouts.RedissonFair)...)
+	w := queue(t, s, request(name, driver.Exclusive, long))
+	own := fmt.Sprint(do(t, r, "LINDEX", "redisson_lock_queue:{a}", "0"))
+	do(t, r, "ZADD", times, fmt.Sprint(time.Now().Add(2*testTimeout).UnixMilli()), own)
+	eventually(t, "the entry outlives the lease", func() bool {
+		deadline, err := strconv.ParseInt(fmt.Sprint(do(t, r, "ZSCORE", times, own)), 10, 64)
+		check(t, err)
+		expires, err := strconv.ParseInt(fmt.Sprint(do(t, r, "PEXPIRETIME", name)), 10, 64)
+		check(t, err)
+		return deadline > expires
+	})
+	do(t, r, "DEL", name)
+	release(t, s, w.Granted())
+}
+
 // TestFairGrantKeepsLivingEntries: in a queue that never empties, the deadlines of Redisson's entries fall behind the
 // clock. A grant to holdfast leaves each entry behind it a whole wait, and no more than that, although deadlines exist whose
 // entries are gone.

@@ -1,8 +1,8 @@
 -- Redisson's fair lock: an RLock, a list of waiters at KEYS[3], and a sorted set at KEYS[4] with the
 -- deadline of each waiter's entry, in ms. The deadline of a new entry is entryTime after that of the
--- entry before it. When an entry is removed, the deadlines behind it come forward by entryTime. No
--- script, here or in Redisson, removes an entry without a deadline. So a script writes the deadline
--- before the entry, and removes the deadline after the entry.
+-- entry before it, and that of the first one is entryTime after the end of the lease. When an entry is removed, the
+-- deadlines behind it come forward by entryTime. No script, here or in Redisson, removes an entry without a deadline. So
+-- a script writes the deadline before the entry, and removes the deadline after the entry.
 local queue, times = KEYS[3], KEYS[4]
 local entryTime = tonumber(ARGV[10])
 
@@ -30,6 +30,21 @@ local function notify()
   if head then publish(channel .. ':' .. head, '0') end
 end
 
+-- summon wakes the first waiter of a free name, and returns the milliseconds left to its entry. A deadline contains the
+-- lease of the holder for which it was written, and that holder may have released early. So from the first request on that
+-- finds the name free, the first waiter has entryTime to take it. Without a deadline, as after an eviction, it gets one. If
+-- the server refuses that, the entry lasts as before.
+-- Redisson can lose the message to the first waiter, which then waits for its whole time. So every request of a waiter behind
+-- it sends the message again.
+local function summon(head)
+  local old = tonumber(call('ZSCORE', times, head) or '')
+  local due = ms + entryTime
+  local shorter = not old or old > due
+  if shorter then redis.pcall('ZADD', times, text(due), head) end
+  if shorter or ARGV[9] == '1' then notify() end
+  return math.max(math.min(old or due, due), ms) - ms
+end
+
 -- position returns the position of own in the list, or nil.
 local function position()
   for i, of in ipairs(call('LRANGE', queue, 0, -1)) do
@@ -39,25 +54,23 @@ end
 
 blocked = function()
   local left = call('PTTL', N)
+  local lease = math.max(left, 0)
   local head = call('LINDEX', queue, 0)
   if left == -2 then
     if not head or head == own then return end
-    -- Redisson can lose the message to the first waiter, which then waits for its whole time. So every
-    -- request of a waiter behind it sends the message again.
-    if ARGV[9] == '1' then notify() end
-    left = math.max(tonumber(call('ZSCORE', times, head) or '') or 0, ms) - ms
+    left = summon(head)
   end
   if ARGV[9] ~= '1' then return left end
   local i = position()
   if not i then
     local last = call('LINDEX', queue, -1)
-    local from = last and tonumber(call('ZSCORE', times, last) or '') or ms + math.max(call('PTTL', N), 0)
+    local from = last and tonumber(call('ZSCORE', times, last) or '') or ms + lease
     call('ZADD', times, text(from + entryTime), own)
     call('RPUSH', queue, own)
   else
-    -- When an entry before this one is removed, the deadline comes forward by entryTime. A refresh
-    -- adds that time for each of them, so that the entry outlives them.
-    local till = ms + entryTime * i
+    -- A refresh gives the entry the deadline of one made now, so that it outlives the lease and the entries before it. When
+    -- one of these is removed, the deadline comes forward by entryTime.
+    local till = ms + lease + entryTime * i
     if (tonumber(call('ZSCORE', times, own) or '') or 0) < till - entryTime / 10 then call('ZADD', times, text(till), own) end
   end
   return left
