@@ -127,7 +127,7 @@ func TestWaiterNotifiesAHolderThatMayKeep(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(testTimeout):
-		t.Error("the watch does not hear of the message")
+		t.Error("the watch reports nothing after the message")
 	}
 	cancel()
 	<-ended
