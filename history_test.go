@@ -33,8 +33,10 @@ type recorded struct {
 	Toks  int    `json:"toks"`
 	TTL   int64
 	For   int64
-	Err   string
-	Store *driver.Guarantees
+	// Sticky is for how long the Locker may keep the lease after an Unlock.
+	Sticky int64
+	Err    string
+	Store  *driver.Guarantees
 }
 
 // possible is a state that a lease may be in.
@@ -62,6 +64,7 @@ type terms struct {
 	closes  bool // its Locker closes
 	seen    bool // a caller has recorded what it does with the lease
 	keeps   bool // the store keeps a MinHold
+	sticky  bool // a lock has the option Sticky
 }
 
 // replayed is the replay of one lease.
@@ -86,6 +89,10 @@ func (r *replayed) variants() (all []facts) {
 			f := now
 			f.next, f.used, f.nextValid, f.storeKeeps = next, true, replayValid, r.keeps
 			all = append(all, f)
+			if r.sticky && !next {
+				f.sticky = replayLater
+				all = append(all, f)
+			}
 		}
 	}
 	return all
@@ -97,7 +104,7 @@ func (r *replayed) step(p possible, e event, to map[possible]bool) {
 		n := p
 		fx := n.s.apply(&e, &f)
 		n.did |= fx.do & atStore
-		n.opened = n.opened && fx.do&handOff == 0 || e.kind == opened
+		n.opened = n.opened && fx.do&(handOff|take) == 0 || e.kind == opened
 		// A renewal is always due, and the other times are one: the replay is about the order of events.
 		n.s.renewAt, n.s.since, n.s.handoffUntil, n.s.lossReported = 0, 0, 0, false
 		to[n] = true
@@ -163,6 +170,12 @@ func (r *replayed) hiddenFrom(p possible, to map[possible]bool) {
 	}
 	if r.closes {
 		kinds = append(kinds, event{kind: closed})
+	}
+	if r.sticky {
+		kinds = append(kinds, event{kind: recalled})
+	}
+	if p.s.phase == kept {
+		kinds = append(kinds, event{kind: taken, valid: replayValid})
 	}
 	for _, e := range kinds {
 		r.step(p, e, to)
@@ -249,6 +262,10 @@ func replay(events []recorded) (refused string, leases int) {
 		case e.K == "granted":
 			if r := byToken[lock{e.W, e.Name, e.Token}]; r != nil {
 				r.seen = true
+			}
+		case e.K == "unlock" && e.Sticky > 0:
+			if r := byToken[lock{e.W, e.Name, e.Token}]; r != nil {
+				r.sticky = true
 			}
 		}
 	}
@@ -340,17 +357,32 @@ func TestReplayRefusesForbiddenHistories(t *testing.T) {
 	if refused, _ := replay(whole); refused != "" {
 		t.Fatalf("refused:\n%s", refused)
 	}
+	unlock := func(token uint64) recorded {
+		e := e("unlock", token)
+		e.Sticky = 1
+		return e
+	}
+	again := []recorded{
+		e("request", 0), e("answer", 7), e("granted", 7), unlock(7), e("granted", 8), e("kept", 7), unlock(8), e("freed", 7), e("stop", 0),
+	}
+	if refused, _ := replay(again); refused != "" {
+		t.Fatalf("refused:\n%s", refused)
+	}
 	without := func(i int) []recorded { return slices.Delete(slices.Clone(whole), i, i+1) }
 	for name, events := range map[string][]recorded{
-		"a release without an Unlock":     without(4),
-		"a Locker that leaves a grant":    without(4)[:4:4],
-		"an undo of a used grant":         slices.Insert(slices.Clone(whole), 5, e("undo", 0)),
-		"a lock that is taken again":      slices.Insert(slices.Clone(whole), 5, e("granted", 7)),
-		"a second holder":                 slices.Insert(slices.Clone(whole), 5, e("granted", 8)),
-		"a use after an unknown outcome":  slices.Insert(slices.Clone(whole), 2, e("unknown", 0)),
-		"a token that was not reserved":   slices.Replace(slices.Clone(whole), 1, 3, e("answer", 7), e("granted", 9)),
-		"a confirmation without a grant":  {whole[0], e("kept", 7)},
-		"an undo of a request that waits": {whole[0], e("undo", 0)},
+		"a release without an Unlock":                                  without(4),
+		"a Locker that leaves a grant":                                 without(4)[:4:4],
+		"an undo of a used grant":                                      slices.Insert(slices.Clone(whole), 5, e("undo", 0)),
+		"a lock that is taken again":                                   slices.Insert(slices.Clone(whole), 5, e("granted", 7)),
+		"a second holder":                                              slices.Insert(slices.Clone(whole), 5, e("granted", 8)),
+		"a use after an unknown outcome":                               slices.Insert(slices.Clone(whole), 2, e("unknown", 0)),
+		"a token that was not reserved":                                slices.Replace(slices.Clone(whole), 1, 3, e("answer", 7), e("granted", 9)),
+		"a confirmation without a grant":                               {whole[0], e("kept", 7)},
+		"an undo of a request that waits":                              {whole[0], e("undo", 0)},
+		"a kept lock that is taken with its token":                     slices.Replace(slices.Clone(again), 4, 5, e("granted", 7)),
+		"a kept lock that is taken with a token that was not reserved": slices.Insert(slices.Clone(again), 6, unlock(8), e("granted", 9)),
+		"a kept lock that is released when it is taken":                slices.Insert(slices.Clone(again), 5, e("freed", 7)),
+		"a second holder of a kept lock":                               slices.Delete(slices.Clone(again), 3, 4),
 	} {
 		if name == "a Locker that leaves a grant" {
 			events = append(events, e("stop", 0))

@@ -531,7 +531,7 @@ func (s *leaseState) finish(f *facts, unused bool) effects {
 		return effects{do: linger, keep: rest} // mutation: linger
 	case s.canKeep(f):
 		s.phase = kept
-		return effects{do: linger | reportRelease, keep: f.sticky}
+		return effects{do: linger | reportRelease, keep: f.sticky} // mutation: kept-time
 	}
 	s.phase = releasing
 	return effects{do: release, keep: rest, within: s.left(f)} // mutation: release-keep

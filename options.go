@@ -115,9 +115,9 @@ func MaxHold(d time.Duration) LockOption {
 //     process, not for many thousands. On SQL session recipes each kept name has a connection. If a
 //     request of this Locker waits for one, the Locker keeps nothing.
 //   - The user of the store needs the right to inspect. Without it nothing is kept. If the processes use several users
-//     of a database, each also has to see the waiters of the others, or nothing recalls the lock before d is over: PROCESS
-//     on MySQL and MariaDB, pg_read_all_stats for Pessimistic on PostgreSQL. While the store cannot be read, a
-//     lock is kept for at most d after the first failure.
+//     of a database, each also has to see the waiters of the others: PROCESS on MySQL and MariaDB, pg_read_all_stats for
+//     Pessimistic on PostgreSQL. Otherwise they recall nothing, and wait until the lock was not used for d, or until the
+//     grant has served its locks. While the store cannot be read, a lock is kept for at most d after the first failure.
 //
 // Given to [Defaults], Sticky concerns all locks of the Locker, also those of packages that use it; Sticky(0) excepts one.
 // The error matches ErrInvalid with Shared, with Limit above 1 or with a d out of its limits, and ErrUnsupported if the

@@ -41,7 +41,7 @@ func (l *Locker) keep(x *lease, d time.Duration) {
 func (l *Locker) watchKept(ctx context.Context, x *lease, d time.Duration) {
 	recall := func() { _, _ = l.apply(x, &event{kind: recalled}) }
 	err := l.awaitWaiter(ctx, x.req.Name, d, func(w driver.Waiter) bool {
-		if strings.HasPrefix(w.ID, l.idPrefix) {
+		if strings.HasPrefix(w.ID, l.idPrefix) { // mutation: kept-watch
 			return false
 		}
 		recall()

@@ -28,6 +28,8 @@ const (
 	// confirm.
 	pathReserved    = "reserved"
 	pathProvisional = "provisional"
+	// pathSticky: a lock that took what its Locker had kept, without a request.
+	pathSticky = "sticky"
 )
 
 // crowd is more than the number of requests that a client of a store sends one by one.
@@ -93,6 +95,13 @@ func (c *collected) countPaths(r *Report, events []Event) {
 		}
 		if events[i].Tokens > 1 {
 			count(pathReserved, events[i].T)
+		}
+	}
+	for _, h := range c.names {
+		for _, s := range h.sections {
+			if s.takesKept() {
+				count(pathSticky, s.granted)
+			}
 		}
 	}
 	r.Stats.Seconds = int(time.Duration(cmp.Or(c.drain, c.last)-c.start).Round(time.Second) / time.Second)

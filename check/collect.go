@@ -29,7 +29,8 @@ type section struct {
 	lost               int64
 	closing, killed    int64
 	failed, stuck      int64
-	keep               int64 // the MinHold, as recorded with the unlock
+	keep, sticky       int64    // the MinHold and the time of Sticky, as recorded with the unlock
+	grant              *request // see setHolds
 	cause, err         string
 	events             []*Event // those that a reader of a violation needs
 }
@@ -81,13 +82,15 @@ type request struct {
 	token                uint64
 	err                  string
 	wait                 bool
-	repeats              bool     // a repetition of a request that was busy
-	next                 *request // the next repetition
-	freed                int64    // when the store had confirmed the release, and a MinHold has passed
-	left                 int64    // when the first release that leaves the grant standing was sent
-	unsure               int64    // the latest deadline of a renewal or release whose answer was lost
-	unanswered           int64    // the longest time without an answer to a release that leaves the grant standing
-	until                int64    // see setEnds
+	repeats              bool       // a repetition of a request that was busy
+	next                 *request   // the next repetition
+	freed                int64      // when the store had confirmed the release, and a MinHold has passed
+	left                 int64      // when the first release that leaves the grant standing was sent
+	unsure               int64      // the latest deadline of a renewal or release whose answer was lost
+	unanswered           int64      // the longest time without an answer to a release that leaves the grant standing
+	until                int64      // see setEnds
+	tokens               int        // the number of its tokens, 0 for one
+	holds                []*section // see setHolds
 }
 
 // work is one update of a register, or an attempt.
@@ -194,13 +197,14 @@ func (c *collected) history(name string) *nameHistory {
 	return h
 }
 
-// finish sets granted and deadlines.
+// finish sets granted and deadlines, and the holds of each grant.
 func (h *nameHistory) finish() {
 	h.granted = slices.DeleteFunc(slices.Clone(h.requests), func(q *request) bool { return q.token == 0 })
 	slices.SortFunc(h.granted, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
 	for _, b := range h.bounds {
 		h.deadlines[b.token] = max(h.deadlines[b.token], min(b.at+b.ttl, forever))
 	}
+	h.setHolds()
 }
 
 type opKey struct {
@@ -451,7 +455,7 @@ func (s *section) add(e *Event) {
 			s.events = append(s.events, e)
 		}
 	case kindUnlock:
-		s.unlock, s.keep = e.T, e.For
+		s.unlock, s.keep, s.sticky = e.T, e.For, e.Sticky
 	case kindUnlocked:
 		s.unlocked = e.T
 		s.err = e.Err
@@ -472,7 +476,7 @@ func (q *request) add(e *Event) {
 	case kindPlaced:
 		q.placed = e.T
 	case kindAnswer:
-		q.answer, q.token, q.err = e.T, e.Token, e.Err
+		q.answer, q.token, q.tokens, q.err = e.T, e.Token, e.Tokens, e.Err
 	case kindUnknown:
 		q.unknown = e.T
 	case kindUndo:

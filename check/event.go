@@ -140,6 +140,8 @@ type Event struct {
 	// MinHold of the lock, and what is left of it. Both are in nanoseconds.
 	TTL int64 `json:"ttl,omitempty"`
 	For int64 `json:"for,omitempty"`
+	// Sticky is, in kindUnlock, for how long the Locker may keep the grant, in nanoseconds.
+	Sticky int64 `json:"sticky,omitempty"`
 	// Wait reports whether the lock or the request waits in the queue.
 	Wait bool `json:"wait,omitempty"`
 	// Repeated reports whether the core repeats a request that was busy.

@@ -162,7 +162,7 @@ func (c *collected) takenEarly(a, b *section) bool {
 		if d.from > b.granted {
 			break
 		}
-		if d.early && d.on(a.name) && a.requested <= d.lastTaken() && a.end() <= c.latestNotice(d, a.worker) {
+		if d.early && d.on(a.name) && a.since() <= d.lastTaken() && a.end() <= c.latestNotice(d, a.worker) {
 			return true
 		}
 	}

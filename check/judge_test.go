@@ -351,6 +351,57 @@ func kept(limit int, after int64, between func(*story)) func(*story) {
 	}
 }
 
+// keep records an Unlock after which the Locker may keep the grant for that time.
+func (l *lock) keep(sticky int64) *lock {
+	return l.event(kindUnlock, Event{Sticky: sticky}).event(kindUnlocked, Event{})
+}
+
+// take records that a lock of the same worker takes the kept grant.
+func (l *lock) take() *lock {
+	l.s.ops[l.w]++
+	l.op, l.token = l.s.ops[l.w], l.token+1
+	l.s.token[l.n] = max(l.s.token[l.n], l.token)
+	l.s.add(Event{K: kindLock, W: l.w, Name: l.n, Op: l.op, Limit: l.limit, Wait: true})
+	l.s.add(Event{K: kindGranted, W: l.w, Name: l.n, Op: l.op, Token: l.token, Limit: l.limit, Until: l.s.t + 1000*ms})
+	return l
+}
+
+// sticky returns a story in which w1 gets a grant with 65 tokens for 60 s, and keeps it after the Unlock for the time sticky.
+func sticky(sticky int64, then func(s *story, a *lock)) func(*story) {
+	return func(s *story) {
+		a := s.request("w1", "a", 1)
+		s.add(Event{K: kindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, Tokens: 65, TTL: 60000 * ms})
+		a.token = 1
+		s.token["a"] = 65
+		a.event(kindGranted, Event{Limit: 1, Until: s.t + 50000*ms})
+		a.keep(sticky)
+		then(s, a)
+	}
+}
+
+// recalled returns what follows in such a story: w2 waits, and w1 releases the grant after that time.
+func recalled(after int64, between func(s *story, a *lock)) func(*story, *lock) {
+	return func(s *story, a *lock) {
+		q := s.request("w2", "a", 1).placed()
+		end := s.t + after
+		if between != nil {
+			between(s, a)
+		}
+		s.t = end
+		s.add(Event{K: kindFreed, W: "w1", Name: "a", ID: a.id, Token: 1})
+		q.granted().unlock()
+	}
+}
+
+// again takes the kept grant and keeps it, every 100 ms for the given time.
+func again(during int64) func(*story, *lock) {
+	return func(s *story, a *lock) {
+		for end := s.t + during; s.t < end; s.t += 100 * ms {
+			a.take().keep(60000 * ms)
+		}
+	}
+}
+
 func (l *lock) unlock() *lock {
 	l.event(kindUnlock, Event{})
 	l.s.add(Event{K: kindFreed, W: l.w, Name: l.n, ID: l.id, Token: l.token})
@@ -648,6 +699,36 @@ func TestSoundHistoriesPass(t *testing.T) {
 			s.t += 1000 * ms
 			s.request("w2", "a", 1).grantedWith(6, s.t+1000*ms).unlock()
 		},
+		"a waiter that recalls a kept lock":                          sticky(60000*ms, recalled(4500*ms, nil)),
+		"a waiter that recalls a kept lock which is used until then": sticky(60000*ms, recalled(4500*ms, again(900*ms))),
+		"a waiter behind a kept lock that is held for long again": sticky(60000*ms, recalled(9000*ms, func(s *story, a *lock) {
+			a.take()
+			s.t += 8000 * ms
+			a.keep(60000 * ms)
+		})),
+		"a waiter behind the kept lock of a killed worker": sticky(60000*ms, func(s *story, _ *lock) {
+			s.add(Event{K: kindKill, W: "w1"})
+			q := s.request("w2", "a", 1).placed()
+			s.t += 58000 * ms
+			q.granted().unlock()
+		}),
+		"a waiter behind a kept lock whose worker is cut off": sticky(60000*ms, recalled(12000*ms, func(s *story, _ *lock) {
+			s.add(Event{K: kindFault, Fault: faultCut, W: "w1"})
+			s.t += 3000 * ms
+			s.add(Event{K: kindHealed, Fault: faultCut, W: "w1"})
+		})),
+		"refused beside a kept lock": sticky(8000*ms, func(s *story, a *lock) {
+			s.t += 9000 * ms
+			s.try("w3", "a", 1)
+			s.add(Event{K: kindFreed, W: "w1", Name: "a", ID: a.id, Token: 1})
+		}),
+		"a kept lock that is taken after a break, before its worker notices": sticky(60000*ms, func(s *story, a *lock) {
+			s.add(Event{K: kindFault, Fault: faultBreak, Name: "a", Early: true})
+			s.add(Event{K: kindHealed, Fault: faultBreak, Name: "a"})
+			b := s.request("w2", "a", 1).grantedWith(66, s.t+1000*ms)
+			a.take().event(kindLost, Event{Cause: "taken"}).unlock()
+			b.unlock()
+		}),
 		"taken away by a rewind, with a smaller token": func(s *story) {
 			a := s.request("w1", "a", 1).grantedWith(5, s.t+1000*ms)
 			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
@@ -917,6 +998,37 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 5000 * ms
 			q.granted().unlock()
 		}},
+		{"a kept lock is not recalled", RuleLate, "kept after its Unlock", sticky(60000*ms, recalled(6000*ms, nil))},
+		{"a kept lock is taken again and again beside a waiter", RuleLate, "kept after its Unlock", sticky(60000*ms, recalled(6000*ms, again(5500*ms)))},
+		{"a kept lock is not recalled long after its worker was cut off", RuleLate, "kept after its Unlock", sticky(60000*ms, recalled(18000*ms, func(s *story, _ *lock) {
+			s.add(Event{K: kindFault, Fault: faultCut, W: "w1"})
+			s.t += 3000 * ms
+			s.add(Event{K: kindHealed, Fault: faultCut, W: "w1"})
+		}))},
+		{"the kept lock of a killed worker stands for longer than its TTL", RuleLate, "which was free", sticky(60000*ms, func(s *story, _ *lock) {
+			s.add(Event{K: kindKill, W: "w1"})
+			q := s.request("w2", "a", 1).placed()
+			s.t += 64000 * ms
+			q.granted().unlock()
+		})},
+		{"refused beside a lock that is kept for too long", RuleLate, "kept after its Unlock", sticky(8000*ms, func(s *story, a *lock) {
+			s.t += 11000 * ms
+			s.try("w3", "a", 1)
+			s.add(Event{K: kindFreed, W: "w1", Name: "a", ID: a.id, Token: 1})
+		})},
+		{"a kept lock is taken beside the next holder", RuleExclusion, "held by 2", sticky(60000*ms, func(s *story, a *lock) {
+			b := s.request("w2", "a", 1).grantedWith(66, s.t+1000*ms)
+			a.take().unlock()
+			b.unlock()
+		})},
+		{"a kept lock is taken long after a break", RuleExclusion, "held by 2", sticky(60000*ms, func(s *story, a *lock) {
+			s.add(Event{K: kindFault, Fault: faultBreak, Name: "a", Early: true})
+			s.add(Event{K: kindHealed, Fault: faultBreak, Name: "a"})
+			s.t += 3000 * ms
+			b := s.request("w2", "a", 1).grantedWith(66, s.t+1000*ms)
+			a.take().unlock()
+			b.unlock()
+		})},
 		{"every handoff takes as long as a poll", RuleWaiting, "waiters are not woken", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			for range 9 {

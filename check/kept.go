@@ -42,7 +42,7 @@ func (c *collected) stands(h *nameHistory) (all []stand) {
 		if !c.guarantees.Linger {
 			until = min(until, s.until)
 		}
-		all = append(all, stand{grantOf(s), s.limit, s.worker, s.requested, s.unlock, until, s.story()})
+		all = append(all, stand{grantOf(s), s.limit, s.worker, s.since(), s.unlock, until, s.story()})
 	}
 	sent := map[string]*request{}
 	for _, q := range h.requests {

@@ -148,30 +148,37 @@ func (c *collected) judgeLate(r *Report, h *nameHistory) (took []time.Duration) 
 		switch {
 		case q.answer == 0:
 		case q.wait && q.placed != 0 && q.answer-q.placed > c.longestWait():
-			since, certain := c.freeSince(h, q, q.placed)
+			since, keeper, certain := c.freeSince(h, q, q.placed)
 			since += c.deadWaiters(h, q) * int64(fairWait)
 			if d := time.Duration(q.answer - since); certain && int64(d) > c.longestWait() {
-				r.add(Violation{Rule: RuleLate, Name: h.name, Excerpt: append(h.before(q, since), q.story()...),
-					Text: fmt.Sprintf("%s waited %s for %q, which was free", q.worker, d.Round(time.Millisecond), h.name)})
+				r.add(Violation{Rule: RuleLate, Name: h.name, Excerpt: append(h.before(q, since, keeper), q.story()...),
+					Text: fmt.Sprintf("%s waited %s for %q, which was free%s", q.worker, d.Round(time.Millisecond), h.name, keeper.words())})
 			}
 		case !q.wait && q.err == driver.CodeBusy.String():
 			r.Stats.Refusals++
 			from := q.sent - c.longestExpiry()
-			since, certain := c.freeSince(h, q, from)
+			since, keeper, certain := c.freeSince(h, q, from)
 			// The wait of a dead waiter may begin with the request itself.
 			if certain && since <= from && !h.awaited(q, from) && c.deadWaiters(h, q) == 0 {
-				r.add(Violation{Rule: RuleLate, Name: h.name, Excerpt: append(h.before(q, from), q.story()...),
-					Text: fmt.Sprintf("%s was refused %q, which had been free for more than %s", q.worker, h.name, time.Duration(c.longestExpiry()))})
+				r.add(Violation{Rule: RuleLate, Name: h.name, Excerpt: append(h.before(q, from, keeper), q.story()...),
+					Text: fmt.Sprintf("%s was refused %q, which had been free for more than %s%s", q.worker, h.name, time.Duration(c.longestExpiry()), keeper.words())})
 			}
 		}
 	}
 	return c.handoffs(h)
 }
 
+// other is a request that may have kept another one out until that moment.
+type other struct {
+	*request
+	until int64
+}
+
 // freeSince returns the moment since which the store had a place for q, at the earliest from. It is
-// not certain if other waiters with another limit may have been before q.
-func (c *collected) freeSince(h *nameHistory, q *request, from int64) (since int64, certain bool) {
-	var others []*request
+// not certain if other waiters with another limit may have been before q. keeper, if not nil, is the last grant that should
+// have been released then, although the store had it for longer.
+func (c *collected) freeSince(h *nameHistory, q *request, from int64) (since int64, keeper *request, certain bool) {
+	var others []other
 	mixed := false
 	for _, u := range h.requests {
 		if u.sent >= q.answer {
@@ -184,9 +191,15 @@ func (c *collected) freeSince(h *nameHistory, q *request, from int64) (since int
 			mixed = mixed || u.wait && u.limit != q.limit
 			continue
 		}
-		others = append(others, u)
+		until := c.keptUntil(h, u, q)
+		if until < u.until && (keeper == nil || u.until > keeper.until) {
+			keeper = u
+		}
+		if until > from {
+			others = append(others, other{u, until})
+		}
 	}
-	slices.SortFunc(others, func(a, b *request) int { return cmp.Compare(b.until, a.until) })
+	slices.SortFunc(others, func(a, b other) int { return cmp.Compare(b.until, a.until) })
 	since, least := from, q.limit
 	for i, u := range others {
 		apart := u.limit != q.limit && !c.guarantees.Mixed
@@ -197,7 +210,7 @@ func (c *collected) freeSince(h *nameHistory, q *request, from int64) (since int
 		}
 	}
 	if len(others) > 0 && mixed {
-		return since, false
+		return since, keeper, false
 	}
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
@@ -208,7 +221,7 @@ func (c *collected) freeSince(h *nameHistory, q *request, from int64) (since int
 			}
 		}
 	}
-	return max(since, c.prepared(h, q)), true
+	return max(since, c.prepared(h, q)), keeper, true
 }
 
 // prepared returns when the latest grant before the answer of q was made that the store had to prepare the name
@@ -273,8 +286,11 @@ func (h *nameHistory) awaited(q *request, from int64) bool {
 	})
 }
 
-// before returns the events of the request that had the position of q last.
-func (h *nameHistory) before(q *request, since int64) []Event {
+// before returns the events of the request that had the position of q last, or of its keeper.
+func (h *nameHistory) before(q *request, since int64, keeper *request) []Event {
+	if keeper != nil {
+		return append(keeper.story(), keeper.holds[len(keeper.holds)-1].story()...)
+	}
 	var last *request
 	for _, u := range h.requests {
 		if u != q && u.token != 0 && u.until <= since && (last == nil || u.until > last.until) {

@@ -117,8 +117,9 @@ func (c *collected) setAsked(h *nameHistory, all []*section) {
 	for _, s := range all {
 		s.asked = s.requested
 		i := sort.Search(len(h.granted), func(i int) bool { return h.granted[i].token > s.token }) - 1
+		later := s.grant != nil && s.token > s.grant.token // it may have begun before its Locker noticed the end of the grant
 		if i >= 0 && h.granted[i].worker == s.worker && slices.ContainsFunc(c.disturbances, func(d disturbance) bool {
-			return d.early && d.loses && d.from <= s.granted && s.requested <= d.to+c.notice()
+			return d.early && (d.loses || later && d.on(h.name)) && d.from <= s.granted && s.requested <= d.to+c.notice()
 		}) {
 			s.asked = min(s.asked, h.granted[i].sent)
 		}
@@ -153,7 +154,7 @@ func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine
 	// If a fault may have taken the grant away, the grant may have ended at any time since
 	// the fault began.
 	for j := range c.disturbances {
-		if d := &c.disturbances[j]; d.early && d.on(s.name) && s.requested <= d.to && d.from <= end {
+		if d := &c.disturbances[j]; d.early && d.on(s.name) && s.since() <= d.to && d.from <= end {
 			call = max(s.asked, min(call, d.from))
 		}
 	}

@@ -71,6 +71,13 @@ var mutations = []mutation{
 	}, kept, nil, 0, 0},
 	{"core: a reserved token is used twice", "memory", plant.Plants{"handoff-token": with("handoffs)", "handoffs) / 2")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
 
+	{"core: nothing recalls a kept lock", "memory", plant.Plants{"kept-watch": with("l.idPrefix", `""`)}, late, []string{}, 0, 0},
+	{"core: Close does not release a kept lock", "memory", plant.Plants{"closed-kept": with(" | releaseLater", "")}, leftovers, []string{"close"}, 0, 0},
+	{"core: a kept lock is taken with the token before", "memory", plant.Plants{
+		"taken": is("s.valid, s.since, s.keep = e.valid, f.now, 0"),
+	}, []check.Rule{check.RuleTokens}, []string{}, 0, 0},
+	{"sticky: a lock is kept for too long", "memory", plant.Plants{"kept-time": with("f.sticky", "100*f.sticky")}, late, []string{}, 0, 0},
+
 	{"every: replicas count the slots on their own", "memory", plant.Plants{"every-slot": with("e.index", "int(time.Now().UnixNano()/1000+int64(e.index))")}, every, nil, 0, 0},
 	{"every: the marker of a served tick ends at once", "memory", plant.Plants{"every-marker": with("t.settled()", "t.at")}, every, []string{"close"}, 0, 0},
 	{"every: the marker of a served tick hides later ticks", "memory", plant.Plants{

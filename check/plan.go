@@ -28,6 +28,8 @@ type plannedLock struct {
 	// Hold is the time for which the worker holds the lock. MinHold is the time for which the
 	// lock must stand, even if it is unlocked earlier.
 	Hold, MinHold time.Duration
+	// Sticky is for how long the Locker may keep the lock after its Unlock.
+	Sticky time.Duration
 	// IgnoresContext is set for work that does not check its context before it writes, as in many
 	// real programs.
 	// Fencing tokens protect the data against such writes.
@@ -55,6 +57,7 @@ type Fault struct {
 const (
 	streamFaults = iota + 1
 	streamSteps
+	streamSticky
 )
 
 // The goroutines of a worker beside those that planLocks plans, counted from Config.Lanes.
@@ -65,6 +68,7 @@ const (
 	onceLane
 	valueLane
 	burstLane
+	stickyLane
 )
 
 // source returns the random numbers of a stream in a round.

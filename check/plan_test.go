@@ -162,6 +162,47 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 	}
 }
 
+// TestStickyPlanDrawsWhatItDescribes requires that a worker mostly locks the name that is its own, and that each kind of work
+// occurs among 1,000 locks.
+func TestStickyPlanDrawsWhatItDescribes(t *testing.T) {
+	c := Config{Local: "memory"}
+	must.Succeed(t, c.complete())
+	var all []plannedLock
+	for s := range c.planSticky(0, 2, 1, &driver.Guarantees{MaxTTL: time.Hour, Shared: true}) {
+		if all = append(all, s); len(all) == 1000 {
+			break
+		}
+	}
+	own := func(s plannedLock) bool { return s.Names[0] == "sticky-2" }
+	count := func(is func(plannedLock) bool) (n int) {
+		for _, s := range all {
+			if is(s) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(own); n < 700 || n > 950 {
+		t.Errorf("%d of 1000 locks have the worker's own name", n)
+	}
+	for what, is := range map[string]func(plannedLock) bool{
+		"is kept for a short time":         func(s plannedLock) bool { return s.Sticky > 0 && s.Sticky < DefaultTTL },
+		"is kept for longer than a round":  func(s plannedLock) bool { return s.Sticky > 30*time.Second },
+		"is not kept":                      func(s plannedLock) bool { return s.Sticky == 0 },
+		"follows longer than the TTL":      func(s plannedLock) bool { return own(s) && s.Delay > 2*DefaultTTL },
+		"tries the own name":               func(s plannedLock) bool { return own(s) && s.Try },
+		"tries the name of another worker": func(s plannedLock) bool { return !own(s) && s.Try },
+		"waits for another worker":         func(s plannedLock) bool { return !own(s) && !s.Try },
+		"has another TTL":                  func(s plannedLock) bool { return s.TTL > DefaultTTL },
+		"is shared":                        func(s plannedLock) bool { return s.Limit == driver.Unlimited },
+		"has a MinHold":                    func(s plannedLock) bool { return s.MinHold > 0 && s.Sticky > 0 },
+	} {
+		if count(is) == 0 {
+			t.Errorf("no lock %s", what)
+		}
+	}
+}
+
 // TestStoreRestsInEachRound requires that a round of ten seconds or more has parts of five seconds without
 // a fault of the store, in which faults of workers continue.
 func TestStoreRestsInEachRound(t *testing.T) {

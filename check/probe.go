@@ -105,6 +105,15 @@ func (p *probe) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	return p.Store.(driver.Inspector).List(ctx, prefix) // no Locker of a worker lists names
 }
 
+// Watch notifies the core of changes if the store does. The core then reads the state through the link.
+func (p *probe) Watch(ctx context.Context, name string, changed func()) error {
+	w, ok := p.Store.(driver.Watcher)
+	if !ok {
+		return driver.Errorf(driver.CodeUnsupported, "the store does not notify of changes")
+	}
+	return w.Watch(ctx, name, changed)
+}
+
 func (p *probe) Break(ctx context.Context, name string, token uint64) error {
 	b, ok := p.Store.(driver.Breaker)
 	if !ok {

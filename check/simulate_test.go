@@ -200,8 +200,8 @@ func TestSimulationKeepsEveryRule(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("%d seeds: %d grants, %d renewals, %d losses, %d failures, %d MinHolds, %v", seeds.Load(),
-		stats.Grants, stats.Renewals, stats.Losses, stats.Failures, stats.Kept, stats.Faults)
+	t.Logf("%d seeds: %d grants, %d renewals, %d losses, %d failures, %d MinHolds, %v, %s", seeds.Load(),
+		stats.Grants, stats.Renewals, stats.Losses, stats.Failures, stats.Kept, stats.Faults, stats.pathWords())
 	if stats.Grants == 0 {
 		t.Error("no lock was granted")
 	}

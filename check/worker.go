@@ -94,8 +94,16 @@ func (w *worker) start(ctx context.Context) error {
 	}
 	w.guarantees = g
 	w.log.Add(Event{K: kindStart})
+	sticky := keeps(&g) && w.gateway == nil
 	for lane := range w.cfg.Lanes {
-		w.lanes.Go(func() { w.takeAll(w.cfg.planLocks(w.round, w.index, w.life, lane, &g)) })
+		plan := w.cfg.planLocks(w.round, w.index, w.life, lane, &g)
+		if sticky && !sparse(w.round) {
+			plan = w.cfg.sometimesSticky(plan, w.round, w.index, w.life, lane)
+		}
+		w.lanes.Go(func() { w.takeAll(plan) })
+	}
+	if sticky {
+		w.lanes.Go(func() { w.takeAll(w.cfg.planSticky(w.round, w.index, w.life, &g)) })
 	}
 	w.lanes.Go(func() { w.takeAll(w.cfg.planKept(w.round, w.index, w.life)) })
 	if g.Semaphore {
@@ -359,6 +367,9 @@ func (s *plannedLock) request(ctx context.Context, l *holdfast.Locker) (*holdfas
 	if s.MinHold > 0 {
 		options = append(options, holdfast.MinHold(s.MinHold))
 	}
+	if s.Sticky > 0 {
+		options = append(options, holdfast.Sticky(s.Sticky))
+	}
 	switch {
 	case s.Try:
 		return l.TryLock(ctx, s.Names[0], options...)
@@ -423,7 +434,7 @@ func (w *worker) take(s plannedLock) {
 	if k.Context().Err() != nil {
 		t.recordLoss()
 	}
-	t.record(Event{K: kindUnlock, For: int64(t.MinHold)})
+	t.record(Event{K: kindUnlock, For: int64(t.MinHold), Sticky: int64(t.Sticky)})
 	err = k.Unlock()
 	t.record(Event{K: kindUnlocked, Err: short(err)})
 	w.mu.Lock()

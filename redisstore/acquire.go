@@ -71,6 +71,7 @@ type attempt struct {
 	refreshed bool          // the queue entry was refreshed once before Queued
 	notified  bool          // Queued was called
 	holders   []driver.Holder
+	recalled  string    // the ID of the last grant whose client was notified: see recall
 	old       *oldGrant // released by the next call, or nil
 
 	// secret and calls make the tag of each call, "" if the request may not start before it

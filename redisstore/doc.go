@@ -218,6 +218,10 @@
 // removed it. Otherwise it queues again, behind the others. If the server loses its data, waiters
 // make new entries, in any order.
 //
+// The first waiter of a name sends a message, too: to the holder's client, if that has reserved tokens and the time for
+// handoffs is over. This client may keep a lock that it does not use, and its watch of the name then reads the state at
+// once. Without a message a watch reads it ten times a second.
+//
 // In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
 // the other nodes about 1 us a message. But with it a script may publish only to channels of
 // its own hash slot. A client would need up to 4096 subscriptions, and would have to renew

@@ -64,7 +64,7 @@ func (s *store) subscribe() {
 
 // receive handles a message. Any client with the right to publish can send one, so a message only
 // makes this client ask the server earlier. The message is a letter and the ID of a request. With the letter g,
-// a space and the text for entry.start may follow the ID.
+// a space and the text for entry.start may follow the ID. With the letter r, a name follows.
 func (s *store) receive(message string) {
 	if len(message) < 2 {
 		return
@@ -75,6 +75,12 @@ func (s *store) receive(message string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if message[0] == 'r' { // a client waits for the name
+		for _, w := range s.watches[message[1:]] {
+			w.changed()
+		}
+		return
+	}
 	e := s.entries[id]
 	if e == nil {
 		return

@@ -140,6 +140,9 @@ func (a *attempt) queuedReply(ctx context.Context, rep server.Reply, sentAt int6
 	subscribed, missed := s.enqueue(e, seq, sentAt)
 	if len(rep.Values) > len(n) {
 		a.holders = s.holders(rep.Values[len(n):], s.srv.Clock.Now())
+		if ahead == 0 {
+			a.recall(rep.Values[len(n):])
+		}
 	}
 	if !a.notified {
 		if missed && !a.refreshed {

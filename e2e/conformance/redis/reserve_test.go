@@ -1,7 +1,11 @@
 package redis
 
 import (
+	"context"
 	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/redisstore"
@@ -83,4 +87,50 @@ func TestReservedTokensWithoutTheCounter(t *testing.T) {
 	} else {
 		release(t, a, g)
 	}
+}
+
+// TestWaiterNotifiesAHolderThatMayKeep: the first waiter behind a grant with reserved tokens that is older than a handoff sends
+// its holder's client the name. The watch of that client then reports a change without a poll that has found one.
+func TestWaiterNotifiesAHolderThatMayKeep(t *testing.T) {
+	r := common(t)
+	holder, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	raw := goredis.NewClient(&goredis.Options{Addr: r.Address()})
+	defer raw.Close()
+	messages := raw.PSubscribe(t.Context(), "holdfast:wake:*")
+	defer messages.Close()
+	_, err := messages.Receive(t.Context())
+	check(t, err)
+	q := request(t.Name(), driver.Exclusive, long)
+	q.Tokens = 65
+	g := must(t, holder, q)
+	for g.Tokens == 1 { // the bucket had no counter
+		release(t, holder, g)
+		q = request(t.Name(), driver.Exclusive, long)
+		q.Tokens = 65
+		g = must(t, holder, q)
+	}
+	time.Sleep(2 * driver.HandoffTime) // the time for handoffs is over
+	w := queue(t, other, request(t.Name(), driver.Exclusive, long))
+	wait, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	var got *goredis.Message
+	for got == nil || got.Payload != "r"+t.Name() {
+		got, err = messages.ReceiveMessage(wait)
+		check(t, err)
+	}
+
+	changed, ended := make(chan struct{}, 100), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- holder.Watch(ctx, t.Name(), func() { changed <- struct{}{} }) }()
+	<-changed
+	check(t, raw.Publish(t.Context(), got.Channel, got.Payload).Err()) // nothing has changed
+	select {
+	case <-changed:
+	case <-time.After(testTimeout):
+		t.Error("the watch reports nothing after the message")
+	}
+	cancel()
+	<-ended
+	release(t, holder, g)
+	release(t, other, w.Granted())
 }
