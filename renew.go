@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -179,17 +180,30 @@ func (l *Locker) renew(leases []*lease, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	answers := l.store.Renew(ctx, grants)
 	cancel()
+	part := rand.Float64()
 	for i, x := range leases {
 		a := driver.Renewal{Err: context.DeadlineExceeded}
 		if i < len(answers) {
 			a = answers[i]
 		}
-		l.renewed(x, a)
+		l.renewed(x, a, part)
 	}
 }
 
-// renewed applies the answer to one renewal.
-func (l *Locker) renewed(x *lease, a driver.Renewal) {
+// renewEarly returns how much earlier than usual a renewal is due that is moved out of step: a part, from 0 to 1, of
+// the time between two renewals, without the twentieth of the TTL that passes in any case.
+func renewEarly(ttl time.Duration, part float64) time.Duration {
+	return time.Duration(part * float64(ttl/3-ttl/20))
+}
+
+// renewAgain returns the delay after a renewal that failed. It is random, but does not grow.
+func renewAgain(ttl time.Duration) time.Duration {
+	b := backoff.Backoff{First: ttl / 20, Max: time.Second}
+	return b.Next()
+}
+
+// renewed applies the answer to one renewal. part is the random number of its call.
+func (l *Locker) renewed(x *lease, a driver.Renewal, part float64) {
 	var o outcome
 	e := event{kind: renewed}
 	switch {
@@ -202,14 +216,15 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 	l.mu.Lock()
 	switch {
 	case e.kind == renewalFailed:
-		// Each failure starts a new Backoff, so that the delay is random but does not grow.
-		b := backoff.Backoff{First: x.state.ttl / 20, Max: time.Second}
-		e.keep = b.Next()
+		e.keep = renewAgain(x.state.ttl)
 	case e.kind == renewed && x.state.alive():
 		g := x.standing.grant
 		g.SentAt, g.TTL, g.Provisional = a.SentAt, a.TTL, false // mutation: renewed
 		x.standing = &standing{grant: g}
 		e = x.validity(renewed)
+		if a.TTL != driver.Forever {
+			e.early = renewEarly(a.TTL, part)
+		}
 	}
 	l.step(x, &e, &o)
 	l.mu.Unlock()
