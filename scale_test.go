@@ -26,6 +26,7 @@ import (
 
 var (
 	scaleClients = flag.Int("scale", 0, "simulate this number of clients of each server, and print what the server gets")
+	scaleOutage  = flag.Duration("outage", 15*time.Second, "for how long the simulated server is away")
 	scaleGroup   = flag.Int("group", 1, "of so many simulated clients one holds a lock, and the others wait for it")
 )
 
@@ -36,6 +37,7 @@ const (
 	checkStep
 	waitStep
 	connectStep
+	upkeepStep
 	scaleSteps
 )
 
@@ -43,11 +45,14 @@ const (
 type scaleStore struct {
 	name string
 	// requests are those of a step. A request has that many bytes in both directions, and keeps the server busy for that
-	// long, and a step connectStep for connect.
+	// long. A new connection keeps it busy for longer by connect.
 	requests      [scaleSteps]float64
 	bytes         float64
 	busy, connect time.Duration
-	// A client checks its grant at an interval, unless it was proven for less than provenFor.
+	// shard is how many clients one server gets: more of them lose locks if it is away for 15 s.
+	shard int
+	// A client checks its grant at an interval, unless it was proven for less than provenFor. At that interval the
+	// upkeep of a client is due: what it asks the server about itself, and keeps a connection open.
 	check, provenFor time.Duration
 	// refresh returns the delay until the next request of a waiter, and repeat that after failed ones.
 	refresh func() time.Duration
@@ -122,7 +127,7 @@ func (w *scaleWorld) call(c *scaleClient, step scaleStep) (answered time.Duratio
 		n := w.store.requests[step]
 		busy := time.Duration(n * float64(w.store.busy))
 		if step == connectStep {
-			busy = w.store.connect
+			busy += w.store.connect
 		}
 		w.requests[step][second] += n
 		w.busy[second] += busy
@@ -148,6 +153,7 @@ func simulateScale(s scaleStore, clients, group int, began, down, outage, end ti
 	for i := range int32(clients) {
 		c := &w.clients[i]
 		first := rand.N(began)
+		w.at(first+s.check, i, checkStep, false)
 		if !s.quiet || int(i)%group != 0 {
 			w.at(w.down+c.subscribeAgain(&s), i, connectStep, false)
 		}
@@ -159,7 +165,6 @@ func simulateScale(s scaleStore, clients, group int, began, down, outage, end ti
 		c.lease.apply(&event{kind: granted, sent: first, ttl: scaleTTL, valid: scaleTTL * 9 / 10}, &facts{now: first})
 		c.lease.apply(&event{kind: opened}, &facts{now: first})
 		w.at(c.lease.due(c.facts(first)), i, renewStep, false)
-		w.at(first+s.check, i, checkStep, false)
 	}
 	for ; w.now < end; w.now += scaleSlot {
 		n := w.now / scaleSlot % time.Duration(len(w.slots))
@@ -189,10 +194,14 @@ func (w *scaleWorld) step(c *scaleClient, e scaleEvent) {
 	case renewStep:
 		w.renewal(c, e)
 	case checkStep:
+		next := w.now + w.store.check
+		if w.store.requests[upkeepStep] > 0 {
+			w.call(c, upkeepStep)
+		}
 		if !c.lease.alive() {
+			w.at(next, e.client, checkStep, false)
 			return
 		}
-		next := w.now + w.store.check
 		if c.proven == 0 { // internal/held spreads the checks after a reason to check all grants
 			next -= rand.N(w.store.check * 7 / 8)
 		}
@@ -255,7 +264,7 @@ func (w *scaleWorld) renewal(c *scaleClient, e scaleEvent) {
 // rate returns the mean and the peak of the requests in a second, of the steps or of all, from one time to another.
 func (w *scaleWorld) rate(from, to time.Duration, steps ...scaleStep) (mean, peak float64) {
 	if steps == nil {
-		steps = []scaleStep{renewStep, checkStep, waitStep, connectStep}
+		steps = []scaleStep{renewStep, checkStep, waitStep, connectStep, upkeepStep}
 	}
 	for second := int(from / time.Second); second < int(to/time.Second); second++ {
 		n := 0.0
@@ -270,7 +279,7 @@ func (w *scaleWorld) rate(from, to time.Duration, steps ...scaleStep) (mean, pea
 func jitter(d time.Duration) time.Duration { return d - rand.N(d/5+1) }
 
 var scaleRedis = scaleStore{
-	name: "Redis", requests: [...]float64{1, 1, 1, 3}, bytes: 1, busy: time.Microsecond, connect: time.Microsecond,
+	name: "Redis", requests: [scaleSteps]float64{1, 1, 1, 6, 2}, bytes: 600, busy: 30 * time.Microsecond, shard: 8000,
 	check: time.Second, provenFor: 1200 * time.Millisecond,
 	refresh: func() time.Duration { return jitter(700 * time.Millisecond) },
 	repeat: func(b *backoff.Backoff) time.Duration {
@@ -281,13 +290,13 @@ var scaleRedis = scaleStore{
 }
 
 var scaleStores = []scaleStore{scaleRedis, {
-	name: "etcd", requests: [...]float64{1, 1, 1.2, 6}, bytes: 1, busy: time.Microsecond, connect: time.Microsecond,
+	name: "etcd", requests: [scaleSteps]float64{1, 1, 1.2, 8, 2.1}, bytes: 70, busy: 100 * time.Microsecond, shard: 2000,
 	check:       time.Second,
 	refresh:     func() time.Duration { return time.Second },
 	repeat:      func(b *backoff.Backoff) time.Duration { return time.Second },
 	resubscribe: backoff.Backoff{First: 250 * time.Millisecond, Max: time.Second},
 }, {
-	name: "PostgreSQL, optimistic", requests: [...]float64{1, 1, 1, 3}, bytes: 1, busy: time.Microsecond, connect: time.Microsecond,
+	name: "PostgreSQL, optimistic", requests: [scaleSteps]float64{1, 1, 1, 3}, busy: 100 * time.Microsecond, connect: 3 * time.Millisecond, shard: 1000,
 	check:       time.Second,
 	refresh:     func() time.Duration { return time.Second - rand.N(500*time.Millisecond) },
 	repeat:      func(b *backoff.Backoff) time.Duration { return time.Second - rand.N(500*time.Millisecond) },
@@ -295,26 +304,30 @@ var scaleStores = []scaleStore{scaleRedis, {
 	quiet:       true,
 }}
 
-// TestScale prints what the simulated clients make of a server that is away for 15 s.
+// TestScale prints what the simulated clients make of a server that is away for a while.
 func TestScale(t *testing.T) {
 	if *scaleClients == 0 {
 		t.Skip("without -scale")
 	}
-	const down, outage, end = 30 * time.Second, 15 * time.Second, 90 * time.Second
+	const down, end = 60 * time.Second, 110 * time.Second
+	outage := *scaleOutage
 	for _, s := range scaleStores {
-		w := simulateScale(s, *scaleClients, *scaleGroup, scaleTTL/3, down, outage, end)
-		steady, _ := w.rate(15*time.Second, down)
+		servers := (*scaleClients + s.shard - 1) / s.shard
+		w := simulateScale(s, *scaleClients/servers, *scaleGroup, scaleTTL/3, down, outage, end)
+		steady, _ := w.rate(40*time.Second, down)
 		_, storm := w.rate(down+outage, down+outage+8*time.Second)
 		_, later := w.rate(down+outage+8*time.Second, end)
-		renewals, _ := w.rate(15*time.Second, down, renewStep)
+		renewals, _ := w.rate(40*time.Second, down, renewStep)
 		_, renewStorm := w.rate(down+outage, end, renewStep)
-		busy, longest := time.Duration(0), slices.Max(w.waits[45:])
-		for _, b := range w.busy[15:30] {
+		busy, longest := time.Duration(0), slices.Max(w.waits[down/time.Second:])
+		for _, b := range w.busy[40:60] {
 			busy += b
 		}
-		t.Logf("%s, %d clients, groups of %d: %.0f requests/s, %.0f KB/s, %.3f cores; storm %.0f/s, later up to %.0f/s; "+
-			"renewals %.0f/s, storm %.0f/s; longest wait %s, %d lost", s.name, *scaleClients, *scaleGroup, steady, steady*s.bytes/1000,
-			busy.Seconds()/15, storm, later, renewals, renewStorm, longest, w.lost)
+		n := float64(servers)
+		t.Logf("%s, %d clients in groups of %d, servers %d: requests/s %.0f, after the outage up to %.0f, later up to %.0f; "+
+			"renewals/s %.0f, after the outage up to %.0f; KB/s %.0f; a server: cores %.3f, longest wait %s, lost locks %d",
+			s.name, *scaleClients, *scaleGroup, servers, n*steady, n*storm, n*later, n*renewals, n*renewStorm, n*steady*s.bytes/1000,
+			busy.Seconds()/20, longest.Round(time.Millisecond), w.lost)
 	}
 }
 
