@@ -177,7 +177,9 @@ func measureScale(b *testing.B, s scaled) {
 	b.ReportMetric(cores, "cores")
 	s.kill()
 	time.Sleep(scaleOutage)
+	began = time.Now()
 	must.Succeed(b, s.restart(b.Context()))
+	b.Logf("the restart took %s", time.Since(began))
 	began = time.Now()
 	requests, used = 0, 0
 	var first, later float64
