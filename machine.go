@@ -154,9 +154,9 @@ type event struct {
 	// for them after the grant; 0 means no such limit.
 	spare  int32
 	within time.Duration
-	// early, for renewed, is how much earlier than usual the next renewal is due if this one may be in step with
-	// those of other clients.
-	early time.Duration
+	// early, for renewed, is a random part, from 0 to 1, of the time until the next renewal. The renewal is due by so
+	// much earlier if this one may be in step with those of other clients.
+	early float64
 	// lock and err are for the effects: the Lock of the event, and the store's error.
 	lock *Lock
 	err  error
@@ -595,12 +595,13 @@ func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 	if e.kind == renewed {
 		confirms := s.provisional
 		s.setValidity(e) // mutation: validity
+		// The send may be that of an earlier request, so the renewal is not repeated at once.
+		soonest := f.now + s.ttl/20
+		s.renewAt = max(s.renewAt, soonest)
 		if s.inStep && !confirms {
-			s.renewAt -= e.early
+			s.renewAt -= time.Duration(e.early * float64(s.renewAt-soonest))
 			s.inStep = false
 		}
-		// The send may be that of an earlier request, so the renewal is not repeated at once.
-		s.renewAt = max(s.renewAt, f.now+s.ttl/20)
 	} else {
 		s.renewAt, s.inStep = f.now+e.keep, true
 	}

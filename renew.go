@@ -180,20 +180,14 @@ func (l *Locker) renew(leases []*lease, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	answers := l.store.Renew(ctx, grants)
 	cancel()
-	part := rand.Float64()
+	early := rand.Float64()
 	for i, x := range leases {
 		a := driver.Renewal{Err: context.DeadlineExceeded}
 		if i < len(answers) {
 			a = answers[i]
 		}
-		l.renewed(x, a, part)
+		l.renewed(x, a, early)
 	}
-}
-
-// renewEarly returns how much earlier than usual a renewal is due that is moved out of step: a part, from 0 to 1, of
-// the time between two renewals, without the twentieth of the TTL that passes in any case.
-func renewEarly(ttl time.Duration, part float64) time.Duration {
-	return time.Duration(part * float64(ttl/3-ttl/20))
 }
 
 // renewAgain returns the delay after a renewal that failed. It is random, but does not grow.
@@ -202,8 +196,8 @@ func renewAgain(ttl time.Duration) time.Duration {
 	return b.Next()
 }
 
-// renewed applies the answer to one renewal. part is the random number of its call.
-func (l *Locker) renewed(x *lease, a driver.Renewal, part float64) {
+// renewed applies the answer to one renewal. early is the same for all leases of a call.
+func (l *Locker) renewed(x *lease, a driver.Renewal, early float64) {
 	var o outcome
 	e := event{kind: renewed}
 	switch {
@@ -222,9 +216,7 @@ func (l *Locker) renewed(x *lease, a driver.Renewal, part float64) {
 		g.SentAt, g.TTL, g.Provisional = a.SentAt, a.TTL, false // mutation: renewed
 		x.standing = &standing{grant: g}
 		e = x.validity(renewed)
-		if a.TTL != driver.Forever {
-			e.early = renewEarly(a.TTL, part)
-		}
+		e.early = early
 	}
 	l.step(x, &e, &o)
 	l.mu.Unlock()
