@@ -77,6 +77,13 @@ import (
 // it was unlocked. So a kept lease that is lost has no loss to report, and its release is reported only if
 // it fails.
 //
+// # Renewals out of step
+//
+// Clients that get their leases at one moment would renew them at one moment forever. So would clients whose
+// renewals failed during an outage, and succeed soon after it. The first renewal of a lease, and the first one
+// after a failure, therefore moves the next one to a random time before it is due. Leases that are renewed in one call
+// stay together.
+//
 // # Provisional grants
 //
 // A provisional grant (see driver.Grant) is a granted event with the send of an earlier
@@ -147,6 +154,9 @@ type event struct {
 	// for them after the grant; 0 means no such limit.
 	spare  int32
 	within time.Duration
+	// early, for renewed, is a random part, from 0 to 1, of the time until the next renewal. The renewal is due by so
+	// much earlier if this one may be in step with those of other clients.
+	early float64
 	// lock and err are for the effects: the Lock of the event, and the store's error.
 	lock *Lock
 	err  error
@@ -227,6 +237,8 @@ type leaseState struct {
 	provisional bool
 	// lossReported: an effect has reported the loss of the lease.
 	lossReported bool
+	// inStep: the next renewal may be in step with those of other clients, see Renewals out of step.
+	inStep bool
 	// recalled: the Locker is not to keep the lease after its last Unlock.
 	recalled bool
 	// quiet: the lease is being released after it was kept.
@@ -389,7 +401,7 @@ func (s *leaseState) granted(e *event, f *facts) effects {
 		s.phase = ended
 		return effects{do: undo}
 	}
-	s.phase, s.since, s.spare = held, f.now, e.spare // mutation: granted-hold
+	s.phase, s.since, s.spare, s.inStep = held, f.now, e.spare, true // mutation: granted-hold
 	if e.within > 0 {
 		s.handoffUntil = f.now + e.within
 	}
@@ -581,11 +593,17 @@ func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 		return effects{}
 	}
 	if e.kind == renewed {
+		confirms := s.provisional
 		s.setValidity(e) // mutation: validity
 		// The send may be that of an earlier request, so the renewal is not repeated at once.
-		s.renewAt = max(s.renewAt, f.now+s.ttl/20)
+		soonest := f.now + s.ttl/20
+		s.renewAt = max(s.renewAt, soonest)
+		if s.inStep && !confirms {
+			s.renewAt -= time.Duration(e.early * float64(s.renewAt-soonest))
+			s.inStep = false
+		}
 	} else {
-		s.renewAt = f.now + e.keep
+		s.renewAt, s.inStep = f.now+e.keep, true
 	}
 	if s.phase == kept {
 		return effects{} // it has no hold that could report it

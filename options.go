@@ -43,9 +43,9 @@ type settings struct {
 }
 
 // TTL sets for how long the store keeps the lock without renewal, and so for how
-// long a crashed holder blocks others. The lock is renewed every third of it. Default
-// 30 s, from 50 ms to 24 h; if the store does not allow 30 s, the default is the nearest
-// TTL that it allows. Stores whose locks end with the process ignore it.
+// long a crashed holder blocks others. The lock is renewed every third of it, and sometimes
+// sooner, so that many clients do not renew in step. Default 30 s, from 50 ms to 24 h; if the
+// store does not allow 30 s, the default is the nearest TTL that it allows. Stores whose locks end with the process ignore it.
 func TTL(d time.Duration) LockOption {
 	return func(s *settings) { s.ttl, s.hasTTL = d, true }
 }

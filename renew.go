@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -179,17 +180,24 @@ func (l *Locker) renew(leases []*lease, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	answers := l.store.Renew(ctx, grants)
 	cancel()
+	early := rand.Float64()
 	for i, x := range leases {
 		a := driver.Renewal{Err: context.DeadlineExceeded}
 		if i < len(answers) {
 			a = answers[i]
 		}
-		l.renewed(x, a)
+		l.renewed(x, a, early)
 	}
 }
 
-// renewed applies the answer to one renewal.
-func (l *Locker) renewed(x *lease, a driver.Renewal) {
+// renewAgain returns the delay after a renewal that failed. It is random, but does not grow.
+func renewAgain(ttl time.Duration) time.Duration {
+	b := backoff.Backoff{First: ttl / 20, Max: time.Second}
+	return b.Next()
+}
+
+// renewed applies the answer to one renewal. early is the same for all leases of a call.
+func (l *Locker) renewed(x *lease, a driver.Renewal, early float64) {
 	var o outcome
 	e := event{kind: renewed}
 	switch {
@@ -202,14 +210,13 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 	l.mu.Lock()
 	switch {
 	case e.kind == renewalFailed:
-		// Each failure starts a new Backoff, so that the delay is random but does not grow.
-		b := backoff.Backoff{First: x.state.ttl / 20, Max: time.Second}
-		e.keep = b.Next()
+		e.keep = renewAgain(x.state.ttl)
 	case e.kind == renewed && x.state.alive():
 		g := x.standing.grant
 		g.SentAt, g.TTL, g.Provisional = a.SentAt, a.TTL, false // mutation: renewed
 		x.standing = &standing{grant: g}
 		e = x.validity(renewed)
+		e.early = early
 	}
 	l.step(x, &e, &o)
 	l.mu.Unlock()

@@ -1058,3 +1058,41 @@ type queuedAt struct {
 }
 
 func (q queuedAt) Queued([]driver.Holder) { q.queued <- struct{}{} }
+
+// failing is a client whose Watch fails, and records when.
+type failing struct {
+	*client
+	failed *[]time.Time
+}
+
+func (f failing) Watch(context.Context, func(key, id string)) error {
+	*f.failed = append(*f.failed, time.Now())
+	return errors.New("down")
+}
+
+// TestClientsDoNotWatchInStep: the storage of several clients is down.
+func TestClientsDoNotWatchInStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		times := map[time.Duration]bool{}
+		holder := m.open(&client{memory: m}, "")
+		_, err := holder.Acquire(t.Context(), request("a"))
+		must.Succeed(t, err)
+		for i := range 10 {
+			var failed []time.Time
+			s := m.open(failing{&client{memory: m}, &failed}, "")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			r := request(fmt.Sprint("b", i))
+			r.Wait = true
+			began := time.Now()
+			_, _ = s.Acquire(ctx, r)
+			cancel()
+			must.Report(t, s.Close(t.Context()))
+			times[failed[1].Sub(began)] = true
+		}
+		must.Report(t, holder.Close(t.Context()))
+		if len(times) < 5 {
+			t.Errorf("the second attempts of 10 clients came after %d different times", len(times))
+		}
+	})
+}

@@ -28,7 +28,8 @@ type waiters struct {
 const (
 	// watchOn is how long the storage is watched after the last waiter.
 	watchOn = 10 * time.Second
-	// watchRetry is the pause after a failure to watch.
+	// watchRetry is the longest pause after a failure to watch. The storage's end reaches all clients at one moment, so the
+	// pauses are random.
 	watchRetry = 500 * time.Millisecond
 )
 
@@ -95,7 +96,7 @@ func (w *waiters) endWatch() {
 
 // watch watches the storage until there are no waiters, the storage cannot be watched, or the engine ends.
 func (w *waiters) watch() {
-	for {
+	for retry := (backoff.Backoff{First: watchRetry, Max: watchRetry}); ; {
 		ctx, cancel := context.WithCancel(w.e.calls.Ctx)
 		w.mu.Lock()
 		w.cancel = cancel
@@ -111,7 +112,7 @@ func (w *waiters) watch() {
 			return
 		}
 		w.mu.Unlock()
-		_ = backoff.Sleep(w.e.calls.Ctx, watchRetry)
+		_ = retry.Sleep(w.e.calls.Ctx)
 	}
 }
 

@@ -19,9 +19,7 @@ const (
 func chart(store string, done []work, all [][]result, before, after string) string {
 	var b strings.Builder
 	y := 30
-	text := func(x int, class, s string) {
-		fmt.Fprintf(&b, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n", x, y, class, html.EscapeString(s))
-	}
+	text := func(x int, class, s string) { label(&b, x, y, class, s) }
 	text(10, "title", "Pairs of lock and unlock a second: "+store)
 	for i, w := range done {
 		y += 34
@@ -40,21 +38,30 @@ func chart(store string, done []work, all [][]result, before, after string) stri
 				color = "#0969da"
 			}
 			fmt.Fprintf(&b, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", labelWidth, y-13, max(1, rate/most*barsWidth), rowHeight-6, color)
-			label := fmt.Sprintf("%.0f (%.0f to %.0f)", rate, least, top)
+			value := fmt.Sprintf("%.0f (%.0f to %.0f)", rate, least, top)
 			if w.contested() {
 				share, _, _ := r.statistics(func(v verdict) float64 { return v.share })
-				label = fmt.Sprintf("%.0f, share %.2f", rate, share)
+				value = fmt.Sprintf("%.0f, share %.2f", rate, share)
 			}
-			text(labelWidth+int(rate/most*barsWidth)+6, "name", label)
+			text(labelWidth+int(rate/most*barsWidth)+6, "name", value)
 		}
 	}
 	y += 30
 	text(10, "name", "Blue: holdfast. Grey: its peers. Share: the least served client to the most served one.")
 	y += rowHeight
 	text(10, "name", fmt.Sprintf("Medians of %d turns of %s in one run; load of the machine %s before it, %s after it.", *rounds, *turn, before, after))
+	return document("Pairs of lock and unlock a second on "+store, y+14, b.String())
+}
+
+func label(b *strings.Builder, x, y int, class, s string) {
+	fmt.Fprintf(b, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n", x, y, class, html.EscapeString(s))
+}
+
+// document returns a picture with a title for those who cannot see it.
+func document(title string, height int, content string) string {
 	head := fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" role=\"img\" aria-labelledby=\"t\">\n"+
-		"<title id=\"t\">Pairs of lock and unlock a second on %s</title>\n"+
+		"<title id=\"t\">%s</title>\n"+
 		"<style>text{fill:#24292f;font-size:13px}.title{font-size:18px;font-weight:bold}.work{font-size:14px;font-weight:bold}</style>\n"+
-		"<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", chartWidth, y+14, html.EscapeString(store), chartWidth, y+14)
-	return head + b.String() + "</svg>\n"
+		"<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", chartWidth, height, html.EscapeString(title), chartWidth, height)
+	return head + content + "</svg>\n"
 }

@@ -5,6 +5,7 @@
 //	go run ./bench -stores redis -works "hot 16x1" -rounds 9
 //	go run ./bench -stores redis -contenders "holdfast,rueidislock" -turn 400ms
 //	go run ./bench -svg ../docs/images
+//	go run ./bench -scale ./bench/scale.txt -svg ../docs/images
 //
 // The pairs of one goroutine alternate in one loop. In the other works the contenders of a store run in turn, each for a
 // second, in several rounds. So other work on the machine slows all of them. The first turn of each is a warm-up. The
@@ -43,6 +44,7 @@ var (
 	turn           = flag.Duration("turn", time.Second, "how long a turn takes")
 	pairs          = flag.Int("pairs", 2000, "lone pairs of each contender")
 	svg            = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
+	scale          = flag.String("scale", "", "measure nothing, and draw scale.svg from this file")
 )
 
 // work describes the clients of a turn, and the names that they lock.
@@ -83,6 +85,12 @@ func main() {
 		return
 	}
 	flag.Parse()
+	if *scale != "" {
+		if err := drawScale(*scale, *svg); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	violated := false
 	for _, s := range stores {
 		if *storesFlag != "" && !slices.Contains(strings.Split(*storesFlag, ","), s.name) {

@@ -5,6 +5,7 @@ package held
 
 import (
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -161,6 +162,7 @@ func (g *Grants) run() {
 			due = append(due, h)
 		}
 	}
+	every := g.every
 	g.every, g.now = false, false
 	g.mu.Unlock()
 	g.check(due)
@@ -172,6 +174,10 @@ func (g *Grants) run() {
 		return
 	}
 	next := max(g.interval-time.Since(began), g.interval/8)
+	if every {
+		// The reason may have reached other clients at the same moment. They would check in step from now on.
+		next -= rand.N(next * 7 / 8)
+	}
 	if g.now {
 		next = 0
 	}

@@ -117,3 +117,29 @@ func TestLossIsReportedOnceAndNotAfterRelease(t *testing.T) {
 		t.Error("the loss of one grant ended another")
 	}
 }
+
+func TestClientsDoNotCheckInStepAfterOneReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := map[time.Duration]bool{}
+		for range 20 {
+			var reason time.Time
+			g := New(time.Second, 0, func([]*Grant) {
+				if since := time.Since(reason); since > 0 {
+					next[since] = true
+					if since > time.Second {
+						t.Errorf("the next check came after %s", since)
+					}
+				}
+			})
+			g.Hold(grant("a", nil))
+			time.Sleep(300 * time.Millisecond)
+			reason = time.Now()
+			g.SuspectAll()
+			time.Sleep(1010 * time.Millisecond)
+			g.Stop()
+		}
+		if len(next) < 10 {
+			t.Errorf("20 clients have checked at %d times", len(next))
+		}
+	})
+}

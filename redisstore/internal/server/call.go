@@ -211,13 +211,14 @@ type Subscribe = func(ctx context.Context, channel string, ready func(), got fun
 // KeepSubscribed subscribes to a channel, and again after an error, until ctx ends. It calls ended when a
 // subscription has ended or failed.
 func KeepSubscribed(ctx context.Context, subscribe Subscribe, channel string, ready func(), got func(string), ended func()) {
-	for failures := 0; ctx.Err() == nil; failures++ {
+	// The server's end reaches all clients at one moment: without the random part they would return in step.
+	for retry := (backoff.Backoff{First: 5 * time.Millisecond, Max: time.Second}); ctx.Err() == nil; {
 		_ = subscribe(ctx, channel, func() {
-			failures = 0
+			retry.Reset()
 			ready()
 		}, got)
 		ended()
-		_ = backoff.Sleep(ctx, min(time.Second, 5*time.Millisecond<<min(failures, 8)))
+		_ = retry.Sleep(ctx)
 	}
 }
 

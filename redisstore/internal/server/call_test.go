@@ -1,7 +1,12 @@
 package server
 
 import (
+	"context"
+	"errors"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -41,4 +46,41 @@ func TestReadChecksAnswers(t *testing.T) {
 			t.Errorf("%s %q: %c %q, %v", c.script, c.values, rep.Kind, rep.Values, err)
 		}
 	}
+}
+
+// TestClientsDoNotSubscribeInStep: a server ends the subscriptions of all clients at one moment, and accepts new ones
+// later.
+func TestClientsDoNotSubscribeInStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const clients, outage = 200, 5 * time.Second
+		began := time.Now()
+		returned := map[time.Duration]int{} // by tenths of a second
+		var mu sync.Mutex
+		for range clients {
+			go KeepSubscribed(t.Context(), func(ctx context.Context, _ string, ready func(), _ func(string)) error {
+				since := time.Since(began)
+				if since < outage {
+					return errors.New("down")
+				}
+				mu.Lock()
+				returned[since/(100*time.Millisecond)]++
+				mu.Unlock()
+				ready()
+				<-ctx.Done()
+				return ctx.Err()
+			}, "", func() {}, nil, func() {})
+		}
+		time.Sleep(outage + 1100*time.Millisecond)
+		mu.Lock()
+		defer mu.Unlock()
+		all := 0
+		for tenth, n := range returned {
+			if all += n; n > clients/2 {
+				t.Errorf("%d of %d clients have subscribed in a tenth of a second, at %s", n, clients, tenth*100*time.Millisecond)
+			}
+		}
+		if all != clients {
+			t.Errorf("%d of %d clients have subscribed", all, clients)
+		}
+	})
 }
