@@ -19,7 +19,7 @@ import (
 // locks call only the first redisScriptRights of these commands.
 var redisRights = []string{
 	"hset", "hlen", "hkeys", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
-	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "wait",
+	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "asking", "wait",
 }
 
 const redisScriptRights = 13

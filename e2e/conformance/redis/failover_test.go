@@ -36,7 +36,8 @@ func TestLocksWorkWhileSlotsMove(t *testing.T) {
 	joined, err := c.Join(t.Context(), t.TempDir())
 	check(t, err)
 	before := c.Nodes[:len(c.Nodes)-1]
-	open := opening("redis+cluster://" + c.Nodes[0].Address())
+	restrict(t, c.Nodes, "cluster", "asking")
+	open := opening("redis+cluster://app:app-secret@" + c.Nodes[0].Address())
 	type moving struct {
 		slot int
 		key  string

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -328,6 +329,66 @@ func TestLateVoteBesideAnotherBallot(t *testing.T) {
 	if left := f.do(0, "GET", key); left != nil {
 		t.Errorf("the late request has left the vote %v", left)
 	}
+}
+
+// TestLateRequestIsNoVote: the requests for a vote reach all servers too late, and each server refuses its own. The
+// refusals are no votes: the request is not granted beside the holder of the name.
+func TestLateRequestIsNoVote(t *testing.T) {
+	f := start(t, 3, nil)
+	held := must(t, f.open(t), newName("late"), time.Minute)
+	var votes, late atomic.Int64
+	s := f.tapped(t, func(c call) ([]string, error) {
+		if c.script != "vote" {
+			return c.send()
+		}
+		if votes.Add(1) <= 3 {
+			time.Sleep(2 * skew) // longer than the servers tolerate
+		}
+		v, err := c.send()
+		if len(v) > 0 && v[0] == "C" {
+			late.Add(1)
+		}
+		return v, err
+	})
+	until(t, "all servers find a request late", func() bool {
+		votes.Store(0)
+		late.Store(0)
+		if g, err := acquire(t, s, held.Name, time.Minute); err == nil {
+			t.Fatalf("token %d was granted beside the holder: its servers had found the request late", g.Token)
+		}
+		return late.Load() >= 3
+	})
+}
+
+// TestVoteAfterTheEndOfItsBallotIsEnded: a request is withdrawn while the answers of all servers are under way. They have
+// voted. When the answers arrive, the client ends the votes.
+func TestVoteAfterTheEndOfItsBallotIsEnded(t *testing.T) {
+	f := start(t, 3, options{redlock.MaxTTL(time.Hour)})
+	arrive := make(chan struct{})
+	deliver := sync.OnceFunc(func() { close(arrive) })
+	defer deliver()
+	s := f.tapped(t, func(c call) ([]string, error) {
+		v, err := c.send()
+		if c.script == "vote" {
+			<-arrive
+		}
+		return v, err
+	})
+	r := request(newName("withdrawn"), time.Hour)
+	ctx, withdraw := context.WithCancel(t.Context())
+	defer withdraw()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(ctx, r)
+		ended <- err
+	}()
+	for i := range f.all {
+		f.awaitVote(t, i, driver.Grant{ID: r.ID, Name: r.Name})
+	}
+	withdraw()
+	requests.Code(t, s, <-ended, driver.CodeUnknown)
+	deliver()
+	until(t, "no vote is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
 // TestReleaseWithLostAnswersIsNoLoss: the answers to a release are lost, after the servers have ended their
