@@ -20,7 +20,7 @@
 // The engine reads the record again after a write, unless the storage has confirmed that write. A grant was
 // made if the record has its ID and the expiry time of the write.
 //
-// A release soon after its grant needs no read if the record had the grant alone, and its last token, when the client got
+// A release soon after its grant needs no read of a Storage if the record had the grant alone, and its last token, when the client got
 // the grant: it replaces the version of that time by a record with the token alone. If the record has changed since, that
 // write has no effect, and the release reads the record. Later the client has checked the record anyway.
 //

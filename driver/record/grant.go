@@ -286,9 +286,9 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 		}
 		return next, nil
 	}
-	if keep == 0 && old != nil && old.Token == g.Token {
+	if e.apart && keep == 0 && old != nil && old.Token == g.Token {
 		// Whoever has changed the record since the grant has given it another version. If nobody has, the grant stands, and
-		// the record without it is known.
+		// the record without it is known. The answer to a Put shows that, unlike that of an Exchange.
 		h := old.Handle.(handle)
 		age, _ := old.SentAt.Elapsed()
 		if direct = h.alone != "" && age < min(g.TTL, e.o.checkInterval()); direct {

@@ -275,7 +275,7 @@ func TestFewRoundTrips(t *testing.T) {
 		grants = append(grants, g)
 	}
 	must.Succeed(t, e.Release(t.Context(), grants[0], 0))
-	after("Release", 1, 1)
+	after("Release", 1, 2)
 	for _, a := range e.Renew(t.Context(), grants[1:]) {
 		if a.Err != nil {
 			t.Fatal(a.Err)
