@@ -73,8 +73,8 @@ const (
 	leaveTimeout = time.Second
 	// quickest is the shortest interval at which the first waiter tries again without a notification.
 	quickest = 5 * time.Millisecond
-	// quickTries is how many tries follow the first one without a pause. The client pauses before each
-	// later try.
+	// quickTries is how many tries follow the first one without a pause. Later the client pauses, and then reads
+	// and writes.
 	quickTries = 4
 )
 
@@ -194,13 +194,17 @@ func (e *engine) apply(ctx context.Context, ops ...*op) {
 		return
 	}
 	pending := slices.SortedFunc(slices.Values(ops), func(a, b *op) int { return strings.Compare(a.key, b.key) })
+	paused := false
 	for tries := 0; len(pending) > 0; tries++ {
-		if tries > quickTries {
+		if paused = tries > quickTries && !paused; paused {
 			if err := backoff.Yield(ctx, tries); err != nil {
 				for _, p := range pending { // their changes have not been sent
 					p.done, p.change, p.err = true, nil, &driver.Error{Code: driver.CodeUnavailable, Err: err}
 				}
 				return
+			}
+			for _, p := range pending { // others have changed the records meanwhile
+				p.change = nil
 			}
 		}
 		var changes []Change

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/md5"
+	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -1020,6 +1021,45 @@ func TestWaitThatDidNotBeginLeavesNothing(t *testing.T) {
 	}
 	stop()
 	must.Report(t, s.Close(t.Context()))
+}
+
+// contended is a client beside another one, which writes before the first six writes of this client, and whenever time
+// passes between a read and a write of it.
+type contended struct {
+	*client
+	puts int
+	read time.Time
+}
+
+func (c *contended) Get(ctx context.Context, key string) (Object, error) {
+	c.read = time.Now()
+	return c.client.Get(ctx, key)
+}
+
+func (c *contended) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	if c.puts++; c.puts <= 6 || time.Since(c.read) > 0 {
+		c.mu.Lock()
+		c.records[key] = append([]byte(rand.Text()[:prefixBytes]), encode(&content{})...)
+		c.mu.Unlock()
+	}
+	return c.client.Put(ctx, key, data, version)
+}
+
+// TestNoPauseSeparatesReadAndWrite: after many conflicts the client pauses before a read, and not before the write that is
+// decided on it.
+func TestNoPauseSeparatesReadAndWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &contended{client: &client{memory: newMemory()}}
+		s := c.open(c, "")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := s.Acquire(ctx, request("a"))
+		must.Report(t, err)
+		if c.puts > 8 {
+			t.Errorf("%d writes", c.puts)
+		}
+		must.Report(t, s.Close(t.Context()))
+	})
 }
 
 // TestQueueHasTheOldestWaiters: a full queue has a place only for a request that has waited longer than another one.
