@@ -94,7 +94,7 @@ func (s *Server) firstFindings(ctx context.Context) (*findings, error) {
 
 // RequireSafe returns an error unless a probe within the last freshFor found the servers safe.
 func (s *Server) RequireSafe(ctx context.Context) error {
-	f := s.probed.Load() // mutation: redis-probed
+	f := s.probed.Load()
 	if f != nil && f.refused == nil {
 		switch age := time.Duration(Micros()-f.at) * time.Microsecond; {
 		case age < freshFor/2:
@@ -267,7 +267,7 @@ func (s *Server) probe(ctx context.Context, n Node, f *findings, first bool) (er
 		if f.policy == "" || f.policy == "noeviction" {
 			f.policy = p
 		}
-		if p != "noeviction" && !s.Config.Insist {
+		if p != "noeviction" && !s.Config.Insist { // mutation: redis-policy
 			return driver.Errorf(driver.CodeRefused, "maxmemory-policy is %s: a full server would evict held locks; set it to noeviction, or accept that with insist=true", p)
 		}
 	}
