@@ -64,7 +64,7 @@ type terms struct {
 	closes  bool // its Locker closes
 	seen    bool // a caller has recorded what it does with the lease
 	keeps   bool // the store keeps a MinHold
-	sticky  bool // a lock has the option Sticky
+	sticky  bool // a lock of its name and worker has the option Sticky; one that was dropped has no record of its own
 }
 
 // replayed is the replay of one lease.
@@ -104,7 +104,10 @@ func (r *replayed) step(p possible, e event, to map[possible]bool) {
 		n := p
 		fx := n.s.apply(&e, &f)
 		n.did |= fx.do & atStore
-		n.opened = n.opened && fx.do&(handOff|take) == 0 || e.kind == opened
+		if fx.do&(handOff|take) != 0 {
+			n.opened, n.dropped = false, false // the next hold
+		}
+		n.opened = n.opened || e.kind == opened
 		// A renewal is always due, and the other times are one: the replay is about the order of events.
 		n.s.renewAt, n.s.since, n.s.handoffUntil, n.s.lossReported = 0, 0, 0, false
 		to[n] = true
@@ -242,7 +245,7 @@ func replay(events []recorded) (refused string, leases int) {
 	}
 	all, byToken := map[id]*replayed{}, map[lock]*replayed{}
 	gens := map[string]map[int][]*replayed{} // by worker and generation of its Locker
-	later, keeps := map[reached]map[possible]bool{}, false
+	sticky, later, keeps := map[lock]bool{}, map[reached]map[possible]bool{}, false
 	// The callers' events are assigned first, because an answer decides which tokens a lease has.
 	for _, e := range events {
 		switch r := all[id{e.W, e.ID}]; {
@@ -264,10 +267,11 @@ func replay(events []recorded) (refused string, leases int) {
 				r.seen = true
 			}
 		case e.K == "unlock" && e.Sticky > 0:
-			if r := byToken[lock{e.W, e.Name, e.Token}]; r != nil {
-				r.sticky = true
-			}
+			sticky[lock{worker: e.W, name: e.Name}] = true
 		}
+	}
+	for of, r := range byToken {
+		r.sticky = sticky[lock{worker: of.worker, name: of.name}]
 	}
 	observe := func(r *replayed, e recorded) string {
 		r.events = append(r.events, e)
@@ -366,6 +370,12 @@ func TestReplayRefusesForbiddenHistories(t *testing.T) {
 		e("request", 0), e("answer", 7), e("granted", 7), unlock(7), e("granted", 8), e("kept", 7), unlock(8), e("freed", 7), e("stop", 0),
 	}
 	if refused, _ := replay(again); refused != "" {
+		t.Fatalf("refused:\n%s", refused)
+	}
+	dropped := []recorded{
+		e("request", 0), e("answer", 7), e("granted", 8), unlock(8), e("freed", 7), e("stop", 0),
+	}
+	if refused, _ := replay(dropped); refused != "" {
 		t.Fatalf("refused:\n%s", refused)
 	}
 	without := func(i int) []recorded { return slices.Delete(slices.Clone(whole), i, i+1) }
