@@ -15,10 +15,10 @@ import (
 // content is the content of a name's record: its grants, and the grants that were broken
 // lately, so that their holders get the right cause.
 type content struct {
-	Holders []holder `json:"holders"`
-	Taken   []taken  `json:"taken,omitempty"`
-	Token   int64    `json:"token,omitempty"` // the last token of the name
-	Queue   []place  `json:"queue,omitempty"` // the requests that wait, the first one first
+	Holders []holder     `json:"holders"`
+	Taken   []taken      `json:"taken,omitempty"`
+	Token   int64        `json:"token,omitempty"` // the last token of the name
+	Queue   []queueEntry `json:"queue,omitempty"` // the requests that wait, the first one first
 	// At is the time, by the storage's clock, at which the client read the record that this one replaces, in
 	// microseconds. It is 0 if the storage does not set Object.Written.
 	At int64 `json:"at,omitempty"`
@@ -47,20 +47,21 @@ type taken struct {
 	Until int64  `json:"until"` // microseconds, by the storage's clock
 }
 
-// place is a request that waits. No request gets a grant before those ahead of it have one, or their places have ended.
-type place struct {
+// queueEntry is a request that waits. No request gets a grant before those ahead of it have one, or their entries have
+// ended.
+type queueEntry struct {
 	ID    string `json:"id"`
 	Since int64  `json:"since"` // microseconds, by the storage's clock
-	Until int64  `json:"until"` // when the place ends; the waiter writes a later time while it waits
+	Until int64  `json:"until"` // when the entry ends; the waiter writes a later time while it waits
 }
 
-// maxQueue limits the places of a record. The requests that have waited longest have them.
+// maxQueue limits the queue entries of a record. The requests that have waited longest have them.
 const maxQueue = 32
 
-// places returns the number of places. A waiter that polls tries again when another one has got the grant, so one place is
-// enough, and the others need not write. All waiters together renew their places up to eight times in a second, so that the
-// holder can renew its grant beside them.
-func (e *engine) places(ttl time.Duration) int {
+// entries limits the queue entries of a record. A waiter that polls tries again when another waiter has got the grant, so
+// one entry is enough, and the other waiters need not write. All waiters together renew their entries up to eight times in
+// a second, so that the holder can renew its grant beside them.
+func (e *engine) entries(ttl time.Duration) int {
 	return min(e.queue, int(driver.PositionTime(ttl)/(250*time.Millisecond)))
 }
 
@@ -149,11 +150,11 @@ func (c content) impossible() string {
 // live returns the content without what has expired, and shortens grants that are ahead.
 func (c content) live(now int64) content {
 	expired := func(h holder) bool { return h.Expires <= now } // mutation: record-live
-	// The client of such a place has died, or the clock was set back.
+	// The client of such a queue entry has died, or the clock was set back.
 	latest := now + micros(driver.PositionTime(driver.Forever)+ApplyTime)
 	l := content{
 		Token:   c.Token,
-		Queue:   slices.DeleteFunc(slices.Clone(c.Queue), func(p place) bool { return p.Until <= now || p.Until > latest }),
+		Queue:   slices.DeleteFunc(slices.Clone(c.Queue), func(p queueEntry) bool { return p.Until <= now || p.Until > latest }),
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), expired),
 		Taken:   slices.DeleteFunc(slices.Clone(c.Taken), func(t taken) bool { return t.Until <= now }),
 	}
@@ -167,13 +168,13 @@ func (c content) live(now int64) content {
 
 // with returns the content with other holders. A request that has become a holder, or was undone, waits no longer.
 func (c content) with(holders []holder, id string) *content {
-	waits := func(p place) bool { return p.ID == id }
+	waits := func(p queueEntry) bool { return p.ID == id }
 	return &content{Holders: holders, Taken: c.Taken, Queue: slices.DeleteFunc(slices.Clone(c.Queue), waits)}
 }
 
-// place returns the index of a request in the queue, -1 if it is not there.
-func (c content) place(id string) int {
-	return slices.IndexFunc(c.Queue, func(p place) bool { return p.ID == id })
+// position returns the index of a request in the queue, -1 if it is not there.
+func (c content) position(id string) int {
+	return slices.IndexFunc(c.Queue, func(p queueEntry) bool { return p.ID == id })
 }
 
 // first returns the ID of the request that waits at the head of the queue, "" if there is none.
@@ -184,28 +185,28 @@ func (c content) first() string {
 	return c.Queue[0].ID
 }
 
-// waits returns the content in which a request that waits has its place. It returns nil if that is not to be written:
-// the place lasts long enough, or the queue has no free place for it. Ages that differ by less than same are equal.
-func (v *view) waits(r *driver.Request, same int64, places int) *content {
+// waits returns the content in which a request that waits has its queue entry. It returns nil if that is not to be written:
+// the entry lasts long enough, or the queue has no free queue entry for it. Ages that differ by less than same are equal.
+func (v *view) waits(r *driver.Request, same int64, most int) *content {
 	if r.Waited <= 0 {
 		return nil
 	}
 	lasts := micros(driver.PositionTime(r.TTL))
 	until := v.now + lasts
 	next := v.with(v.Holders, "")
-	if at := v.place(r.ID); at >= 0 {
+	if at := v.position(r.ID); at >= 0 {
 		if next.Queue[at].Until-v.now > lasts/2 {
 			return nil
 		}
 		next.Queue[at].Until = until
 		return next
 	}
-	p := place{ID: r.ID, Since: max(v.now-micros(r.Waited), 0), Until: until}
-	at := slices.IndexFunc(v.Queue, func(q place) bool { return q.Since >= p.Since+max(same, micros(sameAge)) })
+	p := queueEntry{ID: r.ID, Since: max(v.now-micros(r.Waited), 0), Until: until}
+	at := slices.IndexFunc(v.Queue, func(q queueEntry) bool { return q.Since >= p.Since+max(same, micros(sameAge)) })
 	if at < 0 {
 		at = len(v.Queue)
 	}
-	if at >= places {
+	if at >= most {
 		return nil
 	}
 	next.Queue = slices.Insert(next.Queue, at, p)
@@ -288,7 +289,7 @@ func (c content) lastExpiry() (last int64) {
 	return last
 }
 
-// firstExpiry returns when the first grant expires, or the first place; 0 if there is neither.
+// firstExpiry returns when the first grant expires, or the first queue entry; 0 if there is neither.
 func (c content) firstExpiry() (first int64) {
 	for _, p := range c.Queue {
 		if first == 0 || p.Until < first {

@@ -70,17 +70,18 @@
 // Swap replaces a grant by the next one of the same client in one write, so the record has one of them.
 // After a lost answer, the outcome of both the release and the request is unknown. The client repeats
 // the release, and Undo covers the request. If other requests wait, a client replaces grants for driver.HandoffTime at
-// most. Then it replaces the grant by a place of its request, and notifies the first waiter.
+// most. Then it replaces the grant by a queue entry of its request, and notifies the first waiter.
 //
 // # Order
 //
 // A record also has a queue of the requests that have waited longest, as far as the clients know: a waiter that finds the
 // name held writes itself into the record, behind all that have waited as long. While the queue has a request, no other
 // one gets a grant. So a client that takes the name again at once does not keep the waiters out, nor do readers a writer,
-// and a change of the record wakes only the first waiter. A place ends after the TTL of the request, at most ten seconds,
-// unless the waiter renews it: so a waiter that has died delays the others for that time. Readers, and
-// waiters of a semaphore, get their grants one after another. The queue restricts which client gets a grant; no claim of safety relies on it. It has at most 32 places, fewer for TTLs below 8 s, and one if waiters poll. A waiter without a
-// place tries at intervals. Without notifications the first waiter tries again after half the time for which the name was
+// and a change of the record wakes only the first waiter. A queue entry expires after the TTL of the request, at most ten
+// seconds, unless the waiter renews it: so a waiter that has died delays the others for that time. Readers, and waiters
+// of a semaphore, get their grants one after another. The queue restricts which client gets a grant; no claim of safety
+// relies on it. It has at most 32 entries, fewer for TTLs below 8 s, and one if waiters poll. A waiter without an
+// entry tries at intervals. Without notifications the first waiter tries again after half the time for which the name was
 // held, so a handoff costs at most that; the others try at the intervals of the core. An uncontended lock costs nothing
 // more, a wait one more write.
 //

@@ -44,7 +44,7 @@ type engine struct {
 	apart   bool // each op has requests of its own
 	o       Options
 	prefix  string // precedes each name
-	queue   int    // the most places of a record
+	queue   int    // the most queue entries of a record
 	waiters waiters
 
 	calls *calls.Calls
@@ -69,7 +69,7 @@ const (
 	batch, maxBatch, lanes = 32, 128, 8
 	// Requests whose waits began within sameAge are equally old: one that the record has stays ahead.
 	sameAge = 100 * time.Millisecond
-	// leaveTimeout limits how long a wait that has ended takes to give up its place.
+	// leaveTimeout limits how long a wait that has ended takes to give up its queue entry.
 	leaveTimeout = time.Second
 	// quickest is the shortest interval at which the first waiter tries again without a notification.
 	quickest = 5 * time.Millisecond

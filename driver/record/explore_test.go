@@ -364,7 +364,7 @@ func (x *explorer) run(c xCall) xOutcome {
 		g.SentAt, g.Handle = driver.Now(), handle{alone: versionText(c.alone.version), read: c.alone.read}
 	}
 	r := driver.Request{ID: g.ID, Name: "n", Limit: limit, TTL: ttl, Tokens: 3, From: noRequester{}}
-	r.Waited = time.Duration(c.client) // all clients but the first one wait, and get places
+	r.Waited = time.Duration(c.client) // all clients but the first one wait, and get queue entries
 	var err error
 	var sent driver.Instant
 	out := xOutcome{}

@@ -17,15 +17,15 @@ func (e *engine) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	return e.acquire(ctx, r, r.Waited > 0)
 }
 
-// acquire is Acquire. placed reports that the request may have a place.
-func (e *engine) acquire(ctx context.Context, r driver.Request, placed bool) (driver.Grant, error) {
+// acquire is Acquire. entered reports that the request may have a queue entry.
+func (e *engine) acquire(ctx context.Context, r driver.Request, entered bool) (driver.Grant, error) {
 	ctx, end, err := e.calls.Call(ctx)
 	if err != nil {
 		return driver.Grant{}, err
 	}
 	defer end()
 	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
+		return driver.Grant{}, e.leave(ctx, r, entered, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 	}
 	began, waited := time.Now(), r.Waited
 	var changed <-chan struct{}
@@ -33,23 +33,23 @@ func (e *engine) acquire(ctx context.Context, r driver.Request, placed bool) (dr
 	defer func() { stop() }()
 	if r.Wait && e.waiters.watched() { // so that the first try sees any change that precedes listen
 		if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name), r.ID); err != nil {
-			return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeUnavailable, Err: err})
+			return driver.Grant{}, e.leave(ctx, r, entered, &driver.Error{Code: driver.CodeUnavailable, Err: err})
 		}
 		r.Waited = max(waited, 1)
 	}
 	for poll := (backoff.Backoff{First: min(100*time.Millisecond, e.o.Poll), Max: e.o.Poll}); ; {
-		g, next, err := e.tryBriefly(ctx, r, &placed)
+		g, next, err := e.tryBriefly(ctx, r, &entered)
 		if err == nil {
 			return e.keep(r, g, time.Now())
 		}
 		if driver.CodeOf(err) != driver.CodeBusy || !r.Wait || e.o.Poll == 0 {
-			return driver.Grant{}, e.leave(ctx, r, placed, err)
+			return driver.Grant{}, e.leave(ctx, r, entered, err)
 		}
 		r.Waited = waited + max(time.Since(began), 1)
 		if changed == nil {
 			// The next try sees any change that precedes listen.
 			if changed, stop, err = e.waiters.listen(ctx, e.key(r.Name), r.ID); err != nil {
-				return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeUnavailable, Err: err})
+				return driver.Grant{}, e.leave(ctx, r, entered, &driver.Error{Code: driver.CodeUnavailable, Err: err})
 			}
 			continue
 		}
@@ -64,18 +64,18 @@ func (e *engine) acquire(ctx context.Context, r driver.Request, placed bool) (dr
 		}
 		t.Stop()
 		if err := ctx.Err(); err != nil {
-			return driver.Grant{}, e.leave(ctx, r, placed, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
+			return driver.Grant{}, e.leave(ctx, r, entered, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 	}
 }
 
-// leave returns the error with which a wait fails. The request gives up its place, if it may have one, so that the others
-// do not wait for it. If that fails, the core has to undo the request.
-func (e *engine) leave(ctx context.Context, r driver.Request, placed bool, err error) error {
-	late := errors.Is(err, errPlace)
+// leave returns the error with which a wait fails. The request gives up its queue entry, if it may have one, so that the
+// other waiters do not wait for it. If that fails, the core has to undo the request.
+func (e *engine) leave(ctx context.Context, r driver.Request, entered bool, err error) error {
+	late := errors.Is(err, errEntry)
 	err = e.withdrawn(ctx, err)
 	code := driver.CodeOf(err)
-	if !r.Wait || !placed || code != driver.CodeWithdrawn && code != driver.CodeUnavailable {
+	if !r.Wait || !entered || code != driver.CodeWithdrawn && code != driver.CodeUnavailable {
 		return err
 	}
 	if late {
@@ -85,7 +85,7 @@ func (e *engine) leave(ctx context.Context, r driver.Request, placed bool, err e
 	defer cancel()
 	p := &op{key: e.key(r.Name), wake: true}
 	p.step = func(v *view) (*content, error) {
-		if v.place(r.ID) < 0 {
+		if v.position(r.ID) < 0 {
 			return nil, nil
 		}
 		return v.with(v.Holders, r.ID), nil
@@ -97,13 +97,13 @@ func (e *engine) leave(ctx context.Context, r driver.Request, placed bool, err e
 }
 
 // tryBriefly calls try, with a timeout if the request waits.
-func (e *engine) tryBriefly(ctx context.Context, r driver.Request, placed *bool) (driver.Grant, time.Duration, error) {
+func (e *engine) tryBriefly(ctx context.Context, r driver.Request, entered *bool) (driver.Grant, time.Duration, error) {
 	if r.Wait {
 		brief, cancel := context.WithTimeout(ctx, answerTimeout)
 		defer cancel()
 		ctx = brief
 	}
-	return e.try(ctx, r, placed)
+	return e.try(ctx, r, entered)
 }
 
 // withdrawn returns the error with which Acquire fails. If the caller's context has ended, it
@@ -115,8 +115,8 @@ func (e *engine) withdrawn(ctx context.Context, err error) error {
 	return e.ended(err)
 }
 
-// errPlace is the error of a write whose outcome is unknown, and that at most gives a request its place.
-var errPlace = errors.New("the place of the waiter is unknown")
+// errEntry is the error of a write whose outcome is unknown, and that at most gives a request its queue entry.
+var errEntry = errors.New("the queue entry of the waiter is unknown")
 
 // claim is a request and the writes of its grant.
 type claim struct {
@@ -175,9 +175,9 @@ func (c *claim) write(p *op, v *view) *content {
 	return next
 }
 
-// try requests the grant once. It sets placed if the request may have a place. With a BusyError it returns the time after which another try
-// is useful even without a notification.
-func (e *engine) try(ctx context.Context, r driver.Request, placed *bool) (g driver.Grant, next time.Duration, err error) {
+// try requests the grant once. It sets entered if the request may have a queue entry. With a BusyError it returns the
+// time after which another try is useful even without a notification.
+func (e *engine) try(ctx context.Context, r driver.Request, entered *bool) (g driver.Grant, next time.Duration, err error) {
 	c := claim{e: e, r: r}
 	p := &op{key: e.key(r.Name)}
 	corrected, granting := false, true
@@ -186,14 +186,14 @@ func (e *engine) try(ctx context.Context, r driver.Request, placed *bool) (g dri
 		if g, granted, err = c.grant(v); granted {
 			return nil, err
 		}
-		*placed = *placed || v.place(r.ID) >= 0
+		*entered = *entered || v.position(r.ID) >= 0
 		if !v.admits(r.ID, r.Limit) {
 			if v.ahead && !corrected { // without this write, the TTL would begin again at each read
 				corrected = true
 				return &v.content, nil // mutation: record-ahead
 			}
-			if queued := v.waits(&r, e.lasts(0), e.places(r.TTL)); queued != nil {
-				granting, *placed = false, true
+			if queued := v.waits(&r, e.lasts(0), e.entries(r.TTL)); queued != nil {
+				granting, *entered = false, true
 				return queued, nil
 			}
 			next = time.Duration(v.firstExpiry()-v.now) * time.Microsecond
@@ -210,7 +210,7 @@ func (e *engine) try(ctx context.Context, r driver.Request, placed *bool) (g dri
 		return next, nil
 	}
 	if e.apply(ctx, p); !granting && driver.CodeOf(p.err) == driver.CodeUnknown {
-		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errPlace, p.err)
+		p.err = driver.Errorf(driver.CodeUnavailable, "%w: %w", errEntry, p.err)
 	}
 	return g, next, p.err
 }
@@ -221,7 +221,7 @@ func (e *engine) Undo(ctx context.Context, r driver.Request) error {
 	p := &op{key: e.key(r.Name), wake: true}
 	p.step = func(v *view) (*content, error) {
 		next := v.with(slices.Clone(v.Holders), r.ID)
-		there := next.remove(func(h holder) bool { return h.ID == r.ID }) || v.place(r.ID) >= 0
+		there := next.remove(func(h holder) bool { return h.ID == r.ID }) || v.position(r.ID) >= 0
 		// The record has another version than at the previous read. A late write of the request names
 		// a version that the client read before Undo, so it has no effect.
 		if !there && !first && v.version != version { // mutation: record-undo
@@ -287,7 +287,7 @@ func (e *engine) Release(ctx context.Context, g driver.Grant, keep time.Duration
 		return next, nil
 	}
 	if e.apart && keep == 0 && old != nil && old.Token == g.Token {
-		// Whoever has changed the record since the grant has given it another version. If nobody has, the grant stands, and
+		// Each change gives the record another version. If the record has not changed since the grant, the grant stands, and
 		// the record without it is known. The answer to a Put shows that, unlike that of an Exchange.
 		h := old.Handle.(handle)
 		age, _ := old.SentAt.Elapsed()

@@ -906,8 +906,8 @@ func TestReleaseWakesFirstWaiter(t *testing.T) {
 	})
 }
 
-// places returns the requests that the record of "n" has in its queue.
-func (m *memory) places(t *testing.T) (all []string) {
+// waiting returns the requests that the record of "n" has in its queue.
+func (m *memory) waiting(t *testing.T) (all []string) {
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -921,9 +921,9 @@ func (m *memory) places(t *testing.T) (all []string) {
 	return all
 }
 
-// TestFailedSwapLeavesNoPlace: a Swap releases to the waiter of another client, and then its own request ends, or cannot
-// reach the storage. Its place keeps the name from nobody.
-func TestFailedSwapLeavesNoPlace(t *testing.T) {
+// TestFailedSwapLeavesNoQueueEntry: a Swap releases to the waiter of another client, and then its own request ends, or cannot
+// reach the storage. Its queue entry does not keep the name from other requests.
+func TestFailedSwapLeavesNoQueueEntry(t *testing.T) {
 	for name, end := range map[string]func(m *memory, cancel func()){
 		"withdrawn": func(_ *memory, cancel func()) { cancel() },
 		"storage down": func(m *memory, _ func()) {
@@ -949,7 +949,7 @@ func TestFailedSwapLeavesNoPlace(t *testing.T) {
 			defer cancel()
 			_, err = s.Swap(ctx, g, r, func(err error) {
 				must.Report(t, err)
-				if p := m.places(t); !slices.Equal(p, []string{"b", "swap"}) {
+				if p := m.waiting(t); !slices.Equal(p, []string{"b", "swap"}) {
 					t.Errorf("the queue is %q", p)
 				}
 				end(m, cancel)
@@ -962,7 +962,7 @@ func TestFailedSwapLeavesNoPlace(t *testing.T) {
 			} else if driver.CodeOf(err) != driver.CodeWithdrawn {
 				t.Errorf("Swap: %v", err)
 			}
-			if p := m.places(t); !slices.Equal(p, []string{"b"}) {
+			if p := m.waiting(t); !slices.Equal(p, []string{"b"}) {
 				t.Errorf("afterwards the queue is %q", p)
 			}
 			must.Report(t, s.Close(t.Context()))
@@ -1062,7 +1062,7 @@ func TestNoPauseSeparatesReadAndWrite(t *testing.T) {
 	})
 }
 
-// TestQueueHasTheOldestWaiters: a full queue has a place only for a request that has waited longer than another one.
+// TestQueueHasTheOldestWaiters: a full queue has a queue entry only for a request that has waited longer than another one.
 func TestQueueHasTheOldestWaiters(t *testing.T) {
 	v := &view{now: 1e15}
 	wait := func(id int, waited time.Duration) bool {
@@ -1076,13 +1076,13 @@ func TestQueueHasTheOldestWaiters(t *testing.T) {
 	}
 	for i := range maxQueue {
 		if !wait(i, time.Hour) {
-			t.Fatalf("request %d has no place", i)
+			t.Fatalf("request %d has no queue entry", i)
 		}
 	}
 	if wait(maxQueue, time.Hour) {
-		t.Error("a request has a place in a full queue")
+		t.Error("a request has a queue entry in a full queue")
 	}
-	if !wait(maxQueue, 2*time.Hour) || v.first() != fmt.Sprint(maxQueue) || len(v.Queue) != maxQueue || v.place(fmt.Sprint(maxQueue-1)) >= 0 {
+	if !wait(maxQueue, 2*time.Hour) || v.first() != fmt.Sprint(maxQueue) || len(v.Queue) != maxQueue || v.position(fmt.Sprint(maxQueue-1)) >= 0 {
 		t.Errorf("the queue is %v", v.Queue)
 	}
 	v = &view{now: 1}

@@ -16,7 +16,7 @@ func (e *engine) Swap(ctx context.Context, old driver.Grant, r driver.Request, r
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	if r.Wait && e.queue > 1 {
-		r.Waited = max(r.Waited, 1) // so that it may get a place
+		r.Waited = max(r.Waited, 1) // so that it may get a queue entry
 	}
 	if heldSince, ok := e.canReplace(&old, &r); ok {
 		brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), answerTimeout))
@@ -55,7 +55,7 @@ func (e *engine) canReplace(old *driver.Grant, r *driver.Request) (heldSince tim
 	return h.Handle.(handle).since, true
 }
 
-// replace replaces old by a grant of r in one write, or by a place of r if turn is set and other requests wait. had
+// replace replaces old by a grant of r in one write, or by a queue entry of r if turn is set and other requests wait. had
 // reports that the record had old. If it is then not granted, the record has neither grant. If had is false, nothing
 // was written, or old was broken.
 func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request, turn bool,
@@ -82,7 +82,7 @@ func (e *engine) replace(ctx context.Context, old driver.Grant, r driver.Request
 		without.remove(func(h holder) bool { return h.ID == old.ID }) // mutation: record-swap
 		if turn && len(v.Queue) > 0 {
 			p.wake = true
-			if queued := without.waits(&r, e.lasts(0), e.places(r.TTL)); queued != nil {
+			if queued := without.waits(&r, e.lasts(0), e.entries(r.TTL)); queued != nil {
 				return queued, nil
 			}
 			return without.with(without.Holders, ""), nil

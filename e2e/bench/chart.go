@@ -57,7 +57,7 @@ func label(b *strings.Builder, x, y int, class, s string) {
 	fmt.Fprintf(b, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n", x, y, class, html.EscapeString(s))
 }
 
-// document returns a picture with a title for those who cannot see it.
+// document returns a picture with a title for screen readers.
 func document(title string, height int, content string) string {
 	head := fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" role=\"img\" aria-labelledby=\"t\">\n"+
 		"<title id=\"t\">%s</title>\n"+

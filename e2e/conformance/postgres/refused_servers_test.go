@@ -58,7 +58,7 @@ func TestUnsafeServersAreRefused(t *testing.T) {
 	postgres.Exec(t, postgres.Home, "CREATE ROLE shut_out NOLOGIN")
 	url := strings.Replace(postgres.URL(postgres.Server(t).Address, postgres.Home, ""), "postgres@", "shut_out@", 1)
 	if _, err := postgres.Open(t.Context(), url, ""); driver.CodeOf(err) != driver.CodeRefused {
-		t.Errorf("a user who may not log in: %v", err)
+		t.Errorf("a user without the right to log in: %v", err)
 	}
 }
 
