@@ -79,8 +79,8 @@
 // ends the session that has this named lock, in one statement. If no session has it, the
 // session is gone. A connection number is no identity: after a failover the new server may
 // have given the number to another program.
-// A KILL may arrive late. The client never uses a session again after it has begun to end its
-// statement, so such a KILL finds no session, or one that only waits for its end.
+// A KILL may arrive late. The client never uses a session again after it has begun to end it, so
+// such a KILL finds no session, or one that only waits for its end.
 //
 // No decision about a lock depends on the records of holders in holdfast_session. A session
 // has a named lock for each grant that it records, and the row counts while the session has

@@ -101,7 +101,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 		got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
 	}
 	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
 			answers, err := s.Run(ctx, raiseHighWater(a)...)
 			return countedGrant(a, got, answers, err)
 		})
@@ -176,12 +176,6 @@ func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequ
 		r.s.record.end(a.ID)
 	}
 	return answers.First(0).True(0), nil
-}
-
-// Clear frees a lock that was granted while the statement was being cancelled.
-func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()", "SELECT GET_LOCK("+identityLock(s.ID)+", 0)")
-	return err
 }
 
 // Survey returns the holders that are recorded, and the waiters. For a single name without a

@@ -141,7 +141,7 @@ func locked(err error) bool { return isError(err, errLockWait, errStatementTime)
 // grant returns got. If tokens are durable, it first replaces the tokens of got.
 func (r pessimistic) grant(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
 			// The commit uses another connection, since this one's transaction is open.
 			answers, err := r.s.commit(ctx, raiseHighWater(a)...)
 			return countedGrant(a, got, answers, err)
@@ -313,12 +313,6 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		r.s.record.end(a.ID)
 	}
 	return answers.Last().Int(0) == s.ID.Conn, nil
-}
-
-// Clear ends the transaction.
-func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "ROLLBACK")
-	return err
 }
 
 // Locked locks the row for a moment, if it is free. A row that exists and that the server skips is locked.

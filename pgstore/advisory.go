@@ -100,7 +100,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	}
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Tokens: int(row.Int(2)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
 			answers, err := s.Run(ctx, r.durableStatement(a))
 			return durableGrant(a, got, answers, err)
 		})
@@ -123,7 +123,7 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 		enter, shared, m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))...)
 	switch {
 	case waitedTooLong(err) && shared != "": // perhaps for its turn to read the clock
-		err = r.Clear(ctx, s)
+		_, err = s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
 	case waitedTooLong(err):
 		err = nil
 	}
@@ -273,12 +273,6 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 		return false, err
 	}
 	return answers.Last().True(0), nil
-}
-
-// Clear frees a lock that was granted while the statement was being cancelled.
-func (r advisory) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
-	return err
 }
 
 // Survey returns the holders and waiters in pg_locks.

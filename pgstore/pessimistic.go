@@ -263,7 +263,7 @@ func (r pessimistic) setName(a *sqlkit.LockRequest, token, tokens, slot string) 
 
 // durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
-	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+	return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
 		answers, err := r.s.links.Run(ctx, r.durableStatement(a))
 		got, err := durableGrant(a, got, answers, err)
 		if err == nil {
@@ -297,12 +297,6 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.Lo
 		return false, err
 	}
 	return answers.Last().Int(0) == s.ID.Conn, nil
-}
-
-// Clear ends the transaction and leaves the gate.
-func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "ROLLBACK", "SELECT pg_catalog.pg_advisory_unlock_all()")
-	return err
 }
 
 // Survey reads pg_locks. A session with the mark of holders is a holder. A session that waits for the

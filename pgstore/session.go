@@ -209,12 +209,6 @@ func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity
 	return a.Last() != nil, err
 }
 
-// Cancel ends the statement of a session.
-func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
-	_, err := side.Run(ctx, "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
-	return err
-}
-
 // End ends a session and reports whether it is gone.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
 	a, err := side.Run(ctx, "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))

@@ -26,11 +26,15 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 	return e.finish(ctx, l, nil)
 }
 
-// finish closes a session and waits until the server has ended it. Then it returns outcome. The
-// grant of the session is over in any case.
+// finish closes a session and waits until the server has ended it, or the engine is closed. Then it returns outcome.
+// The grant of the session is over in any case.
 func (e *Sessions) finish(ctx context.Context, l *lease, outcome error) error {
 	ctx, end := e.Bind(ctx)
 	defer end()
+	return e.finishOn(ctx, l, outcome)
+}
+
+func (e *Sessions) finishOn(ctx context.Context, l *lease, outcome error) error {
 	e.mu.Lock()
 	l.granted, l.closed, l.ending = false, true, true
 	e.mu.Unlock()

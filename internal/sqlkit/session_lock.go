@@ -95,10 +95,10 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	switch {
 	case err == error(ErrBusy):
 		return driver.Grant{}, e.busy(ctx, l)
+	case ctx.Err() != nil && (r.Wait || err == nil):
+		return driver.Grant{}, e.withdraw(ctx, l, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()})
 	case err != nil:
-		return driver.Grant{}, e.failed(ctx, l, w, err)
-	case ctx.Err() != nil:
-		return driver.Grant{}, e.withdraw(ctx, l)
+		return driver.Grant{}, e.failed(ctx, l, err)
 	}
 	l.set(got)
 	if w.waited {
@@ -132,17 +132,13 @@ func (e *Sessions) busy(ctx context.Context, l *lease) error {
 	return &driver.BusyError{Holders: holders}
 }
 
-// withdraw releases the lock of a request that its caller has cancelled.
-func (e *Sessions) withdraw(ctx context.Context, l *lease) error {
+// withdraw ends the session of a request, which may wait for the lock or have it, and returns outcome. If the server
+// does not confirm that in time, the outcome is unknown. It does so also while the engine is being closed: a server may
+// not notice that the connection of a waiter is closed.
+func (e *Sessions) withdraw(ctx context.Context, l *lease, outcome error) error {
 	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
-	unlocked, err := e.recipe.Unlock(brief, l.s, &l.request)
-	cancel()
-	e.drop(l.s)
-	if err != nil || !unlocked {
-		return e.unknown(l, err)
-	}
-	e.forget(l)
-	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+	defer cancel()
+	return e.finishOn(brief, l, outcome)
 }
 
 // newLease returns a locked lease for a request.
@@ -207,20 +203,18 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 }
 
 // failed returns the error of a Lock. Its code depends on what may be left at the server.
-func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
-	if w.cancelled {
-		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
-		cleared := e.recipe.Clear(brief, l.s) == nil
-		cancel()
-		e.drop(l.s) // a cancellation may still reach the session
-		if !cleared {
-			return e.unknown(l, err)
-		}
-		e.forget(l)
-		return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
-	}
+func (e *Sessions) failed(ctx context.Context, l *lease, err error) error {
 	e.drop(l.s)
 	coded, retry := e.recipe.Sort(err)
+	if _, locked := errors.AsType[*lockedError](err); locked {
+		if unended := e.withdraw(ctx, l, nil); unended != nil {
+			// Neither error is wrapped: an error of a link does not prove the state of the lock.
+			return driver.Errorf(driver.CodeUnknown, "%v, and the server has not confirmed that the lock is given back: %v", err, unended)
+		}
+		if !retry && driver.CodeOf(coded) == driver.CodeUnknown { // the end of the session makes the outcome known
+			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+	}
 	switch {
 	case unsent(err) && l.request.Label.Waited == 0:
 		e.forget(l)
@@ -265,33 +259,28 @@ func (e *Sessions) forget(l *lease) {
 	l.end()
 }
 
-// wait runs a Lock that may block, and the goroutines beside it.
+// wait runs a Lock that may block, and the goroutine beside it.
 type wait struct {
 	e *Sessions
 	l *lease
 	// ctx is the context of the request, and watching that of watch. It ends when Lock has returned.
 	ctx, watching context.Context
 
-	mu        sync.Mutex
-	over      bool // Lock has returned
-	waited    bool // the server has confirmed that the request is in its queue
-	polls     bool // no statement waits
-	cancelled bool
-	beside    sync.WaitGroup
+	mu     sync.Mutex
+	over   bool // Lock has returned
+	waited bool // the server has confirmed that the request is in its queue
+	polls  bool // no statement waits
+	beside sync.WaitGroup
 }
 
 // lock calls the recipe's Lock, which may block in the server. After recordAfter another
-// goroutine watches the wait. When the context of the request ends, a
-// goroutine cancels the statement.
+// goroutine watches the wait.
 func (w *wait) lock() (got Got, err error) {
-	statement, cut := context.WithCancel(context.WithoutCancel(w.ctx))
-	defer cut()
 	watching, over := context.WithCancel(w.ctx)
 	w.watching = watching
 	w.l.request.Waiting = func() { w.set(&w.waited, &w.polls) }
-	stop := context.AfterFunc(w.ctx, func() { w.begin(func() { w.cancel(cut) }) })
 	for {
-		got, err = w.e.recipe.Lock(statement, w.l.s, &w.l.request)
+		got, err = w.e.recipe.Lock(w.ctx, w.l.s, &w.l.request)
 		if err != ErrWaitAgain || w.ctx.Err() != nil {
 			break
 		}
@@ -300,7 +289,6 @@ func (w *wait) lock() (got Got, err error) {
 	}
 	w.set(&w.over)
 	over()
-	stop()
 	w.beside.Wait()
 	return got, err
 }
@@ -404,25 +392,6 @@ func (w *wait) survey() (sights []Sight, refused bool, err error) {
 		return err
 	})
 	return sights, refused, err
-}
-
-// cancel makes the server cancel the statement. If that does not end the wait in time,
-// cancel closes the connection. The session is not used again.
-func (w *wait) cancel(cut func()) {
-	w.mu.Lock()
-	w.cancelled = true
-	w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
-	defer cancel()
-	// A cancellation may arrive before the statement, so it is repeated.
-	for pause := time.Millisecond; !w.is(&w.over); pause *= 2 {
-		err := w.e.withSideLink(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
-		if err != nil || backoff.Sleep(ctx, pause) != nil {
-			cut()
-			w.l.s.Close()
-			return
-		}
-	}
 }
 
 // withSideLink calls f with a link that no session uses.

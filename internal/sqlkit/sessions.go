@@ -64,7 +64,8 @@ import (
 //
 // A request whose answer was lost had a session, which has an identity at the server. Undo
 // closes the connection and waits, on another one, until that identity is gone. After that
-// nothing of the request stands or can appear.
+// nothing of the request stands or can appear. A wait that is given up, and a request that has
+// got the lock but no durable token, end in the same way.
 //
 // If a session ends before the answer to a release, the release may have been too late. The
 // timer or an operator may have ended the session before, and another client may have held
@@ -142,7 +143,7 @@ const (
 	recordAgain = time.Second
 	// busyTimeout limits how long a release waits for a running ping.
 	busyTimeout = 3 * time.Second
-	// cancelTimeout limits how long the orderly end of a wait may take.
+	// cancelTimeout limits how long a request waits for the end of its session at the server, and a watch for an answer.
 	cancelTimeout = time.Second
 	// watchEvery is the interval at which a wait is watched, and watchAgain that after a failure. Each time the engine
 	// reads whether the statement still runs, and every reportEach times the holders, which costs the server more.
