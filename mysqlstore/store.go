@@ -203,9 +203,9 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 // onSessionsOf returns the engine of a recipe on sessions.
 func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
 	e := sqlkit.NewSessions(s.connect, r, s.cfg.Idle(4), s.cfg.Namespace)
-	e.MaxConns = func() int {
-		f, _ := s.server.Facts()
-		return s.cfg.SessionsOf(f.connections)
+	e.MaxConns = func(ctx context.Context) (int, error) {
+		f, err := s.server.Read(ctx)
+		return s.cfg.SessionsOf(f.connections), err
 	}
 	s.links.Limit(sqlkit.SideLinks)
 	return e

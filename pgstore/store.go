@@ -217,7 +217,10 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 // onSessions returns the engine of a recipe on sessions.
 func (s *store) onSessions(r sqlkit.Recipe) engine {
 	e := sqlkit.NewSessions(s.dial, r, s.cfg.Idle(4), s.cfg.Namespace)
-	e.MaxConns = func() int { return s.cfg.SessionsOf(s.facts().connections) }
+	e.MaxConns = func(ctx context.Context) (int, error) {
+		f, err := s.server.Read(ctx)
+		return s.cfg.SessionsOf(f.connections), err
+	}
 	s.links.Limit(sqlkit.SideLinks)
 	return e
 }

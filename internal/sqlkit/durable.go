@@ -6,7 +6,7 @@ import (
 )
 
 // DurableToken returns the grant of a session that has the lock, with the tokens that commit has committed to the
-// database. If commit fails, the engine ends the session, so the request has no effect. If
+// database. If commit fails, the engine releases the lock or ends the session, so the request has no effect. If
 // the server does not confirm that within cancelTimeout, the error has CodeUnknown.
 //
 // During commit the session has the lock, and other clients wait for it. If a user's pool

@@ -20,10 +20,10 @@ var (
 // left.
 type failing struct {
 	closing
-	fails []error
-	end   error
-	locks int
-	ends  int
+	fails         []error
+	end           error
+	locks         int
+	ends, unlocks int
 }
 
 func (r *failing) Lock(ctx context.Context, _ *Session, a *LockRequest) (Got, error) {
@@ -34,6 +34,11 @@ func (r *failing) Lock(ctx context.Context, _ *Session, a *LockRequest) (Got, er
 	err := r.fails[0]
 	r.fails = r.fails[1:]
 	return DurableToken(ctx, a, func(context.Context) (Got, error) { return Got{}, err })
+}
+
+func (r *failing) Unlock(ctx context.Context, _ *Session, _ *LockRequest) (bool, error) {
+	r.unlocks++
+	return r.end == nil, cmp.Or(ctx.Err(), r.end)
 }
 
 func (r *failing) End(ctx context.Context, _ Link, _ Identity) (bool, error) {
@@ -49,7 +54,7 @@ func (*failing) Sort(err error) (error, bool) {
 }
 
 // TestFailureAfterLockIsReported: a session gets the lock, and the request then fails. The
-// engine ends the session, before the next try. The outcome is unknown only if the server
+// engine releases the lock, or ends the session, before the next try. The outcome is unknown only if the server
 // does not confirm that.
 func TestFailureAfterLockIsReported(t *testing.T) {
 	for _, c := range []struct {
@@ -76,8 +81,8 @@ func TestFailureAfterLockIsReported(t *testing.T) {
 			if c.ok != (err == nil) || err != nil && driver.CodeOf(err) != c.code {
 				t.Errorf("%v: %v; want %v", driver.CodeOf(err), err, c.code)
 			}
-			if r.locks != c.locks || r.ends != 1 {
-				t.Errorf("locked %d times, want %d, and ended %d times, want once", r.locks, c.locks, r.ends)
+			if r.locks != c.locks || r.unlocks != 1 || (r.ends > 0) != (c.end != nil) {
+				t.Errorf("locked %d times, want %d, unlocked %d times, want once, and ended %d times", r.locks, c.locks, r.unlocks, r.ends)
 			}
 		})
 	}

@@ -10,18 +10,15 @@ import (
 )
 
 // Ender ends a connection when the context of its present statement ends. For the deadline of a
-// [deadline.Context] it uses one timer for all statements of the connection. So a statement that
-// is answered in time costs no timer and no context of its own. Ender does not stop the timer
-// after a statement. It sets the timer again only for an earlier deadline, or when the timer
-// fires before the deadline of the present statement.
+// [deadline.Context] it uses one alarm for all statements of the connection. So a statement that
+// is answered in time costs no timer and no context of its own.
 //
 // One goroutine at a time calls Begin and Stop.
 type Ender struct {
 	end func()
 
 	mu    sync.Mutex
-	timer *time.Timer
-	fires time.Time // when the timer fires, zero if it does not
+	alarm alarm     // calls expired
 	at    time.Time // the deadline of the present statement, zero if it has none
 	ended bool      // end was called for the present statement
 
@@ -56,35 +53,23 @@ func (e *Ender) Begin(ctx context.Context) {
 	})
 }
 
-// arm makes the timer fire at the deadline or earlier.
+// arm sets the alarm for the deadline.
 func (e *Ender) arm(at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.at = at
-	if e.fires.IsZero() || at.Before(e.fires) {
-		e.set()
-	}
+	e.alarm.set(at, e.expired)
 }
 
-// set makes the timer fire at the deadline. The caller holds mu.
-func (e *Ender) set() {
-	e.fires = e.at
-	if left := time.Until(e.at); e.timer == nil {
-		e.timer = time.AfterFunc(left, e.expired)
-	} else {
-		e.timer.Reset(left)
-	}
-}
-
-// expired is called by the timer, possibly for the deadline of a statement that has ended.
+// expired is called by the alarm, possibly for the deadline of a statement that has ended.
 func (e *Ender) expired() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.fires = time.Time{}
+	e.alarm.reset()
 	switch {
 	case e.at.IsZero():
 	case time.Now().Before(e.at):
-		e.set()
+		e.alarm.set(e.at, e.expired)
 	default:
 		e.ended = true
 		e.end()

@@ -64,9 +64,9 @@ func TestSessionsStayIfUsedTogether(t *testing.T) {
 		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }
 		idle := func() int {
 			synctest.Wait()
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			return len(e.idle)
+			e.idle.mu.Lock()
+			defer e.idle.mu.Unlock()
+			return len(e.idle.idle)
 		}
 		staysTogether(t, use, idle, &dialled)
 	})
@@ -118,7 +118,7 @@ func TestRequestsWaitForSessionsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
 		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
-		e.MaxConns = func() int { return 2 }
+		e.MaxConns = func(context.Context) (int, error) { return 2, nil }
 		defer e.Close(t.Context())
 		first, _ := e.take(t.Context(), &driver.Request{})
 		second, _ := e.take(t.Context(), &driver.Request{})
@@ -153,8 +153,8 @@ func TestRequestsWaitForSessionsInOrder(t *testing.T) {
 		synctest.Wait()
 		e.drop(second)
 		synctest.Wait()
-		if !slices.Equal(order, []int{-1, 0, 2, 3}) || len(e.queue) > 0 {
-			t.Errorf("order %v, %d waiting", order, len(e.queue))
+		if !slices.Equal(order, []int{-1, 0, 2, 3}) || len(e.slots) > 0 {
+			t.Errorf("order %v, %d sessions in use", order, len(e.slots))
 		}
 		if dialled > 3 {
 			t.Errorf("dialled %d", dialled)
@@ -174,7 +174,7 @@ func (free) Lock(context.Context, *Session, *LockRequest) (Got, error) {
 func TestTryOfOwnLockIsBusyWithoutSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &free{}, Idle{}, "")
-		e.MaxConns = func() int { return 1 }
+		e.MaxConns = func(context.Context) (int, error) { return 1, nil }
 		defer e.Close(t.Context())
 		request := func(id, name string, limit int) driver.Request {
 			return driver.Request{ID: id, Name: name, Limit: limit, TTL: time.Hour, From: noRequester{}}

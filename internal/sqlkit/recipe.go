@@ -81,8 +81,9 @@ type Session struct {
 	// TTL is the present value of the server's session timeout. The recipe sets it.
 	TTL time.Duration
 
-	idleSince time.Time // zero while it is in use
-	lease     *lease    // the request that uses the session
+	lease   *lease // the request that uses the session
+	limited bool   // it is one of the sessions that the engine limits
+	alarm   alarm  // calls tend
 }
 
 // LockRequest is a request for a lock, as a recipe gets it.

@@ -38,7 +38,6 @@ func (e *Sessions) finishOn(ctx context.Context, l *lease, outcome error) error 
 	e.mu.Lock()
 	l.granted, l.closed, l.ending = false, true, true
 	e.mu.Unlock()
-	l.end()
 	e.drop(l.s)
 	if err := e.awaitEnd(ctx, l.s.ID); err != nil {
 		return e.closedOr(err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
@@ -146,7 +147,8 @@ func (e *Sessions) pinged(l *lease, p *ping, unrecorded bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if unrecorded {
-		l.recordAt = time.Now().Add(recordAgain)
+		l.due = time.Now().Add(recordAgain)
+		e.visit(l)
 	}
 	if p.proveOnly {
 		l.proof = nil
@@ -173,67 +175,46 @@ func (e *Sessions) pingFailed(l *lease, p *ping) {
 }
 
 // demoted ends the sessions of this client at a server that has become read-only. It closes
-// idle sessions at once, and pings the sessions with grants: each ping fails like the first
-// one.
+// idle sessions at once, also those at other servers, and pings the sessions with grants: each ping fails like the
+// first one.
 func (e *Sessions) demoted(server string) {
 	e.side.Flush()
+	e.idle.Flush()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for s := range e.all {
-		switch l := s.lease; {
-		case s.ID.Server != server:
-		case l == nil:
-			e.retireLocked(s)
-		case l.granted && !l.closed:
+	for _, l := range e.leases {
+		if l.s.ID.Server == server && l.granted && !l.closed {
 			e.pingLocked(l, true)
 		}
 	}
 }
 
-// proveLocked pings one session of each server that was not pinged for proveAfter, each time
-// another session. The caller holds mu.
-func (e *Sessions) proveLocked(now time.Time) {
+// prove calls proveOnce as long as there are grants that need it.
+func (e *Sessions) prove() {
+	for backoff.Sleep(e.Ctx, proveAfter) == nil && e.proveOnce() {
+	}
+}
+
+// proveOnce pings the sessions with grants whose connections do not report their end, and one session of each server
+// that may be demoted, each time another one. It returns false if there is none.
+func (e *Sessions) proveOnce() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.proving = false
 	oldest := map[string]*lease{}
-	for s := range e.all {
-		l := s.lease
-		if l == nil || !l.granted || l.closed || s.ID.Server == "" || s.Gone() == nil {
-			continue
-		}
-		if o := oldest[s.ID.Server]; o == nil || l.proved.Before(o.proved) {
-			oldest[s.ID.Server] = l
-		}
-	}
-	for server := range e.proved {
-		if oldest[server] == nil {
-			delete(e.proved, server)
-		}
-	}
-	for server, l := range oldest {
-		switch last := e.proved[server]; {
-		case last.IsZero():
-			e.proved[server] = now // the grants themselves were the proof
-		case now.Sub(last) >= proveAfter:
-			e.proved[server], l.proved = now, now
+	for _, l := range e.leases {
+		switch o := oldest[l.s.ID.Server]; {
+		case !l.granted || l.closed:
+		case l.s.Gone() == nil:
+			e.proving = true
 			e.pingLocked(l, true)
+		case l.s.ID.Server != "" && (o == nil || l.proved.Before(o.proved)):
+			oldest[l.s.ID.Server] = l
 		}
 	}
-}
-
-// watchByPing pings a session whose connection does not report its end.
-func (e *Sessions) watchByPing(l *lease) {
-	t := time.NewTicker(proveAfter)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			e.mu.Lock()
-			p := e.pingLocked(l, true)
-			e.mu.Unlock()
-			<-p.done
-		case <-l.done:
-			return
-		case <-e.Ctx.Done():
-			return
-		}
+	for _, l := range oldest {
+		e.proving, l.proved = true, time.Now()
+		e.pingLocked(l, true)
 	}
+	return e.proving
 }
