@@ -184,10 +184,10 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 		return s.know(ctx, l)
 	})
 	s.record = newRecorder(s)
-	s.valueTable = newValues(s)
+	s.valueTable = &sqlkit.Values{Namespace: c.Namespace, Dialect: &dialect, Run: s.commit, Sort: faults{}.Sort}
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), s.connect), table{}, faults{}, nil, s.skew, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), s.connect), &dialect, faults{}, nil, s.skew, c.Namespace)
 	case Pessimistic:
 		s.engine = s.onSessionsOf(newPessimistic(s))
 	case Named:
@@ -213,7 +213,7 @@ func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
 
 // commit runs statements on a connection without a transaction, at a server that accepts writes.
 func (s *store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
-	return s.links.RunAtPrimary(ctx, faults{}, "SELECT @@global.read_only", isReadOnly, statements...)
+	return s.links.RunAtPrimary(ctx, faults{}, &dialect, statements...)
 }
 
 // String returns where the locks are, without a password.

@@ -238,7 +238,7 @@ var errMoved = fmt.Errorf("the connection has another backend than before: a poo
 // it evaluates the expression anew.
 func (r sessions) durableStatement(a *sqlkit.LockRequest) string {
 	return fmt.Sprintf("UPDATE %s SET token = GREATEST(pg_catalog.set_config('holdfast.mark', token::pg_catalog.text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
-		" RETURNING pg_catalog.current_setting('holdfast.mark'), token", r.s.in(floorTable), clock, sqlkit.Bucket(a.Key))
+		" RETURNING pg_catalog.current_setting('holdfast.mark'), token", r.s.in(sqlkit.FloorTable), clock, sqlkit.Bucket(a.Key))
 }
 
 // durableGrant returns the grant with the tokens in the answer of durableStatement.

@@ -40,7 +40,7 @@ func newPessimistic(s *store) pessimistic {
 // place distinguishes the rows of one table and column from others. So locks of other schemas have other marks.
 func (r pessimistic) place() string {
 	if r.s.cfg.Table == "" {
-		return r.s.in(nameTable)
+		return r.s.in(sqlkit.NameTable)
 	}
 	return strings.ToLower(strings.ReplaceAll(r.s.in(r.s.cfg.Table), `"`, "") + "." + r.s.cfg.Column) // two spellings of one table
 }
@@ -198,7 +198,7 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 		fits = fmt.Sprintf("l.permits = %d", k)
 		if k > 0 {
 			with += fmt.Sprintf(", p AS MATERIALIZED (SELECT slot FROM %s WHERE name = %s AND slot < %d AND EXISTS (SELECT 1 FROM l WHERE l.permits = %d) ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED)",
-				r.s.in(slotTable), lit(a.Key), k, k)
+				r.s.in(sqlkit.SlotTable), lit(a.Key), k, k)
 			slot, from = "p.slot", "l LEFT JOIN p ON true"
 			fits += " AND p.slot IS NOT NULL"
 		}
@@ -279,7 +279,7 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %[1]s AND permits <> %[2]d FOR UPDATE SKIP LOCKED),
 		u AS (UPDATE %[3]s n SET permits = %[2]d FROM l WHERE n.name = l.name RETURNING n.name),
 		i AS (INSERT INTO %[4]s (name, slot) SELECT u.name, g FROM u, pg_catalog.generate_series(0, %[2]d - 1) AS g ON CONFLICT DO NOTHING)
-		SELECT pg_catalog.count(*) FROM u`, r.Row(a.Key), k, r.s.in(nameTable), r.s.in(slotTable)))
+		SELECT pg_catalog.count(*) FROM u`, r.Row(a.Key), k, r.s.in(sqlkit.NameTable), r.s.in(sqlkit.SlotTable)))
 	if err != nil {
 		return err
 	}

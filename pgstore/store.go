@@ -188,14 +188,19 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	}
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
 	s.schema = sqlkit.NewProbe(s.findSchema)
-	s.valueTable = newValues(s)
+	d := s.dialect()
+	s.valueTable = &sqlkit.Values{Namespace: s.cfg.Namespace, Dialect: d, Sort: faults{}.Sort,
+		// A primary that has become read-only keeps its sessions, and would serve Get forever.
+		Run: func(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
+			return s.links.RunAtPrimary(ctx, rowFaults{}, d, statements...)
+		}}
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w record.Watcher
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, rowFaults{}, w, nil, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), d, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = s.onSessions(newPessimistic(s))
 	case Advisory:

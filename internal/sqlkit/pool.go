@@ -212,12 +212,12 @@ func (p *Pool) Flush() {
 	}
 }
 
-// RunAtPrimary runs statements at a server that accepts writes. It runs query before them, and readOnly reports whether
-// the answer is that of a read-only server. The statements must have no effect at such a server.
-func (p *Pool) RunAtPrimary(ctx context.Context, faults Faults, query string, readOnly func(answer string) bool, statements ...string) (Answers, error) {
+// RunAtPrimary runs statements at a server that accepts writes. Before them it asks whether the server does. The
+// statements must have no effect at one that does not.
+func (p *Pool) RunAtPrimary(ctx context.Context, faults Faults, d *Dialect, statements ...string) (Answers, error) {
 	var a Answers
 	err := p.use(ctx, func(l Link) (err error) {
-		a, err = l.Run(ctx, append([]string{query}, statements...)...)
+		a, err = l.Run(ctx, append([]string{"SELECT " + d.ReadOnly}, statements...)...)
 		if err == nil && readOnly(a.First(0).Text(0)) {
 			return ErrReadOnly
 		}

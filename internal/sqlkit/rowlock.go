@@ -50,7 +50,7 @@ func (r *NameRows) find(key []byte) (table, column, value string) {
 		in = func(table string) string { return table }
 	}
 	if r.Table == "" {
-		return in("holdfast_name"), "name", r.Key(key)
+		return in(NameTable), "name", r.Key(key)
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
 	return in(r.Table), r.Column, r.Name(name)

@@ -13,23 +13,16 @@ import (
 type Values struct {
 	// Namespace is that of the store.
 	Namespace string
-	// Resolve returns when Read, Insert and Update can build statements; nil if they always can. Its error has a code.
-	Resolve func(context.Context) error
+	Dialect   *Dialect
 	// Run runs statements on a connection without a transaction, at a primary.
 	Run func(ctx context.Context, statements ...string) (Answers, error)
 	// Sort adds a code to an error of Run, like Sort of [Faults]. Nothing was written if another try may succeed.
 	Sort func(error) (error, bool)
-	// Read selects the version of a key, and its data in hexadecimal. Insert and Update return
-	// the statements of a Put. The first row of their last answer begins with 1 if a row of
-	// the table was written. Otherwise it has another number, or there is no row.
-	Read   func(key []byte) string
-	Insert func(key, data []byte, version string) []string
-	Update func(key, data []byte, old, version string) []string
 }
 
 // Get implements driver.Values.
 func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
-	answer, err := v.run(ctx, key, nil, func(k []byte) []string { return []string{v.Read(k)} })
+	answer, err := v.run(ctx, key, nil, func(k []byte) []string { return []string{v.Dialect.value(k)} })
 	if err != nil {
 		if driver.CodeOf(err) == driver.CodeUnknown { // a read writes nothing, so its outcome is known
 			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -52,9 +45,9 @@ func (v *Values) Put(ctx context.Context, key string, data []byte, version strin
 	next := rand.Text()
 	answer, err := v.run(ctx, key, data, func(k []byte) []string {
 		if version == "" {
-			return v.Insert(k, data, next)
+			return v.Dialect.putNew(k, data, next)
 		}
-		return v.Update(k, data, version, next)
+		return v.Dialect.putOver(k, data, version, next)
 	})
 	if err != nil {
 		return "", err
@@ -72,10 +65,8 @@ func (v *Values) run(ctx context.Context, key string, data []byte, statements fu
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	if v.Resolve != nil {
-		if err := v.Resolve(ctx); err != nil {
-			return nil, err
-		}
+	if err := v.Dialect.resolve(ctx); err != nil {
+		return nil, err
 	}
 	for tries := 1; ; tries++ {
 		answer, err := v.Run(ctx, statements([]byte(v.Namespace+"\x00"+key))...)
