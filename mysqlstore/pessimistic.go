@@ -140,14 +140,11 @@ func locked(err error) bool { return isError(err, errLockWait, errStatementTime)
 
 // grant returns got. If tokens are durable, it first replaces the tokens of got.
 func (r pessimistic) grant(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
-			// The commit uses another connection, since this one's transaction is open.
-			answers, err := r.s.commit(ctx, raiseHighWater(a)...)
-			return countedGrant(a, got, answers, err)
-		})
-	}
-	return got, nil
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		// The commit uses another connection, since this one's transaction is open.
+		answers, err := r.s.commit(ctx, raiseHighWater(a)...)
+		return countedGrant(a, got, answers, err)
+	})
 }
 
 // A savepoint that is set when the row is locked ends with the transaction. A rollback to it
@@ -175,9 +172,6 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 // Pass proves that the transaction still exists, and keeps it if no session waits at the
 // gate. Otherwise, on MariaDB, it ends the transaction.
 func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.Got{}, sqlkit.PassRefused, nil
-	}
 	// The proof follows the reading of the clock.
 	script := []string{fmt.Sprintf("SELECT @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", gate(r.rowOf(old.Key)), clock), proveSavepoint}
 	ifOthersWait := sqlkit.PassRefused
@@ -227,7 +221,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 	if a.Limit == driver.Exclusive {
 		script = append(script, setSavepoint)
 		if r.at(s).sysdateNow {
-			script = append(append(script, r.clocks(a, r.pause(a))...), proveSavepoint)
+			script = append(append(script, clocks(a, pause(a))...), proveSavepoint)
 		}
 	} else {
 		if size := sqlkit.Kind(a.Limit); size > 0 {
@@ -261,8 +255,8 @@ func (r pessimistic) selectRow(s *sqlkit.Session, a *sqlkit.LockRequest, wait bo
 	if a.Wait {
 		label = comment(a)
 	}
-	if r.tokens(a) > 1 && !r.at(s).sysdateNow {
-		later = ", " + r.pause(a) + ", " + sysdate
+	if a.ClockTokens() > 1 && !r.at(s).sysdateNow {
+		later = ", " + pause(a) + ", " + sysdate
 	}
 	return fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), @@global.read_only%s FROM %s %s",
 		label, r.Permits(), sysdate, later, row, mode)

@@ -207,6 +207,7 @@ func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
 		f, err := s.server.Read(ctx)
 		return s.cfg.SessionsOf(f.connections), err
 	}
+	e.Durable = s.cfg.Durable
 	s.links.Limit(sqlkit.SideLinks)
 	return e
 }

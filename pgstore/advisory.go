@@ -99,13 +99,10 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Tokens: int(row.Int(2)), Slot: driver.NoSlot}
-	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
-			answers, err := s.Run(ctx, r.durableStatement(a))
-			return durableGrant(a, got, answers, err)
-		})
-	}
-	return got, nil
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		answers, err := s.Run(ctx, r.durableStatement(a))
+		return durableGrant(a, got, answers, err)
+	})
 }
 
 // await waits for the lock. A statement that waits again has the gate alone. So it is not overtaken by others that wait
@@ -120,7 +117,7 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 		enter = "SELECT pg_catalog.pg_advisory_unlock_all() WHERE " + ifFlag("gate", "true")
 	}
 	answers, err := s.Run(ctx, append(script, fmt.Sprintf("WITH w AS MATERIALIZED (%s), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
-		enter, shared, m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))...)
+		enter, shared, m.args(), grantOf(r.clockFor(a), severalTokens(a))))...)
 	switch {
 	case waitedTooLong(err) && shared != "": // perhaps for its turn to read the clock
 		_, err = s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
@@ -145,7 +142,7 @@ const pass = "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) 
 func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	m, err := r.mark(old.Key)
 	p, ok := s.Link.(preparer)
-	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable {
+	if err != nil || !ok || m.sub != 1 {
 		return sqlkit.Got{}, sqlkit.PassRefused, err
 	}
 	limitTokens(next)
@@ -176,23 +173,16 @@ func grantOf(token, n string) string {
 }
 
 // severalTokens returns how many tokens a request reserves, as an argument of grantOf. It is empty for one.
-func (r advisory) severalTokens(a *sqlkit.LockRequest) string {
-	if n := r.tokens(a); n > 1 {
+func severalTokens(a *sqlkit.LockRequest) string {
+	if n := a.ClockTokens(); n > 1 {
 		return strconv.Itoa(n)
 	}
 	return ""
 }
 
-// These are the statements of a try for an exclusive lock. tryOne reserves one token, and
-// trySeveral reserves $2 tokens. CASE evaluates the clock after its condition, and so with the
-// lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
-const (
-	tryOne = "SELECT CASE WHEN pg_catalog.pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_catalog.pg_backend_pid()"
-	// clockIfTaken is the token, NULL if the query l did not take the lock.
-	clockIfTaken = "CASE WHEN ok THEN " + clock + " END"
-)
-
-var trySeveral = "WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
+// tryOne is the statement of a try for an exclusive lock that reserves one token. CASE evaluates the clock after its
+// condition, and so with the lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
+const tryOne = "SELECT CASE WHEN pg_catalog.pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_catalog.pg_backend_pid()"
 
 // clockFor returns the expression for the token. Shared grants read the clock one after the
 // other, so that no two have the same token.
@@ -208,14 +198,11 @@ func turnMark(key []byte) mark { return hashed("token\x00", key) }
 
 // try takes the lock if it is free.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		if n := r.severalTokens(a); n != "" {
-			return p.prepared(ctx, trySeveral, m.args(), n)
-		}
+	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && a.ClockTokens() == 1 {
 		return p.prepared(ctx, tryOne, m.args())
 	}
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
-		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", r.severalTokens(a))))
+		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", severalTokens(a))))
 	return answers.Last(), err
 }
 

@@ -104,10 +104,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
 			got.Slot = int(row.Int(3))
 		}
-		if r.s.cfg.Durable {
-			return r.durableToken(ctx, s, a, got)
-		}
-		return got, nil
+		return r.durableToken(ctx, s, a, got)
 	}
 	if passedGate && !locked {
 		return sqlkit.Got{}, r.Missed(ctx, s, a, wait, before)
@@ -209,7 +206,7 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_catalog.pg_advisory_xact_lock_shared(%s)::pg_catalog.text IS NOT NULL THEN %s END AS token FROM %s)",
 		slot, fits, r.held(a.Key).args(), clock, from)
 	tokens, grant := "1", "t"
-	if n := r.tokens(a); n > 1 {
+	if n := a.ClockTokens(); n > 1 {
 		with += ", g AS MATERIALIZED (SELECT t.*, " + tokenCount("token", strconv.Itoa(n)) + " AS tokens FROM t)"
 		tokens, grant = "tokens", "g"
 	}
@@ -220,9 +217,6 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 // Pass keeps the transaction if no session waits at the gate. The statement names the next
 // holder.
 func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.Got{}, sqlkit.PassRefused, nil
-	}
 	limitTokens(next)
 	gate, last := r.gate(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_catalog.pg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_catalog.pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
@@ -263,7 +257,7 @@ func (r pessimistic) setName(a *sqlkit.LockRequest, token, tokens, slot string) 
 
 // durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
-	return sqlkit.DurableToken(ctx, a, func(ctx context.Context) (sqlkit.Got, error) {
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
 		answers, err := r.s.links.Run(ctx, r.durableStatement(a))
 		got, err := durableGrant(a, got, answers, err)
 		if err == nil {

@@ -118,15 +118,6 @@ func limitTokens(a *sqlkit.LockRequest) {
 	}
 }
 
-// tokens returns how many tokens the statement that takes the lock reserves. The counter
-// reserves durable tokens.
-func (r sessions) tokens(a *sqlkit.LockRequest) int {
-	if r.s.cfg.Durable {
-		return 1
-	}
-	return a.Tokens
-}
-
 // tokenCount returns an expression for how many tokens a grant has. The server evaluates it with the lock,
 // and reads the clock until it is n microseconds after token, the first one. The value is then n, or one
 // if the clock does not get there. pg_sleep would wait for a millisecond.

@@ -226,6 +226,7 @@ func (s *store) onSessions(r sqlkit.Recipe) engine {
 		f, err := s.server.Read(ctx)
 		return s.cfg.SessionsOf(f.connections), err
 	}
+	e.Durable = s.cfg.Durable
 	s.links.Limit(sqlkit.SideLinks)
 	return e
 }

@@ -33,7 +33,8 @@ func (r *failing) Lock(ctx context.Context, _ *Session, a *LockRequest) (Got, er
 	}
 	err := r.fails[0]
 	r.fails = r.fails[1:]
-	return DurableToken(ctx, a, func(context.Context) (Got, error) { return Got{}, err })
+	a.Durable = true
+	return DurableToken(ctx, a, Got{}, func(context.Context) (Got, error) { return Got{}, err })
 }
 
 func (r *failing) Unlock(ctx context.Context, _ *Session, _ *LockRequest) (bool, error) {

@@ -103,6 +103,8 @@ type LockRequest struct {
 	// the grant has stood for recordAfter: a record of a short lock costs more than it is
 	// worth.
 	Recorded, Record bool
+	// Durable reports that a counter reserves the tokens, and commits them; see DurableToken.
+	Durable bool
 	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
 	Left time.Duration
 	// Token, Reserved and Slot are those of the grant, once there is one: its first token,

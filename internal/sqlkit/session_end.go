@@ -78,19 +78,8 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return err
 	}
 	defer e.Leave()
-	l, err := e.beginRelease(ctx, g)
-	if err != nil {
-		return err
-	}
-	defer l.unlock()
-	mayHaveEnded := e.mayHaveEnded(l)
-	unlocked, err := e.recipe.Unlock(ctx, l.s, &l.request)
-	if err != nil || !unlocked {
-		return e.releaseFailed(ctx, l, mayHaveEnded, err)
-	}
-	e.forget(l)
-	e.put(l.s)
-	return nil
+	_, err := e.releaseTo(ctx, g, nil)
+	return err
 }
 
 // beginRelease reserves the session of a grant for its release. If it cannot do so, it makes certain

@@ -164,7 +164,7 @@ func (e *Sessions) undoLock(ctx context.Context, l *lease) error {
 func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1)}
 	l.busy <- struct{}{}
-	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Left: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Left: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot, Durable: e.Durable}
 	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
 	l.request.Tokens = tokens(&r)
 	return l

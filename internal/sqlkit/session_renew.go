@@ -73,15 +73,11 @@ func (p *ping) renewal(ctx context.Context, g driver.Grant) driver.Renewal {
 	return driver.Renewal{SentAt: p.sent, TTL: g.TTL}
 }
 
-// pingLocked begins a ping, or returns the present one of the same kind. A ping may take as long as
+// pingLocked begins a ping, or returns the present one if that suffices. A ping may take as long as
 // the TTL: a client that gives it up must give up the session. The caller holds mu.
 func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
-	present := &l.renewal
-	if proveOnly {
-		present = &l.proof
-	}
-	if *present != nil {
-		return *present
+	if p := l.ping; p != nil && (proveOnly || !p.proveOnly) {
+		return p
 	}
 	p := &ping{proveOnly: proveOnly, done: make(chan struct{})}
 	if e.Stopped() {
@@ -89,7 +85,7 @@ func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
 		close(p.done)
 		return p
 	}
-	*present = p
+	l.ping = p
 	e.Tasks.Go(func() { e.runPing(l, p) })
 	return p
 }
@@ -150,12 +146,10 @@ func (e *Sessions) pinged(l *lease, p *ping, unrecorded bool) {
 		l.due = time.Now().Add(recordAgain)
 		e.visit(l)
 	}
-	if p.proveOnly {
-		l.proof = nil
-		return
+	if l.ping == p {
+		l.ping = nil
 	}
-	l.renewal = nil
-	if p.ok {
+	if p.ok && !p.proveOnly {
 		l.sent = p.sent
 	}
 }

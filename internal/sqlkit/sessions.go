@@ -84,6 +84,8 @@ type Sessions struct {
 	// MaxConns returns how many sessions the engine may have, or 0 if there is no limit. Its error has a code. Further
 	// requests wait in the order in which they came. If MaxConns is nil, there is no limit.
 	MaxConns func(context.Context) (int, error)
+	// Durable makes the tokens durable.
+	Durable bool
 
 	recipe Recipe
 	prefix []byte
@@ -111,8 +113,7 @@ type lease struct {
 	granted   bool           // and neither lost nor being released
 	closed    bool           // the client has closed the session
 	ending    bool           // finish has closed the session, and waits until the server has ended it
-	renewal   *ping          // the present ping that renews the grant
-	proof     *ping          // the present ping that proves the grant and does not renew it
+	ping      *ping          // the present ping
 	busy      chan struct{}  // a lock: holds one value while the session is in use
 }
 
