@@ -75,12 +75,9 @@ type Link interface {
 	// their rows. It stops at the first error. If ctx ends first, the link can no longer be
 	// used.
 	Run(ctx context.Context, statements ...string) (Answers, error)
-	// Gone returns a channel that is closed when the connection has ended without Close.
-	// The link notices that while a statement runs, and after Watch. The channel is nil if
+	// Gone returns a channel that is closed when the connection has ended. The channel is nil if
 	// only a statement can notice the end.
 	Gone() <-chan struct{}
-	// Watch makes the link notice its end while no statement runs, until the next Run.
-	Watch()
 	// Close ends the connection. It may be called at any time and more than once.
 	Close()
 }
@@ -129,13 +126,6 @@ func (c *Connection) Gone() <-chan struct{} {
 		return nil
 	}
 	return c.below.Gone()
-}
-
-// Watch implements [Link].
-func (c *Connection) Watch() {
-	if c.below != nil {
-		c.below.Watch()
-	}
 }
 
 // Close closes the driver's connection, which sends its termination message. If a statement runs, Close closes the

@@ -25,17 +25,12 @@ type Pool struct {
 }
 
 type idleLink struct {
-	link    Link
-	since   time.Time
-	watched bool
+	link  Link
+	since time.Time
 }
 
-const (
-	// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
-	idleFor = time.Minute
-	// watchAfter is how long a link is idle before its end is noticed at once.
-	watchAfter = 20 * time.Millisecond
-)
+// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
+const idleFor = time.Minute
 
 // NewPool makes a pool that opens links by dial. idle limits its idle links.
 func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
@@ -98,14 +93,14 @@ func (p *Pool) Put(l Link) {
 	if len(p.idle) >= p.limits.current() {
 		old = p.takeOldest(1)
 	}
-	p.idle = append(p.idle, idleLink{link: l, since: time.Now()})
-	p.alarm.set(time.Now().Add(watchAfter), p.tend)
+	i := idleLink{l, time.Now()}
+	p.idle = append(p.idle, i)
+	p.alarm.set(i.since.Add(min(i.spare(), surplusFor)), p.tend)
 	p.mu.Unlock()
 	closeAll(old)
 }
 
-// tend closes links that were not needed, and watches the others. A link that is soon used again is not watched,
-// since that would cost as much as a statement.
+// tend closes links that were not needed.
 func (p *Pool) tend() {
 	p.mu.Lock()
 	p.alarm.reset()
@@ -120,12 +115,6 @@ func (p *Pool) tend() {
 		if idle >= limit || ended(i.link) {
 			old = append(old, i)
 			continue
-		}
-		if idle >= watchAfter && !i.watched {
-			i.watched = true
-			i.link.Watch()
-		} else if !i.watched {
-			limit = watchAfter
 		}
 		kept, soon = append(kept, i), min(soon, limit-idle)
 	}

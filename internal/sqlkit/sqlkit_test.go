@@ -69,79 +69,8 @@ func pipe(t *testing.T) (*Conn, net.Conn) {
 	return NewConn(c), s
 }
 
-type noDeadlines struct{ net.Conn }
-
-func (noDeadlines) SetReadDeadline(time.Time) error { return errors.New("deadlines are not supported") }
-
-// fragile is a connection that ends when a deadline has passed, like a websocket. It then
-// returns an error of its own.
-type fragile struct{ net.Conn }
-
-func (f fragile) Read(p []byte) (int, error) {
-	n, err := f.Conn.Read(p)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		_ = f.Conn.Close()
-		err = errors.New("websocket: too late")
-	}
-	return n, err
-}
-
-// TestWatchKeepsFragileConn: Watch and Read do not end a connection that a deadline would
-// end.
-func TestWatchKeepsFragileConn(t *testing.T) {
-	defer goleak.VerifyNone(t)
-	plain, other := pipe(t)
-	defer other.Close()
-	c := NewConn(fragile{plain.Conn})
-	defer c.Close()
-	buf := make([]byte, 16)
-	for _, s := range []string{"one", "two", "three"} {
-		c.Watch()
-		if _, err := io.WriteString(other, s); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := io.ReadAtLeast(c, buf, len(s)); err != nil || string(buf[:n]) != s {
-			t.Fatalf("read %q, %v; want %q", buf[:n], err, s)
-		}
-	}
-	select {
-	case <-c.Gone():
-		t.Error("the connection has ended")
-	default:
-	}
-}
-
-// TestWatchDuringReadNoticesTheEnd: Watch is called while a caller reads, and that Read returns the last data.
-// No other Read follows, and the end of the connection is reported.
-func TestWatchDuringReadNoticesTheEnd(t *testing.T) {
-	defer goleak.VerifyNone(t)
-	c, other := pipe(t)
-	defer c.Close()
-	done := make(chan error)
-	go func() {
-		_, err := c.Read(make([]byte, 16))
-		done <- err
-	}()
-	for reading := false; !reading; {
-		c.mu.Lock()
-		reading = c.reading
-		c.mu.Unlock()
-	}
-	c.Watch()
-	if _, err := io.WriteString(other, "last data"); err != nil {
-		t.Fatal(err)
-	}
-	must.Succeed(t, <-done)
-	other.Close()
-	select {
-	case <-c.Gone():
-	case <-time.After(20 * time.Second):
-		t.Error("the end of the connection was not reported")
-	}
-}
-
-// TestConnReportsItsEnd: a watched connection reports its end, and loses no data before it.
-// Deadlines limit the reader and not the watching goroutine.
+// TestConnReportsItsEnd: a connection reports its end, and loses no data before it.
+// Deadlines limit Read and not the goroutine that reads ahead.
 func TestConnReportsItsEnd(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	c, other := pipe(t)
@@ -166,21 +95,17 @@ func TestConnReportsItsEnd(t *testing.T) {
 		t.Errorf("past the deadline: %v", err)
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	c.Watch()
-	c.Watch()
 	write("two")
 	read("two")
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("past the deadline, watched: %v", err)
+		t.Errorf("past the deadline again: %v", err)
 	}
 	_ = c.SetReadDeadline(time.Time{})
-	for range 100 { // Read takes over from the goroutine at any moment, and loses nothing
-		c.Watch()
+	for range 100 {
 		write("three")
 		read("three")
 	}
-	c.Watch()
 	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // the reader's deadline
 	select {
 	case <-c.Gone():
@@ -196,27 +121,11 @@ func TestConnReportsItsEnd(t *testing.T) {
 		t.Errorf("after the end: %v", err)
 	}
 
-	// Some connections have no deadlines, such as those through SSH.
-	plain, otherPlain := pipe(t)
-	defer otherPlain.Close()
-	defer plain.Close()
-	plain.Conn = noDeadlines{plain.Conn}
-	for _, s := range []string{"one", "two"} {
-		plain.Watch()
-		if _, err := io.WriteString(otherPlain, s); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := io.ReadAtLeast(plain, buf, len(s)); err != nil || string(buf[:n]) != s {
-			t.Fatalf("without deadlines: read %q, %v; want %q", buf[:n], err, s)
-		}
-	}
-
-	// A waiting reader sees the end without Watch, too. A caller may call Watch meanwhile.
+	// A waiting reader sees the end, too.
 	waiting, otherWaiting := pipe(t)
 	defer waiting.Close()
 	done := make(chan error, 1)
 	go func() { _, err := waiting.Read(make([]byte, 1)); done <- err }()
-	waiting.Watch()
 	otherWaiting.Close()
 	if err := <-done; !errors.Is(err, io.EOF) {
 		t.Error(err)
@@ -226,7 +135,6 @@ func TestConnReportsItsEnd(t *testing.T) {
 	// Close ends the connection, too.
 	closing, otherClosing := pipe(t)
 	defer otherClosing.Close()
-	closing.Watch()
 	closing.Close()
 	<-closing.Gone()
 }
