@@ -56,13 +56,6 @@
 // statement sleeps for as many microseconds, and reads the time again. Shared grants and permits read
 // the clock one after the other, behind a named lock, so that no two have the same token.
 //
-// A session recipe keeps no token after the grant. So if the clock is set back, or a server is promoted whose clock is
-// behind, tokens are below earlier ones for as long as the clock is. With [DurableTokens] each grant raises a row to the
-// larger of the clock and one more than its last value, and commits that first. So tokens rise then, too, and after a
-// restart. Optimistic does the same with the row of the name. A server that is promoted without the last commits has an older
-// row. There the tokens rise if its clock is past the last token. That is so unless a clock was set back, or its clock is
-// behind by more than the failover took.
-//
 // Each name has a gate, which is a named lock. A waiter of [Pessimistic] or [Named] first takes the gate,
 // and then waits for the lock while it has the gate. The other waiters wait for the gate, in the order in
 // which they came. The gate decides only the order. A request of [Named] that does not wait gets no lock

@@ -18,15 +18,12 @@ type pessimistic struct {
 
 func newPessimistic(s *store) pessimistic {
 	name := func(name []byte) string { return asText(string(name)) }
-	return pessimistic{sessions{s: s}, &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit, Name: name}}
+	return pessimistic{sessions{s: s}, &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit, Name: name, In: dialect.In}}
 }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
-		return 0, err
-	}
-	return sqlkit.RoundTTL(q.TTL, unit)
+	return r.s.cfg.CheckRow(q, unit)
 }
 
 // rowIf returns the condition that finds a name's row if its column permits fits. The subquery reads

@@ -184,14 +184,14 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 		return s.know(ctx, l)
 	})
 	s.record = newRecorder(s)
-	s.valueTable = &sqlkit.Values{Namespace: c.Namespace, Dialect: &dialect, Run: s.commit, Sort: faults{}.Sort}
+	s.valueTable = sqlkit.NewValues(c.Namespace, &dialect, faults{}, s.links)
 	switch c.Recipe {
 	case Optimistic:
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), s.connect), &dialect, faults{}, nil, s.skew, c.Namespace)
 	case Pessimistic:
-		s.engine = s.onSessionsOf(newPessimistic(s))
+		s.engine = c.OnSessions(s.connect, newPessimistic(s), s.links, s.connections)
 	case Named:
-		s.engine = s.onSessionsOf(named{sessions{s: s}})
+		s.engine = c.OnSessions(s.connect, named{sessions{s: s}}, s.links, s.connections)
 	}
 	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
@@ -200,16 +200,10 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	return &Store{s}, nil
 }
 
-// onSessionsOf returns the engine of a recipe on sessions.
-func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
-	e := sqlkit.NewSessions(s.connect, r, s.cfg.Idle(4), s.cfg.Namespace)
-	e.MaxConns = func(ctx context.Context) (int, error) {
-		f, err := s.server.Read(ctx)
-		return s.cfg.SessionsOf(f.connections), err
-	}
-	e.Durable = s.cfg.Durable
-	s.links.Limit(sqlkit.SideLinks)
-	return e
+// connections returns how many connections the server accepts of the user.
+func (s *store) connections(ctx context.Context) (int64, error) {
+	f, err := s.server.Read(ctx)
+	return f.connections, err
 }
 
 // commit runs statements on a connection without a transaction, at a server that accepts writes.

@@ -53,10 +53,7 @@ func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.place(),
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
-		return 0, err
-	}
-	return sqlkit.RoundTTL(q.TTL, unit)
+	return r.s.cfg.CheckRow(q, unit)
 }
 
 // Lock locks the row.

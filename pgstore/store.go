@@ -189,11 +189,7 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
 	s.schema = sqlkit.NewProbe(s.findSchema)
 	d := s.dialect()
-	s.valueTable = &sqlkit.Values{Namespace: s.cfg.Namespace, Dialect: d, Sort: faults{}.Sort,
-		// A primary that has become read-only keeps its sessions, and would serve Get forever.
-		Run: func(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
-			return s.links.RunAtPrimary(ctx, rowFaults{}, d, statements...)
-		}}
+	s.valueTable = sqlkit.NewValues(s.cfg.Namespace, d, rowFaults{}, s.links)
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w record.Watcher
@@ -202,9 +198,9 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 		}
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), d, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = s.onSessions(newPessimistic(s))
+		s.engine = s.cfg.OnSessions(s.dial, newPessimistic(s), s.links, s.connections)
 	case Advisory:
-		s.engine = s.onSessions(advisory{sessions{s: s}})
+		s.engine = s.cfg.OnSessions(s.dial, advisory{sessions{s: s}}, s.links, s.connections)
 	}
 	err := s.server.Open(ctx)
 	if _, reached := s.server.Facts(); reached && s.usesTables() {
@@ -219,16 +215,10 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	return &Store{s}, nil
 }
 
-// onSessions returns the engine of a recipe on sessions.
-func (s *store) onSessions(r sqlkit.Recipe) engine {
-	e := sqlkit.NewSessions(s.dial, r, s.cfg.Idle(4), s.cfg.Namespace)
-	e.MaxConns = func(ctx context.Context) (int, error) {
-		f, err := s.server.Read(ctx)
-		return s.cfg.SessionsOf(f.connections), err
-	}
-	e.Durable = s.cfg.Durable
-	s.links.Limit(sqlkit.SideLinks)
-	return e
+// connections returns how many connections the server accepts of the user.
+func (s *store) connections(ctx context.Context) (int64, error) {
+	f, err := s.server.Read(ctx)
+	return f.connections, err
 }
 
 // String returns where the locks are, without a password.

@@ -1,6 +1,7 @@
 package sqlkit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -65,6 +66,19 @@ const partOfLimit = 4
 // that is less.
 func (o *Options[R]) Idle(ready int) Idle {
 	return Idle{Min: min(ready, o.MaxIdle), Max: o.MaxIdle, EndIdle: o.EndIdle}
+}
+
+// OnSessions returns the engine of a recipe on sessions. connections returns how many connections the server accepts
+// of its user. links are for commits beside a session.
+func (o *Options[R]) OnSessions(dial func(context.Context) (Link, error), r Recipe, links *Pool, connections func(context.Context) (int64, error)) Engine {
+	e := NewSessions(dial, r, o.Idle(4), o.Namespace)
+	e.Durable = o.Durable
+	e.MaxConns = func(ctx context.Context) (int, error) {
+		n, err := connections(ctx)
+		return o.SessionsOf(n), err
+	}
+	links.Limit(SideLinks)
+	return e
 }
 
 // Over makes the options those of a store over a caller's pool, which keeps its own idle connections. endIdle ends
@@ -143,13 +157,13 @@ func join[S ~string](all []S, separator string) string {
 	return strings.Join(texts, separator)
 }
 
-// CheckLimit returns CodeUnsupported for a semaphore on the user's own table, which has no rows for
-// permits.
-func (o *Options[R]) CheckLimit(limit int) error {
-	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
-		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of your own has no rows for permits", limit)
+// CheckRow implements Check of a [Recipe] of row locks. It returns CodeUnsupported for a semaphore on the user's own
+// table, which has no rows for permits.
+func (o *Options[R]) CheckRow(r *driver.Request, unit time.Duration) (time.Duration, error) {
+	if o.Table != "" && r.Limit != driver.Exclusive && r.Limit != driver.Unlimited {
+		return 0, driver.Errorf(driver.CodeUnsupported, "limit %d: a table of your own has no rows for permits", r.Limit)
 	}
-	return nil
+	return RoundTTL(r.TTL, unit)
 }
 
 // NotUnique returns the reason to refuse a user's table in which a name may have two rows. found are

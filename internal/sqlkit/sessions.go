@@ -35,8 +35,13 @@ import (
 // between the two, and no row has to record the last token. If the clock is set back between
 // them the grant has one token.
 //
-// A durable token is the new value of a committed counter. Several tokens of a grant are the
-// last values above the old one, from the reading of the clock on.
+// No clock token is kept after its grant. So if the clock is set back, or a server is promoted whose clock is
+// behind, tokens are below earlier ones for as long as the clock is. A durable token is the new value of a committed
+// counter: the larger of the clock and one more than its last value. Several tokens of a grant are the
+// last values above the old one, from the reading of the clock on. So tokens rise then, too, and after a
+// restart. The recipe optimistic does the same with the row of the name. A server that is promoted without the last
+// commits has an older row. There the tokens rise if its clock is past the last token. That is so unless a clock was set
+// back, or its clock is behind by more than the failover took.
 //
 // # A lock that is handed off
 //
