@@ -15,11 +15,11 @@ type Conn struct {
 
 	mu       sync.Mutex
 	changed  sync.Cond
-	buf      []byte      // read ahead
-	returned int         // by Read, of buf
-	err      error       // the error that ended reading
-	deadline *time.Timer // of Read; nil without one
-	late     bool        // the deadline has passed
+	buf      []byte // read ahead
+	returned int    // by Read, of buf
+	err      error  // the error that ended the connection
+	deadline time.Time
+	alarm    alarm // calls expired
 }
 
 const (
@@ -58,11 +58,11 @@ func (c *Conn) readAhead() {
 			c.changed.Wait()
 		}
 		c.buf = append(c.buf, chunk[:n]...)
+		c.changed.Broadcast()
 		if err != nil {
 			c.endLocked(err)
 		}
 		ended := c.err != nil
-		c.changed.Broadcast()
 		c.mu.Unlock()
 		if ended {
 			return
@@ -75,6 +75,7 @@ func (c *Conn) endLocked(err error) {
 	if c.err == nil {
 		c.err = err
 		close(c.gone)
+		c.changed.Broadcast()
 	}
 }
 
@@ -82,14 +83,11 @@ func (c *Conn) endLocked(err error) {
 func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.returned == len(c.buf) && c.err == nil && !c.late {
+	for c.returned == len(c.buf) {
+		if c.err != nil {
+			return 0, c.err
+		}
 		c.changed.Wait()
-	}
-	switch {
-	case c.late:
-		return 0, os.ErrDeadlineExceeded
-	case c.returned == len(c.buf):
-		return 0, c.err
 	}
 	n := copy(p, c.buf[c.returned:])
 	if c.returned += n; c.returned == len(c.buf) {
@@ -108,38 +106,33 @@ func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.endLocked(net.ErrClosed)
-	c.changed.Broadcast()
 	return err
 }
 
-// SetReadDeadline limits Read. Reading ahead continues.
+// SetReadDeadline ends the connection at t: after a Read that has taken too long, a driver does not use it again.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.deadline != nil {
-		c.deadline.Stop()
+	if c.deadline = t; !t.IsZero() {
+		c.alarm.set(t, c.expired)
 	}
-	if c.late = false; t.IsZero() {
-		c.deadline = nil
-		return nil
-	}
-	var timer *time.Timer
-	timer = time.AfterFunc(time.Until(t), func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.deadline == timer {
-			c.late = true
-			c.changed.Broadcast()
-		}
-	})
-	c.deadline = timer
 	return nil
 }
 
-// SetDeadline limits Read and Write.
-func (c *Conn) SetDeadline(t time.Time) error {
-	if err := c.SetReadDeadline(t); err != nil {
-		return err
+// expired is called by the alarm, possibly for a deadline that has been moved.
+func (c *Conn) expired() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alarm.reset()
+	switch {
+	case c.deadline.IsZero():
+	case time.Now().Before(c.deadline):
+		c.alarm.set(c.deadline, c.expired)
+	default:
+		c.endLocked(os.ErrDeadlineExceeded)
+		_ = c.Conn.Close()
 	}
-	return c.SetWriteDeadline(t)
 }
+
+// SetDeadline is SetReadDeadline, which ends Write, too.
+func (c *Conn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }

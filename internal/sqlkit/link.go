@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // Row is one row as text. A column that is not Valid is NULL.
@@ -102,9 +104,9 @@ func (l *mappedLink) giveBack() { giveBack(l.Link) }
 
 // Connection is a driver's connection, which is closed once, and not while a statement uses it. A [Link] embeds it.
 type Connection struct {
-	below *Conn  // the network connection; nil for one that the driver ends with the context of a statement
-	end   func() // closes the driver's connection
-	ender *ender // nil without below
+	below   *Conn       // the network connection; nil for one that the driver ends with the context of a statement
+	end     func()      // closes the driver's connection
+	unwatch func() bool // ends the watch of the present statement's context, or nil
 
 	mu           sync.Mutex
 	busy, closed bool
@@ -113,11 +115,7 @@ type Connection struct {
 // NewConnection returns a connection that end closes. below is the network connection below it, or nil for one of a
 // user's pool.
 func NewConnection(below *Conn, end func()) *Connection {
-	c := &Connection{below: below, end: end}
-	if below != nil {
-		c.ender = &ender{end: func() { _ = below.Close() }}
-	}
-	return c
+	return &Connection{below: below, end: end}
 }
 
 // Gone implements [Link].
@@ -143,8 +141,8 @@ func (c *Connection) Close() {
 	c.closed = true
 }
 
-// Begin reserves the connection for a statement, and returns the context for the driver. At the end of ctx the ender
-// ends the connection. A driver would do the same at a higher cost.
+// Begin reserves the connection for a statement, and returns the context for the driver. When ctx ends, the network
+// connection is closed. A driver would do the same, and a [deadline.Context] would start a timer, at a higher cost.
 func (c *Connection) Begin(ctx context.Context) (context.Context, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,22 +150,35 @@ func (c *Connection) Begin(ctx context.Context) (context.Context, error) {
 		return nil, ErrUnsent
 	}
 	c.busy = true
-	if c.ender == nil {
+	if c.below == nil {
 		return ctx, nil
 	}
-	c.ender.begin(ctx)
+	if request, ok := ctx.(deadline.Context); ok {
+		at, _ := request.Deadline()
+		_ = c.below.SetReadDeadline(at)
+		ctx = request.Caller()
+	}
+	c.unwatch = nil
+	if ctx.Done() != nil {
+		c.unwatch = context.AfterFunc(ctx, func() { _ = c.below.Close() })
+	}
 	return context.Background(), nil
 }
 
-// Finish ends the use by the statement whose context is ctx. It sets its error if the connection has ended although the
-// answer came.
+// Finish ends the use by the statement whose context is ctx. It sets its error if the connection has ended with ctx
+// although the answer came: the server ends the session with the connection.
 func (c *Connection) Finish(ctx context.Context, err *error) {
-	if c.ender != nil {
-		if late := c.ender.stop(); *err == nil {
-			*err = late
+	if c.below != nil {
+		_ = c.below.SetReadDeadline(time.Time{})
+		if c.unwatch != nil && !c.unwatch() {
+			_ = c.below.Close()
 		}
-		if *err != nil && ctx.Err() != nil {
+		switch {
+		case ctx.Err() == nil:
+		case *err != nil:
 			*err = fmt.Errorf("%w: %w", ctx.Err(), *err)
+		case ended(c):
+			*err = &partlyError{fmt.Errorf("the answer came too late: %w", ctx.Err())}
 		}
 	}
 	c.mu.Lock()

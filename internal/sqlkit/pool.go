@@ -68,7 +68,7 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	return l, false, err
 }
 
-func ended(l Link) bool {
+func ended(l interface{ Gone() <-chan struct{} }) bool {
 	select {
 	case <-l.Gone():
 		return true

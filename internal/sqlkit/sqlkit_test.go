@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -70,7 +71,6 @@ func pipe(t *testing.T) (*Conn, net.Conn) {
 }
 
 // TestConnReportsItsEnd: a connection reports its end, and loses no data before it.
-// Deadlines limit Read and not the goroutine that reads ahead.
 func TestConnReportsItsEnd(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	c, other := pipe(t)
@@ -90,23 +90,16 @@ func TestConnReportsItsEnd(t *testing.T) {
 	}
 	write("one")
 	read("one")
-	_ = c.SetReadDeadline(time.Now().Add(-time.Second))
-	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("past the deadline: %v", err)
+	for _, in := range []time.Duration{time.Minute, time.Hour} { // no deadline that is moved ends the connection
+		_ = c.SetReadDeadline(time.Now().Add(in))
+		c.expired()
+		_ = c.SetReadDeadline(time.Time{})
+		c.expired()
 	}
-	_ = c.SetReadDeadline(time.Time{})
-	write("two")
-	read("two")
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("past the deadline again: %v", err)
-	}
-	_ = c.SetReadDeadline(time.Time{})
 	for range 100 {
 		write("three")
 		read("three")
 	}
-	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // the reader's deadline
 	select {
 	case <-c.Gone():
 		t.Fatal("Gone reports the end of an open connection")
@@ -115,7 +108,6 @@ func TestConnReportsItsEnd(t *testing.T) {
 	write("last data")
 	other.Close()
 	<-c.Gone() // although no caller reads
-	_ = c.SetReadDeadline(time.Time{})
 	read("last data")
 	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
@@ -132,9 +124,59 @@ func TestConnReportsItsEnd(t *testing.T) {
 	}
 	<-waiting.Gone()
 
-	// Close ends the connection, too.
+	// A deadline ends the connection, and Close does.
+	for name, first := range map[string]time.Duration{"earlier": time.Millisecond, "later": time.Hour} {
+		late, otherLate := pipe(t)
+		_ = late.SetReadDeadline(time.Now().Add(first))
+		_ = late.SetReadDeadline(time.Time{})
+		at := time.Now().Add(50 * time.Millisecond)
+		_ = late.SetReadDeadline(at)
+		if _, err := late.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().Before(at) {
+			t.Errorf("a deadline after an %s one: %v", name, err)
+		}
+		<-late.Gone()
+		otherLate.Close()
+	}
 	closing, otherClosing := pipe(t)
 	defer otherClosing.Close()
 	closing.Close()
 	<-closing.Gone()
+}
+
+// dated is the context of a request, as the core makes it.
+type dated struct {
+	context.Context // the caller's
+	at              time.Time
+}
+
+func (d dated) Caller() context.Context     { return d.Context }
+func (d dated) Deadline() (time.Time, bool) { return d.at, true }
+func (d dated) Err() error {
+	if !time.Now().Before(d.at) {
+		return context.DeadlineExceeded
+	}
+	return d.Context.Err()
+}
+
+// TestStatementEndsWithContext: the deadline of a statement ends its connection, and so does the
+// end of the caller's context.
+func TestStatementEndsWithContext(t *testing.T) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	later := time.Now().Add(time.Hour)
+	for name, ctx := range map[string]context.Context{
+		"deadline":                 dated{context.Background(), time.Now()},
+		"caller of a request":      dated{cancelled, later},
+		"context without deadline": cancelled,
+	} {
+		below, other := pipe(t)
+		c := NewConnection(below, func() {})
+		_, err := c.Begin(ctx)
+		must.Succeed(t, err)
+		<-below.Gone()
+		if c.Finish(ctx, &err); !partly(err) || !errors.Is(err, ctx.Err()) {
+			t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
+		}
+		other.Close()
+	}
 }
