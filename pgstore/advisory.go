@@ -141,7 +141,7 @@ const pass = "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) 
 // in one statement.
 func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	m, err := r.mark(old.Key)
-	p, ok := s.Link.(preparer)
+	p, ok := s.Link.(*pgLink)
 	if err != nil || !ok || m.sub != 1 {
 		return sqlkit.Got{}, sqlkit.PassRefused, err
 	}
@@ -198,7 +198,7 @@ func turnMark(key []byte) mark { return hashed("token\x00", key) }
 
 // try takes the lock if it is free.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && a.ClockTokens() == 1 {
+	if p, ok := s.Link.(*pgLink); ok && a.Limit == driver.Exclusive && m.sub == 1 && a.ClockTokens() == 1 {
 		return p.prepared(ctx, tryOne, m.args())
 	}
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
@@ -247,7 +247,7 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 	if err != nil {
 		return false, err
 	}
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
+	if p, ok := s.Link.(*pgLink); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
 		row, err := p.prepared(ctx, "SELECT pg_catalog.pg_advisory_unlock($1::bigint)", m.args())
 		return row.True(0), err
 	}

@@ -54,14 +54,8 @@ func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
 	return l.Begin(ctx)
 }
 
-// preparer is a link that can keep statements prepared. Preparing pays only if the link
-// lasts.
-type preparer interface {
-	// prepared runs a statement, which is prepared the first time, and returns its first
-	// row.
-	prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error)
-}
-
+// prepared runs a statement, which is prepared the first time, and returns its first row. Preparing pays only if the link
+// lasts, so links of a user's pool have no such method.
 func (l *pgLink) prepared(ctx context.Context, statement string, args ...string) (_ sqlkit.Row, err error) {
 	unwatched, err := l.begin(ctx)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"time"
 
@@ -57,14 +56,14 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	defer l.Close()
-	a, err := l.Run(ctx, "SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('track_activity_query_size'), pg_catalog.current_setting('track_activities'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'), "+
+	a, err := l.Run(ctx, "SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'track_activity_query_size'), pg_catalog.current_setting('track_activities'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'), "+
 		allowed+", (SELECT pg_catalog.has_language_privilege(oid, 'USAGE') FROM pg_catalog.pg_language WHERE lanname = 'plpgsql')")
 	if err != nil {
 		return f, unreached(err)
 	}
 	r := a.Last()
 	inRecovery, readOnly := r.True(1), r.Text(2) == "on"
-	f = facts{version: r.Int(0), shows: parseSize(r.Text(3)), connections: r.Int(7), catches: r.True(8)}
+	f = facts{version: r.Int(0), shows: int(r.Int(3)), connections: r.Int(7), catches: r.True(8)}
 	switch {
 	case inRecovery:
 		return f, s.refuse(replica)
@@ -191,22 +190,6 @@ func (s *store) probeColumn(ctx context.Context, l sqlkit.Link, located string) 
 		return false, s.refuse("%w", sqlkit.NotUnique(t, s.cfg.Column, found))
 	}
 	return kind == "bytea", nil
-}
-
-// parseSize parses a size in the server's notation.
-func parseSize(s string) int {
-	unit := 1
-	for _, u := range []struct {
-		name string
-		size int
-	}{{"kB", 1 << 10}, {"MB", 1 << 20}, {"B", 1}} {
-		if t, ok := strings.CutSuffix(s, u.name); ok {
-			s, unit = t, u.size
-			break
-		}
-	}
-	n, _ := strconv.Atoi(s)
-	return n * unit
 }
 
 // facts returns what the probe has read from the server.

@@ -129,41 +129,39 @@ const hostTimeout = 2 * time.Second
 // afterwards. The store notices the loss of such a connection within a second. Optimistic cannot
 // listen through a pool, and polls.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
-	c, err := configure(o)
-	if err != nil {
-		return nil, err
-	}
 	if db == nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
+		return nil, errNoPool
 	}
-	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
-		return nil, errPoolOfOne(c.Recipe)
-	}
-	c.Over(func() { sqlkit.EndIdle(db) })
-	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
-	return s.open(ctx, nil)
+	return openOver(ctx, o, db.Stats().MaxOpenConnections, func() { sqlkit.EndIdle(db) }, func() (*sql.DB, io.Closer) { return db, nil })
 }
 
 // NewPool opens a store over the caller's pgxpool, as New does over a sql.DB.
 func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, error) {
+	if pool == nil {
+		return nil, errNoPool
+	}
+	return openOver(ctx, o, int(pool.Config().MaxConns), pool.Reset, func() (*sql.DB, io.Closer) {
+		db := stdlib.OpenDBFromPool(pool)
+		return db, db
+	})
+}
+
+var errNoPool = driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
+
+// openOver opens a store over a caller's pool of at most so many connections. lender returns what lends them, and what
+// the store closes.
+func openOver(ctx context.Context, o []Option, most int, endIdle func(), lender func() (db *sql.DB, own io.Closer)) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
 		return nil, err
 	}
-	if pool == nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
+	if most == 1 && c.Recipe != Optimistic {
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for. The store needs another one to end a wait or to show a holder: allow two or more connections, or use recipe=optimistic", c.Recipe)
 	}
-	if pool.Config().MaxConns == 1 && c.Recipe != Optimistic {
-		return nil, errPoolOfOne(c.Recipe)
-	}
-	db := stdlib.OpenDBFromPool(pool)
-	c.Over(pool.Reset)
-	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
+	c.Over(endIdle)
+	db, own := lender()
+	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: own}
 	return s.open(ctx, nil)
-}
-
-func errPoolOfOne(r Recipe) error {
-	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for. The store needs another one to end a wait or to show a holder: allow two or more connections, or use recipe=optimistic", r)
 }
 
 // lend returns a dialer that takes connections out of a caller's pool.
