@@ -45,7 +45,7 @@ type store struct {
 	cfg    *config
 	where  string
 	dial   func(context.Context) (sqlkit.Link, error) // opens a connection
-	links  *sqlkit.Pool                               // for commits beside an open transaction
+	links  *sqlkit.Pool                               // for Optimistic, for Get and Put, and for commits beside an open transaction
 	record *recorder
 	dialer *sqlkit.Dialer       // nil if the store takes its connections from the caller's pool
 	server *sqlkit.Probe[facts] // of the first server
@@ -187,7 +187,7 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	s.valueTable = sqlkit.NewValues(c.Namespace, &dialect, faults{}, s.links)
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), s.connect), &dialect, faults{}, nil, s.skew, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(s.links, &dialect, faults{}, nil, s.skew, c.Namespace)
 	case Pessimistic:
 		s.engine = c.OnSessions(s.connect, newPessimistic(s), s.links, s.connections)
 	case Named:

@@ -233,17 +233,14 @@ func Declared(r Recipe) driver.Guarantees {
 	}
 	g := sqlkit.SessionGuarantees(kind, 50*time.Millisecond, unit, "pg_terminate_backend")
 	g.Shared, g.Mixed = true, true
-	g.Notes = []string{
-		sqlkit.ConnectionsNote,
-		sqlkit.WaitNote,
-		sqlkit.PassNote,
+	g.Notes = append(g.Notes,
 		"the server's idle timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. An old primary that still serves clients grants, too, and no client notices: stop it first",
 		"on a user's pool a ping every half second detects the end of a connection",
 		"the server serves writers in order, and readers cannot block a writer forever. A waiter repeats a statement that has waited for 5s, or for a shorter TTL of at least 1s: others that wait may then get the lock before it",
 		"a waiter has a snapshot for at most 10s: CREATE INDEX CONCURRENTLY waits for its end, and vacuum removes no row that was deleted or changed later",
-	}
+	)
 	switch r {
 	case Advisory:
 		g.Order = driver.OrderNone
@@ -252,7 +249,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Reach = reachSchema
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another",
-			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits also waiters for shared locks, until they stop. Neither keeps out a writer",
+			sqlkit.PermitsNote,
 			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later",
 		)
 	}

@@ -46,7 +46,7 @@ type store struct {
 	cfg    *config
 	where  string
 	dial   dialer
-	links  *sqlkit.Pool // for Get and Put, and for commits beside an open transaction
+	links  *sqlkit.Pool // for Optimistic, for Get and Put, and for commits beside an open transaction
 	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
 	schema *sqlkit.Probe[string] // of holdfast's tables
@@ -194,7 +194,7 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), d, rowFaults{}, w, nil, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(s.links, d, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		s.engine = s.cfg.OnSessions(s.dial, newPessimistic(s), s.links, s.connections)
 	case Advisory:

@@ -37,17 +37,16 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
 	g.MinTTL, g.Granularity, g.Visible, g.VisibleAfter = minTTL, unit, driver.VisibleAll, VisibleAfter
+	g.Notes = []string{
+		"a held lock costs one connection, and so does a waiter. A process uses at most max_conns of them; further requests wait in the process",
+		"if a proxy drops the connection of a waiter and keeps it open, the waiter continues on another one, within 5s after the server has granted the lock to the dead one",
+		"the next waiter of the same process requests the lock with the release, at most 5 ms after the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant",
+	}
 	return g
 }
 
-// ConnectionsNote is a note in the guarantees of recipes on sessions.
-const ConnectionsNote = "a held lock costs one connection, and so does a waiter. A process uses at most max_conns of them; further requests wait in the process"
-
-// WaitNote is a note in the guarantees of recipes on sessions.
-const WaitNote = "if a proxy drops the connection of a waiter and keeps it open, the waiter continues on another one, within 5s after the server has granted the lock to the dead one"
-
-// PassNote is a note in the guarantees of recipes that are a [Passer].
-const PassNote = "the next waiter of the same process requests the lock with the release, at most 5 ms after the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant"
+// PermitsNote is a note in the guarantees of recipes of row locks.
+const PermitsNote = "waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits also waiters for shared locks, until they stop. Neither keeps out a writer"
 
 // OptimisticGuarantees returns the guarantees of a store with the engine of [NewOptimistic]. wakes
 // reports whether the store listens; otherwise its waiters poll.

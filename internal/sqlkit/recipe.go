@@ -21,6 +21,10 @@ type Recipe interface {
 	// held and that the session is as before. After ErrWaitAgain the engine calls Lock again. After any other error the
 	// engine closes the session, and waits for its end at the server if the request waits and its context has ended.
 	Lock(ctx context.Context, s *Session, a *LockRequest) (Got, error)
+	// Pass replaces the session's exclusive grant old by a grant of next, which has the same name and TTL,
+	// unless another session waits for the lock: waiters announce themselves; see [Sessions]. Pass does not wait. After an
+	// error the engine closes the session.
+	Pass(ctx context.Context, s *Session, old, next *LockRequest) (Got, PassOutcome, error)
 	// Unlock ends the session's grant. It returns false if the session has none.
 	Unlock(ctx context.Context, s *Session, a *LockRequest) (bool, error)
 	// Ping proves that the session still has the grant and that the server may still

@@ -7,15 +7,6 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Passer is a [Recipe] whose sessions can hand an exclusive lock off to the next request. Its
-// waiters announce themselves; see [Sessions].
-type Passer interface {
-	// Pass replaces the session's grant old by a grant of next, which has the same name and TTL,
-	// unless another session waits for the lock. Pass does not wait. After an error the engine
-	// closes the session.
-	Pass(ctx context.Context, s *Session, old, next *LockRequest) (Got, PassOutcome, error)
-}
-
 // PassOutcome is the outcome of a Pass.
 type PassOutcome int
 
@@ -73,11 +64,11 @@ func (e *Sessions) releaseTo(ctx context.Context, old driver.Grant, r *driver.Re
 	mayHaveEnded := e.mayHaveEnded(l)
 	var next *lease
 	outcome := PassRefused
-	if p, ok := e.recipe.(Passer); ok && r != nil && e.canPass(l, r) {
+	if r != nil && e.canPass(l, r) {
 		next = e.newLease(l.s, *r, l.request.TTL)
 		next.sent, next.heldSince = driver.Now(), l.heldSince
 		var got Got
-		got, outcome, err = p.Pass(ctx, l.s, &l.request, &next.request)
+		got, outcome, err = e.recipe.Pass(ctx, l.s, &l.request, &next.request)
 		next.set(got)
 	}
 	if err == nil && outcome == PassRefused {

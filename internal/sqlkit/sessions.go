@@ -45,7 +45,7 @@ import (
 //
 // # A lock that is handed off
 //
-// Swap hands the lock of a session off to the next grant, if the recipe is a [Passer] and no other session
+// Swap hands the lock of a session off to the next grant, if no other session
 // waits for the lock. The session keeps the lock, and one statement makes the next grant of it. Exclusion
 // holds because the lock does not change its session. Nothing uses the session meanwhile, and the statement
 // proves, like a ping, that it still has the lock. Validity runs from the send of this statement, after which
