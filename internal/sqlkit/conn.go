@@ -15,21 +15,19 @@ type Conn struct {
 
 	mu       sync.Mutex
 	changed  sync.Cond
-	buf      []byte // read ahead
-	returned int    // by Read, of buf
+	buf      []byte // read ahead and not yet returned
+	kept     []byte // the space for a short answer
 	err      error  // the error that ended the connection
 	deadline time.Time
 	alarm    alarm // calls expired
 }
 
 const (
-	// readAtOnce limits one read ahead. It is small, since each held lock has a connection, to which usually only the end
-	// comes.
-	readAtOnce = 512
+	// readAtFirst is the size of a read ahead. It is small, since each held lock has a connection, to which usually only
+	// the end comes. After a longer answer it is readAtMost.
+	readAtFirst, readAtMost = 512, 4 << 10
 	// maxReadAhead limits the bytes that are kept until the next Read.
 	maxReadAhead = 1 << 20
-	// maxKept limits the buffer that is kept for the next answer.
-	maxKept = 4 << 10
 )
 
 // KeepAlive configures the probes by which TCP detects a server that is gone. Nothing else
@@ -38,7 +36,7 @@ var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 
 // NewConn wraps a connection.
 func NewConn(c net.Conn) *Conn {
-	w := &Conn{Conn: c, gone: make(chan struct{})}
+	w := &Conn{Conn: c, gone: make(chan struct{}), kept: make([]byte, 0, readAtFirst)}
 	w.changed.L = &w.mu
 	go w.readAhead()
 	return w
@@ -50,14 +48,20 @@ func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
 // readAhead reads ahead until the connection ends.
 func (c *Conn) readAhead() {
-	chunk := make([]byte, readAtOnce)
+	chunk := make([]byte, readAtFirst)
 	for {
 		n, err := c.Conn.Read(chunk)
 		c.mu.Lock()
-		for len(c.buf)-c.returned > maxReadAhead && c.err == nil {
+		for len(c.buf) > maxReadAhead && c.err == nil {
 			c.changed.Wait()
 		}
+		if len(c.buf) == 0 {
+			c.buf = c.kept
+		}
 		c.buf = append(c.buf, chunk[:n]...)
+		if n == readAtFirst {
+			chunk = make([]byte, readAtMost)
+		}
 		c.changed.Broadcast()
 		if err != nil {
 			c.endLocked(err)
@@ -83,20 +87,15 @@ func (c *Conn) endLocked(err error) {
 func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.returned == len(c.buf) {
+	for len(c.buf) == 0 {
 		if c.err != nil {
 			return 0, c.err
 		}
 		c.changed.Wait()
 	}
-	n := copy(p, c.buf[c.returned:])
-	if c.returned += n; c.returned == len(c.buf) {
-		c.returned = 0
-		if c.buf = c.buf[:0]; cap(c.buf) > maxKept {
-			c.buf = nil
-		}
-		c.changed.Broadcast()
-	}
+	n := copy(p, c.buf)
+	c.buf = c.buf[n:]
+	c.changed.Broadcast()
 	return n, nil
 }
 

@@ -53,25 +53,6 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 	})
 }
 
-// TestSessionsStayIfUsedTogether: the rule of TestPoolKeepsLinksUsedTogether also holds for
-// sessions.
-func TestSessionsStayIfUsedTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dialled := 0
-		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
-		defer e.Close(t.Context())
-		take := func() (*Session, error) { return e.take(t.Context(), &driver.Request{}) }
-		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }
-		idle := func() int {
-			synctest.Wait()
-			e.idle.mu.Lock()
-			defer e.idle.mu.Unlock()
-			return len(e.idle.idle)
-		}
-		staysTogether(t, use, idle, &dialled)
-	})
-}
-
 // staysTogether: with at least 2 and at most 8 idle ones, those that were in use at the same time stay for a while, and
 // unused ones end.
 func staysTogether(t *testing.T, use func(n int), idle func() int, dialled *int) {
@@ -98,10 +79,10 @@ func staysTogether(t *testing.T, use func(n int), idle func() int, dialled *int)
 	}
 }
 
-// useTogether takes n links or sessions, and returns them when it has all of them.
-func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)) {
+// useTogether takes n links, and returns them when it has all of them.
+func useTogether(t *testing.T, n int, take func() (Link, error), put func(Link)) {
 	t.Helper()
-	var all []T
+	var all []Link
 	for range n {
 		one, err := take()
 		must.Succeed(t, err)
