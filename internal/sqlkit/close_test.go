@@ -14,6 +14,7 @@ type countedLink struct{ closed atomic.Bool }
 
 func (*countedLink) Run(context.Context, ...string) (Answers, error) { return nil, nil }
 func (*countedLink) Gone() <-chan struct{}                           { return make(chan struct{}) }
+func (*countedLink) Watch()                                          {}
 func (l *countedLink) Close()                                        { l.closed.Store(true) }
 
 // closing is a recipe that gets the lock while the store is being closed.

@@ -33,6 +33,7 @@ type lentLink struct {
 }
 
 func (l *lentLink) Gone() <-chan struct{} { return nil }
+func (l *lentLink) Watch()                {}
 
 func (l *lentLink) Run(ctx context.Context, statements ...string) (all Answers, err error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
 // Row is one row as text. A column that is not Valid is NULL.
@@ -77,9 +75,12 @@ type Link interface {
 	// their rows. It stops at the first error. If ctx ends first, the link can no longer be
 	// used.
 	Run(ctx context.Context, statements ...string) (Answers, error)
-	// Gone returns a channel that is closed when the connection has ended. The channel is nil if
+	// Gone returns a channel that is closed when the connection has ended without Close.
+	// The link notices that while a statement runs, and after Watch. The channel is nil if
 	// only a statement can notice the end.
 	Gone() <-chan struct{}
+	// Watch makes the link notice its end while no statement runs, until the next Run.
+	Watch()
 	// Close ends the connection. It may be called at any time and more than once.
 	Close()
 }
@@ -104,9 +105,9 @@ func (l *mappedLink) giveBack() { giveBack(l.Link) }
 
 // Connection is a driver's connection, which is closed once, and not while a statement uses it. A [Link] embeds it.
 type Connection struct {
-	below   *Conn       // the network connection; nil for one that the driver ends with the context of a statement
-	end     func()      // closes the driver's connection
-	unwatch func() bool // ends the watch of the present statement's context, or nil
+	below *Conn  // the network connection; nil for one that the driver ends with the context of a statement
+	end   func() // closes the driver's connection
+	ender *ender // nil without below
 
 	mu           sync.Mutex
 	busy, closed bool
@@ -115,7 +116,11 @@ type Connection struct {
 // NewConnection returns a connection that end closes. below is the network connection below it, or nil for one of a
 // user's pool.
 func NewConnection(below *Conn, end func()) *Connection {
-	return &Connection{below: below, end: end}
+	c := &Connection{below: below, end: end}
+	if below != nil {
+		c.ender = &ender{end: func() { _ = below.Close() }}
+	}
+	return c
 }
 
 // Gone implements [Link].
@@ -124,6 +129,13 @@ func (c *Connection) Gone() <-chan struct{} {
 		return nil
 	}
 	return c.below.Gone()
+}
+
+// Watch implements [Link].
+func (c *Connection) Watch() {
+	if c.below != nil {
+		c.below.Watch()
+	}
 }
 
 // Close closes the driver's connection, which sends its termination message. If a statement runs, Close closes the
@@ -141,8 +153,8 @@ func (c *Connection) Close() {
 	c.closed = true
 }
 
-// Begin reserves the connection for a statement, and returns the context for the driver. When ctx ends, the network
-// connection is closed. A driver would do the same, and a [deadline.Context] would start a timer, at a higher cost.
+// Begin reserves the connection for a statement, and returns the context for the driver. At the end of ctx the ender
+// ends the connection. A driver would do the same at a higher cost.
 func (c *Connection) Begin(ctx context.Context) (context.Context, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,35 +162,22 @@ func (c *Connection) Begin(ctx context.Context) (context.Context, error) {
 		return nil, ErrUnsent
 	}
 	c.busy = true
-	if c.below == nil {
+	if c.ender == nil {
 		return ctx, nil
 	}
-	if request, ok := ctx.(deadline.Context); ok {
-		at, _ := request.Deadline()
-		_ = c.below.SetReadDeadline(at)
-		ctx = request.Caller()
-	}
-	c.unwatch = nil
-	if ctx.Done() != nil {
-		c.unwatch = context.AfterFunc(ctx, func() { _ = c.below.Close() })
-	}
+	c.ender.begin(ctx)
 	return context.Background(), nil
 }
 
-// Finish ends the use by the statement whose context is ctx. It sets its error if the connection has ended with ctx
-// although the answer came: the server ends the session with the connection.
+// Finish ends the use by the statement whose context is ctx. It sets its error if the connection has ended although the
+// answer came.
 func (c *Connection) Finish(ctx context.Context, err *error) {
-	if c.below != nil {
-		_ = c.below.SetReadDeadline(time.Time{})
-		if c.unwatch != nil && !c.unwatch() {
-			_ = c.below.Close()
+	if c.ender != nil {
+		if late := c.ender.stop(); *err == nil {
+			*err = late
 		}
-		switch {
-		case ctx.Err() == nil:
-		case *err != nil:
+		if *err != nil && ctx.Err() != nil {
 			*err = fmt.Errorf("%w: %w", ctx.Err(), *err)
-		case ended(c):
-			*err = &partlyError{fmt.Errorf("the answer came too late: %w", ctx.Err())}
 		}
 	}
 	c.mu.Lock()

@@ -55,6 +55,7 @@ func (m *meeting) Run(ctx context.Context, statements ...string) (Answers, error
 }
 
 func (*meeting) Gone() <-chan struct{} { return nil }
+func (*meeting) Watch()                {}
 func (*meeting) Close()                {}
 
 type named struct{ Table }

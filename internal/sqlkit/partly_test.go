@@ -149,6 +149,7 @@ func (d *demoted) Run(_ context.Context, statements ...string) (Answers, error) 
 }
 
 func (*demoted) Gone() <-chan struct{} { return nil }
+func (*demoted) Watch()                {}
 func (*demoted) Close()                {}
 
 // TestWriteBeforeADemotionIsUnknown: the server becomes read-only between a write and the statement

@@ -25,12 +25,17 @@ type Pool struct {
 }
 
 type idleLink struct {
-	link  Link
-	since time.Time
+	link    Link
+	since   time.Time
+	watched bool
 }
 
-// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
-const idleFor = time.Minute
+const (
+	// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
+	idleFor = time.Minute
+	// watchAfter is how long a link is idle before its end is noticed at once.
+	watchAfter = 20 * time.Millisecond
+)
 
 // NewPool makes a pool that opens links by dial. idle limits its idle links.
 func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
@@ -68,7 +73,7 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	return l, false, err
 }
 
-func ended(l interface{ Gone() <-chan struct{} }) bool {
+func ended(l Link) bool {
 	select {
 	case <-l.Gone():
 		return true
@@ -93,14 +98,14 @@ func (p *Pool) Put(l Link) {
 	if len(p.idle) >= p.limits.current() {
 		old = p.takeOldest(1)
 	}
-	i := idleLink{l, time.Now()}
-	p.idle = append(p.idle, i)
-	p.alarm.set(i.since.Add(min(i.spare(), surplusFor)), p.tend)
+	p.idle = append(p.idle, idleLink{link: l, since: time.Now()})
+	p.alarm.set(time.Now().Add(watchAfter), p.tend)
 	p.mu.Unlock()
 	closeAll(old)
 }
 
-// tend closes links that were not needed.
+// tend closes links that were not needed, and watches the others. A link that is soon used again is not watched,
+// since that would cost as much as a statement.
 func (p *Pool) tend() {
 	p.mu.Lock()
 	p.alarm.reset()
@@ -115,6 +120,12 @@ func (p *Pool) tend() {
 		if idle >= limit || ended(i.link) {
 			old = append(old, i)
 			continue
+		}
+		if idle >= watchAfter && !i.watched {
+			i.watched = true
+			i.link.Watch()
+		} else if !i.watched {
+			limit = watchAfter
 		}
 		kept, soon = append(kept, i), min(soon, limit-idle)
 	}

@@ -110,6 +110,7 @@ func (e *Sessions) runPing(l *lease, p *ping) {
 		l.unlock()
 		e.lose(l, driver.CauseGone, nil)
 	default:
+		l.s.Watch() // no statement runs from here on
 		l.unlock()
 	}
 }

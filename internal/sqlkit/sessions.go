@@ -354,8 +354,10 @@ func (e *Sessions) tend(s *Session) {
 		l.request.Record = true
 		l.unlock()
 		l.due = time.Time{}
-		if !recorded {
-			e.pingLocked(l, true)
+		if recorded {
+			s.Watch()
+		} else {
+			e.pingLocked(l, true) // which calls Watch as well
 		}
 	}
 }

@@ -2,7 +2,6 @@ package sqlkit
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -70,7 +69,79 @@ func pipe(t *testing.T) (*Conn, net.Conn) {
 	return NewConn(c), s
 }
 
-// TestConnReportsItsEnd: a connection reports its end, and loses no data before it.
+type noDeadlines struct{ net.Conn }
+
+func (noDeadlines) SetReadDeadline(time.Time) error { return errors.New("deadlines are not supported") }
+
+// fragile is a connection that ends when a deadline has passed, like a websocket. It then
+// returns an error of its own.
+type fragile struct{ net.Conn }
+
+func (f fragile) Read(p []byte) (int, error) {
+	n, err := f.Conn.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = f.Conn.Close()
+		err = errors.New("websocket: too late")
+	}
+	return n, err
+}
+
+// TestWatchKeepsFragileConn: Watch and Read do not end a connection that a deadline would
+// end.
+func TestWatchKeepsFragileConn(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	plain, other := pipe(t)
+	defer other.Close()
+	c := NewConn(fragile{plain.Conn})
+	defer c.Close()
+	buf := make([]byte, 16)
+	for _, s := range []string{"one", "two", "three"} {
+		c.Watch()
+		if _, err := io.WriteString(other, s); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.ReadAtLeast(c, buf, len(s)); err != nil || string(buf[:n]) != s {
+			t.Fatalf("read %q, %v; want %q", buf[:n], err, s)
+		}
+	}
+	select {
+	case <-c.Gone():
+		t.Error("the connection has ended")
+	default:
+	}
+}
+
+// TestWatchDuringReadNoticesTheEnd: Watch is called while a caller reads, and that Read returns the last data.
+// No other Read follows, and the end of the connection is reported.
+func TestWatchDuringReadNoticesTheEnd(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	c, other := pipe(t)
+	defer c.Close()
+	done := make(chan error)
+	go func() {
+		_, err := c.Read(make([]byte, 16))
+		done <- err
+	}()
+	for reading := false; !reading; {
+		c.mu.Lock()
+		reading = c.reading
+		c.mu.Unlock()
+	}
+	c.Watch()
+	if _, err := io.WriteString(other, "last data"); err != nil {
+		t.Fatal(err)
+	}
+	must.Succeed(t, <-done)
+	other.Close()
+	select {
+	case <-c.Gone():
+	case <-time.After(20 * time.Second):
+		t.Error("the end of the connection was not reported")
+	}
+}
+
+// TestConnReportsItsEnd: a watched connection reports its end, and loses no data before it.
+// Deadlines limit the reader and not the watching goroutine.
 func TestConnReportsItsEnd(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	c, other := pipe(t)
@@ -90,16 +161,27 @@ func TestConnReportsItsEnd(t *testing.T) {
 	}
 	write("one")
 	read("one")
-	for _, in := range []time.Duration{time.Minute, time.Hour} { // no deadline that is moved ends the connection
-		_ = c.SetReadDeadline(time.Now().Add(in))
-		c.expired()
-		_ = c.SetReadDeadline(time.Time{})
-		c.expired()
+	_ = c.SetReadDeadline(time.Now().Add(-time.Second))
+	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the deadline: %v", err)
 	}
-	for range 100 {
+	_ = c.SetReadDeadline(time.Time{})
+	c.Watch()
+	c.Watch()
+	write("two")
+	read("two")
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the deadline, watched: %v", err)
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	for range 100 { // Read takes over from the goroutine at any moment, and loses nothing
+		c.Watch()
 		write("three")
 		read("three")
 	}
+	c.Watch()
+	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // the reader's deadline
 	select {
 	case <-c.Gone():
 		t.Fatal("Gone reports the end of an open connection")
@@ -108,75 +190,43 @@ func TestConnReportsItsEnd(t *testing.T) {
 	write("last data")
 	other.Close()
 	<-c.Gone() // although no caller reads
+	_ = c.SetReadDeadline(time.Time{})
 	read("last data")
 	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
 
-	// A waiting reader sees the end, too.
+	// Some connections have no deadlines, such as those through SSH.
+	plain, otherPlain := pipe(t)
+	defer otherPlain.Close()
+	defer plain.Close()
+	plain.Conn = noDeadlines{plain.Conn}
+	for _, s := range []string{"one", "two"} {
+		plain.Watch()
+		if _, err := io.WriteString(otherPlain, s); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.ReadAtLeast(plain, buf, len(s)); err != nil || string(buf[:n]) != s {
+			t.Fatalf("without deadlines: read %q, %v; want %q", buf[:n], err, s)
+		}
+	}
+
+	// A waiting reader sees the end without Watch, too. A caller may call Watch meanwhile.
 	waiting, otherWaiting := pipe(t)
 	defer waiting.Close()
 	done := make(chan error, 1)
 	go func() { _, err := waiting.Read(make([]byte, 1)); done <- err }()
+	waiting.Watch()
 	otherWaiting.Close()
 	if err := <-done; !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 	<-waiting.Gone()
 
-	// A deadline ends the connection, and Close does.
-	for name, first := range map[string]time.Duration{"earlier": time.Millisecond, "later": time.Hour} {
-		late, otherLate := pipe(t)
-		_ = late.SetReadDeadline(time.Now().Add(first))
-		_ = late.SetReadDeadline(time.Time{})
-		at := time.Now().Add(50 * time.Millisecond)
-		_ = late.SetReadDeadline(at)
-		if _, err := late.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().Before(at) {
-			t.Errorf("a deadline after an %s one: %v", name, err)
-		}
-		<-late.Gone()
-		otherLate.Close()
-	}
+	// Close ends the connection, too.
 	closing, otherClosing := pipe(t)
 	defer otherClosing.Close()
+	closing.Watch()
 	closing.Close()
 	<-closing.Gone()
-}
-
-// dated is the context of a request, as the core makes it.
-type dated struct {
-	context.Context // the caller's
-	at              time.Time
-}
-
-func (d dated) Caller() context.Context     { return d.Context }
-func (d dated) Deadline() (time.Time, bool) { return d.at, true }
-func (d dated) Err() error {
-	if !time.Now().Before(d.at) {
-		return context.DeadlineExceeded
-	}
-	return d.Context.Err()
-}
-
-// TestStatementEndsWithContext: the deadline of a statement ends its connection, and so does the
-// end of the caller's context.
-func TestStatementEndsWithContext(t *testing.T) {
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	later := time.Now().Add(time.Hour)
-	for name, ctx := range map[string]context.Context{
-		"deadline":                 dated{context.Background(), time.Now()},
-		"caller of a request":      dated{cancelled, later},
-		"context without deadline": cancelled,
-	} {
-		below, other := pipe(t)
-		c := NewConnection(below, func() {})
-		_, err := c.Begin(ctx)
-		must.Succeed(t, err)
-		<-below.Gone()
-		if c.Finish(ctx, &err); !partly(err) || !errors.Is(err, ctx.Err()) {
-			t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
-		}
-		other.Close()
-	}
 }
