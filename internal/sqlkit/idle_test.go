@@ -3,6 +3,7 @@ package sqlkit
 import (
 	"context"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,6 +142,30 @@ func TestRequestsWaitForSessionsInOrder(t *testing.T) {
 			t.Errorf("dialled %d", dialled)
 		}
 	})
+}
+
+// TestSessionsFreeTheirSlots: a request may take a session before the request that has put it back frees its slot.
+func TestSessionsFreeTheirSlots(t *testing.T) {
+	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &quiet{}, Idle{Min: 8, Max: 8}, "")
+	e.MaxConns = func(context.Context) (int, error) { return 100, nil }
+	defer e.Close(t.Context())
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 5000 {
+				s, err := e.take(t.Context(), &driver.Request{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				e.put(s)
+			}
+		})
+	}
+	all.Wait()
+	if len(e.slots) > 0 {
+		t.Errorf("%d slots of no session", len(e.slots))
+	}
 }
 
 // free is a recipe whose locks are free.

@@ -182,6 +182,8 @@ func (e *Sessions) take(ctx context.Context, r *driver.Request) (*Session, error
 		return nil, err
 	}
 	s := l.(*Session)
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	s.limited = limited
 	return s, nil
 }
@@ -304,26 +306,29 @@ func (e *Sessions) watch(s *Session) {
 	}
 }
 
-// put keeps a session without a grant for the next lock.
+// put keeps a session without a grant for the next lock. Another request may have the session as soon as it is idle.
 func (e *Sessions) put(s *Session) {
+	limited := e.unlimit(s)
 	e.idle.Put(s)
-	e.leave(s)
+	if limited {
+		<-e.slots
+	}
 }
 
 // drop closes a session.
 func (e *Sessions) drop(s *Session) {
 	s.Close()
-	e.leave(s)
-}
-
-// leave lets the next request have a session.
-func (e *Sessions) leave(s *Session) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s.limited {
-		s.limited = false
+	if e.unlimit(s) {
 		<-e.slots
 	}
+}
+
+// unlimit reports whether a session has a slot, which the caller frees.
+func (e *Sessions) unlimit(s *Session) (limited bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	limited, s.limited = s.limited, false
+	return limited
 }
 
 // visit makes the alarm of a session call tend when its lease is due. The caller holds mu.
