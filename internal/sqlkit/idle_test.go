@@ -168,6 +168,50 @@ func TestSessionsFreeTheirSlots(t *testing.T) {
 	}
 }
 
+// TestOneRequestReadsTheLimit: while the server does not answer, one request at a time reads its limit of connections.
+// A waiter returns after the timeout of an answer, and each request when the store is closed.
+func TestOneRequestReadsTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reading, most, answers := 0, 0, false
+		e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
+		e.MaxConns = func(ctx context.Context) (int, error) {
+			if answers {
+				return 2, nil
+			}
+			reading++
+			most = max(most, reading)
+			<-ctx.Done()
+			reading--
+			return 0, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+		}
+		var all sync.WaitGroup
+		take := func(wait bool) {
+			for range 3 {
+				all.Go(func() {
+					if _, err := e.take(t.Context(), &driver.Request{Wait: wait}); driver.CodeOf(err) != driver.CodeUnavailable {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+		}
+		take(true)
+		time.Sleep(AnswerWithin)
+		all.Wait()
+		answers = true
+		s, err := e.take(t.Context(), &driver.Request{})
+		must.Succeed(t, err)
+		e.put(s)
+		answers, e.slots = false, nil
+		take(false)
+		must.Report(t, e.Close(t.Context()))
+		all.Wait()
+		if most != 1 {
+			t.Errorf("%d requests read the limit at once", most)
+		}
+	})
+}
+
 // free is a recipe whose locks are free.
 type free struct{ quiet }
 

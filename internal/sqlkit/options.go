@@ -46,20 +46,8 @@ func (o *Options[R]) Protect(p storeurl.Protection) (err error) {
 	return err
 }
 
-// SessionsOf returns how many sessions a store may have at a server that accepts so many connections of its
-// user. Other clients need connections too, and so do other processes of the same program. It returns 2 if
-// the limit is unknown, and 0, no limit, on a caller's pool, which has its own.
-func (o *Options[R]) SessionsOf(limit int64) int {
-	switch {
-	case o.MaxIdle == 0:
-		return 0
-	case o.MaxConns > 0:
-		return o.MaxConns
-	}
-	return max(int(limit/partOfLimit), 2)
-}
-
-// partOfLimit is the part of a server's connections that the sessions of a store use by default.
+// partOfLimit is the part of the connections that a server accepts of its user which the sessions of a store use by
+// default. Other clients need connections too, and so do other processes of the same program.
 const partOfLimit = 4
 
 // Idle returns the limits of a pool that keeps at least ready connections open, or MaxIdle if
@@ -73,9 +61,14 @@ func (o *Options[R]) Idle(ready int) Idle {
 func (o *Options[R]) OnSessions(dial func(context.Context) (Link, error), r Recipe, links *Pool, connections func(context.Context) (int64, error)) Engine {
 	e := NewSessions(dial, r, o.Idle(4), o.Namespace)
 	e.Durable = o.Durable
-	e.MaxConns = func(ctx context.Context) (int, error) {
-		n, err := connections(ctx)
-		return o.SessionsOf(n), err
+	if o.MaxIdle > 0 { // else the caller's pool has a limit of its own
+		e.MaxConns = func(ctx context.Context) (int, error) {
+			if o.MaxConns > 0 {
+				return o.MaxConns, nil
+			}
+			n, err := connections(ctx)
+			return max(int(n/partOfLimit), 2), err
+		}
 	}
 	links.Limit(SideLinks)
 	return e

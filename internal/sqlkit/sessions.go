@@ -86,7 +86,7 @@ import (
 // server with grants is pinged every half second, and if it finds the server demoted, all
 // others are. Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
 type Sessions struct {
-	// MaxConns returns how many sessions the engine may have, or 0 if there is no limit. Its error has a code. Further
+	// MaxConns returns how many sessions the engine may have, at least 1. Its error has a code. Further
 	// requests wait in the order in which they came. If MaxConns is nil, there is no limit.
 	MaxConns func(context.Context) (int, error)
 	// Durable makes the tokens durable.
@@ -98,10 +98,11 @@ type Sessions struct {
 	idle   *Pool // sessions
 
 	*calls.Calls
-	mu      sync.Mutex
-	slots   chan struct{}     // holds a value for each session in use; nil without a limit
-	leases  map[string]*lease // by request: from its first statement to its end, or with an unknown outcome
-	proving bool              // prove runs
+	limiting chan struct{} // a lock: holds one value while a request calls MaxConns
+	mu       sync.Mutex
+	slots    chan struct{}     // holds a value for each session in use; nil without a limit
+	leases   map[string]*lease // by request: from its first statement to its end, or with an unknown outcome
+	proving  bool              // prove runs
 }
 
 // lease is a request that has a session, from its first statement to its end.
@@ -159,7 +160,7 @@ const (
 // pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Max, 2)
-	e := &Sessions{recipe: recipe, prefix: NamePrefix(namespace), Calls: calls.New(), leases: map[string]*lease{}}
+	e := &Sessions{recipe: recipe, prefix: NamePrefix(namespace), Calls: calls.New(), limiting: make(chan struct{}, 1), leases: map[string]*lease{}}
 	e.side = NewPool(Idle{Min: few, Max: few, EndIdle: idle.EndIdle}, dial)
 	e.side.Limit(SideLinks)
 	e.idle = NewPool(idle, func(ctx context.Context) (Link, error) { return e.begin(ctx, dial) })
@@ -224,7 +225,7 @@ func (e *Sessions) beginOnce(ctx context.Context, dial func(context.Context) (Li
 // that there is such a limit. A first try, which another request follows, does not wait, and neither does a request for
 // a lock that this engine holds: it is busy.
 func (e *Sessions) reserve(ctx context.Context, r *driver.Request) (limited bool, err error) {
-	slots, err := e.limit(ctx)
+	slots, err := e.limit(ctx, r)
 	if slots == nil || err != nil {
 		return false, err
 	}
@@ -259,24 +260,41 @@ func (e *Sessions) reserve(ctx context.Context, r *driver.Request) (limited bool
 	}
 }
 
-// limit returns the channel slots, which it makes at the first request.
-func (e *Sessions) limit(ctx context.Context) (chan struct{}, error) {
-	e.mu.Lock()
-	slots := e.slots
-	e.mu.Unlock()
+// limit returns the channel slots, which it makes at the first request. MaxConns may connect to the server, so one request
+// at a time calls it.
+func (e *Sessions) limit(ctx context.Context, r *driver.Request) (chan struct{}, error) {
+	slots := e.madeSlots()
 	if slots != nil || e.MaxConns == nil {
 		return slots, nil
 	}
+	ctx, end := e.Bind(ctx)
+	defer end()
+	ctx, cancel := answerTimeout(ctx, r.Wait)
+	defer cancel()
+	select {
+	case e.limiting <- struct{}{}:
+		defer func() { <-e.limiting }()
+	case <-ctx.Done():
+		return nil, driver.Errorf(driver.CodeUnavailable, "the server's limit of connections is unknown yet: %w", ctx.Err())
+	}
+	if slots = e.madeSlots(); slots != nil {
+		return slots, nil
+	}
 	most, err := e.MaxConns(ctx)
-	if most == 0 || err != nil {
+	if err != nil {
 		return nil, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.slots == nil {
-		e.slots = make(chan struct{}, most)
-	}
+	e.slots = make(chan struct{}, most)
 	return e.slots, nil
+}
+
+// madeSlots returns the channel slots, nil if it is not made yet.
+func (e *Sessions) madeSlots() chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.slots
 }
 
 // holdersLocked returns the holders of this engine if they keep a request out: a grant of limit n never stands beside
