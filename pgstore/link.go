@@ -46,12 +46,14 @@ func (l *pgLink) Run(ctx context.Context, statements ...string) (_ sqlkit.Answer
 	return runPg(unwatched, l.conn, statements)
 }
 
-// begin calls Begin, unless pgx has closed the connection.
+// begin calls Begin. It returns an error if pgx has closed the connection, which nothing else uses from here on.
 func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
-	if l.conn.IsClosed() {
-		return nil, sqlkit.ErrUnsent
+	unwatched, err := l.Begin(ctx)
+	if err == nil && l.conn.IsClosed() {
+		err = sqlkit.ErrUnsent
+		l.Finish(ctx, &err)
 	}
-	return l.Begin(ctx)
+	return unwatched, err
 }
 
 // prepared runs a statement, which is prepared the first time, and returns its first row. Preparing pays only if the link
