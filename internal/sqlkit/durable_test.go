@@ -88,3 +88,41 @@ func TestFailureAfterLockIsReported(t *testing.T) {
 		})
 	}
 }
+
+// cancelled is a recipe that gets the lock just as the context of the request ends.
+type cancelled struct {
+	failing
+	cancel func()
+}
+
+func (r *cancelled) Lock(context.Context, *Session, *LockRequest) (Got, error) {
+	r.cancel()
+	return Got{Token: 1, Slot: driver.NoSlot}, nil
+}
+
+// TestLockAtTheEndOfItsRequestIsReleased: a session gets the lock just as its request ends. The engine releases the lock
+// on the session, and closes it. The outcome is unknown if the server confirms neither that nor the end of the session.
+func TestLockAtTheEndOfItsRequestIsReleased(t *testing.T) {
+	for _, wait := range []bool{false, true} {
+		for end, code := range map[error]driver.Code{nil: driver.CodeWithdrawn, errLost: driver.CodeUnknown, errRights: driver.CodeUnknown,
+			driver.Errorf(driver.CodeInvalid, "no such function"): driver.CodeUnknown} {
+			ctx, cancel := context.WithCancel(t.Context())
+			r := &cancelled{failing{end: end}, cancel}
+			l := &countedLink{}
+			e := NewSessions(func(context.Context) (Link, error) { return l, nil }, r, Idle{Min: 2, Max: 2}, "")
+			_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, Wait: wait, From: noRequester{}})
+			if driver.CodeOf(err) != code {
+				t.Errorf("wait %t, %v: %v %v; want %v", wait, end, driver.CodeOf(err), err, code)
+			}
+			if r.unlocks != 1 || (r.ends > 0) != (end != nil) || !l.closed.Load() {
+				t.Errorf("wait %t, %v: unlocked %d times, want once, ended %d times, closed %t", wait, end, r.unlocks, r.ends, l.closed.Load())
+			}
+			e.mu.Lock()
+			if known := e.leases["1"] != nil; known != (end != nil) {
+				t.Errorf("wait %t, %v: Undo finds the session: %t", wait, end, known)
+			}
+			e.mu.Unlock()
+			_ = e.Close(t.Context())
+		}
+	}
+}

@@ -104,7 +104,15 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	switch {
 	case err == error(ErrBusy):
 		return driver.Grant{}, e.busy(ctx, l)
-	case ctx.Err() != nil && (r.Wait || err == nil):
+	case ctx.Err() != nil && err == nil: // the session is alive, and has the lock
+		err = e.undoLock(ctx, l)
+		e.drop(s)
+		if err != nil {
+			return driver.Grant{}, err
+		}
+		e.forget(l)
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+	case ctx.Err() != nil && r.Wait:
 		return driver.Grant{}, e.withdraw(ctx, l, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()})
 	case err != nil:
 		return driver.Grant{}, e.failed(ctx, l, err)
@@ -147,7 +155,10 @@ func (e *Sessions) busy(ctx context.Context, l *lease) error {
 func (e *Sessions) withdraw(ctx context.Context, l *lease, outcome error) error {
 	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
 	defer cancel()
-	return e.finishOn(brief, l, outcome)
+	if err := e.finishOn(brief, l, nil); err != nil {
+		return e.unknown(l, err)
+	}
+	return outcome
 }
 
 // undoLock releases the lock of a request that has failed, or ends its session if that does not answer.
