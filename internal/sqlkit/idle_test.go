@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -165,6 +166,86 @@ func TestSessionsFreeTheirSlots(t *testing.T) {
 	all.Wait()
 	if len(e.slots) > 0 {
 		t.Errorf("%d slots of no session", len(e.slots))
+	}
+}
+
+// endingLink is a link that its test ends.
+type endingLink struct {
+	countedLink
+	gone chan struct{}
+}
+
+func (l *endingLink) Gone() <-chan struct{} { return l.gone }
+
+// placed is a recipe whose sessions are at other servers in turn.
+type placed struct {
+	quiet
+	servers []string
+}
+
+func (r *placed) Begin(context.Context, Link) (Identity, error) {
+	id := Identity{Server: r.servers[0]}
+	r.servers = r.servers[1:]
+	return id, nil
+}
+
+// TestIdleSessionsEnd: an idle session is closed when its connection has ended, when its server is demoted, and when it
+// was not needed for sessionIdleFor.
+func TestIdleSessionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var links []*endingLink
+		dial := func(context.Context) (Link, error) {
+			l := &endingLink{gone: make(chan struct{})}
+			links = append(links, l)
+			return l, nil
+		}
+		e := NewSessions(dial, &placed{servers: []string{"a", "b", "c"}}, Idle{Min: 8, Max: 8}, "")
+		defer e.Close(t.Context())
+		var all []*Session
+		for range 3 {
+			s, err := e.take(t.Context(), &driver.Request{})
+			must.Succeed(t, err)
+			all = append(all, s)
+		}
+		for _, s := range all {
+			e.put(s)
+		}
+		require := func(after string, want ...bool) {
+			t.Helper()
+			synctest.Wait()
+			for i, l := range links {
+				if l.closed.Load() != want[i] {
+					t.Errorf("after %s: session %d closed %t", after, i, !want[i])
+				}
+			}
+		}
+		close(links[0].gone)
+		require("the end of a connection", true, false, false)
+		e.demoted("b")
+		require("a demotion", true, true, false)
+		time.Sleep(sessionIdleFor - time.Second)
+		require("a while", true, true, false)
+		time.Sleep(time.Second)
+		require("a rest", true, true, true)
+	})
+}
+
+// answering is a link with one answer.
+type answering struct {
+	countedLink
+	answers Answers
+}
+
+func (l *answering) Run(context.Context, ...string) (Answers, error) { return l.answers, nil }
+
+// TestUnknownStateIsReadOnly: a server that does not answer whether it accepts writes is no primary.
+func TestUnknownStateIsReadOnly(t *testing.T) {
+	for name, answers := range map[string]Answers{"empty": nil, "no row": {nil, nil}, "NULL": {{Row{{}}}, nil}, "read-only": {{textRow("1")}, nil}} {
+		p := NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return &answering{answers: answers}, nil })
+		if _, err := p.RunAtPrimary(t.Context(), certain{}, &Dialect{}, "write"); !errors.Is(err, ErrReadOnly) {
+			t.Errorf("%s: %v", name, err)
+		}
+		p.Close()
 	}
 }
 

@@ -33,6 +33,8 @@ type idleLink struct {
 const (
 	// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
 	idleFor = time.Minute
+	// sessionIdleFor is how long an idle session is kept for the next lock.
+	sessionIdleFor = 30 * time.Second
 	// watchAfter is how long a link is idle before its end is noticed at once.
 	watchAfter = 20 * time.Millisecond
 )
@@ -138,10 +140,14 @@ func (p *Pool) tend() {
 
 // spare returns how long the link is kept. The server's timer may end a session after its TTL.
 func (i idleLink) spare() time.Duration {
-	if s, ok := i.link.(*Session); ok && s.TTL > 0 {
-		return min(idleFor, s.TTL/2)
+	s, ok := i.link.(*Session)
+	switch {
+	case !ok:
+		return idleFor
+	case s.TTL > 0:
+		return min(sessionIdleFor, s.TTL/2)
 	}
-	return idleFor
+	return sessionIdleFor
 }
 
 // Run runs statements on a link of the pool.
@@ -218,7 +224,7 @@ func (p *Pool) RunAtPrimary(ctx context.Context, faults Faults, d *Dialect, stat
 	var a Answers
 	err := p.use(ctx, func(l Link) (err error) {
 		a, err = l.Run(ctx, append([]string{"SELECT " + d.ReadOnly}, statements...)...)
-		if err == nil && readOnly(a.First(0).Text(0)) {
+		if is := a.First(0).Text(0); err == nil && (is == "" || readOnly(is)) {
 			return ErrReadOnly
 		}
 		return orReadOnly(faults, err)
@@ -239,14 +245,22 @@ func orReadOnly(f Faults, err error) error {
 
 // flush closes the links that have been idle since that time or longer.
 func (p *Pool) flush(since time.Time) {
+	p.end(func(i idleLink) bool { return !i.since.After(since) })
+}
+
+// end closes the idle links for which is returns true.
+func (p *Pool) end(is func(idleLink) bool) {
+	var ending []idleLink
 	p.mu.Lock()
-	n := 0 // the longest idle come first
-	for n < len(p.idle) && !p.idle[n].since.After(since) {
-		n++
-	}
-	old := p.takeOldest(n)
+	p.idle = slices.DeleteFunc(p.idle, func(i idleLink) bool {
+		if is(i) {
+			ending = append(ending, i)
+			return true
+		}
+		return false
+	})
 	p.mu.Unlock()
-	closeAll(old)
+	closeAll(ending)
 }
 
 // takeOldest removes the n links that were idle for longest. The caller holds mu.

@@ -169,11 +169,11 @@ func (e *Sessions) pingFailed(l *lease, p *ping) {
 }
 
 // demoted ends the sessions of this client at a server that has become read-only. It closes
-// idle sessions at once, also those at other servers, and pings the sessions with grants: each ping fails like the
-// first one.
+// idle sessions at once, and pings the sessions with grants: each ping fails like the first
+// one.
 func (e *Sessions) demoted(server string) {
 	e.side.Flush()
-	e.idle.Flush()
+	e.idle.end(func(i idleLink) bool { return i.link.(*Session).ID.Server == server })
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, l := range e.leases {

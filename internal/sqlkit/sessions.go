@@ -350,7 +350,10 @@ func (e *Sessions) unlimit(s *Session) (limited bool) {
 }
 
 // visit makes the alarm of a session call tend when its lease is due. The caller holds mu.
-func (e *Sessions) visit(l *lease) { l.s.alarm.set(l.due, func() { e.tend(l.s) }) }
+func (e *Sessions) visit(l *lease) {
+	s := l.s // the alarm keeps it, and no lease
+	s.alarm.set(l.due, func() { e.tend(s) })
+}
 
 // tend records the holder of a grant that has stood for recordAfter, and searches the server's queue for a
 // request that has waited as long.
@@ -385,8 +388,9 @@ func (e *Sessions) tend(s *Session) {
 	}
 }
 
-// connectionEnded reports the loss of the grant of a session whose connection has ended.
+// connectionEnded closes a session whose connection has ended, if it is idle, or reports the loss of its grant.
 func (e *Sessions) connectionEnded(s *Session) {
+	e.idle.end(func(i idleLink) bool { return i.link == s })
 	e.mu.Lock()
 	l := s.lease
 	e.mu.Unlock()
