@@ -392,7 +392,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.EarlyEnd = append(g.EarlyEnd, "a crash of a server that has innodb_flush_log_at_trx_commit other than 1")
 		g.Notes = []string{
 			"works through poolers and proxies, except those that send reads to replicas, and on Galera; a held lock needs no connection",
-			"on Galera a grant lasts longer than its TTL by the declared skew of the clocks, 1s by default. Clients refuse a node whose clock differs by more",
+			"on Galera a grant lasts longer than its TTL by the declared skew (1s); a node whose clock differs by more is refused",
 			"each name in use has a row, which is removed after an idle minute",
 		}
 		return g
@@ -404,7 +404,7 @@ func Declared(r Recipe) driver.Guarantees {
 		sqlkit.PassNote,
 		"the server's wait_timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",
-		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. Of an old primary that remains writable or cannot be reached, the holder notices the loss after the TTL",
+		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. If an old primary remains writable or cannot be reached, its holders notice the loss after the TTL",
 	}
 	if r == Named {
 		g.Reach = "every client of the server, in all its databases"
@@ -413,7 +413,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Shared, g.Semaphore, g.Slots, g.Order = true, true, true, driver.OrderNone
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another, and cannot block a writer forever",
-			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits also waiters for shared locks, until they stop. Neither keeps out a writer",
+			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits those for shared locks, until they stop. Neither keeps out a writer",
 			"MariaDB serves writers in order",
 			"a held lock is an open transaction in the server's list; it does not hold back the purge of old rows",
 		)
