@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/rueidis"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
@@ -24,7 +25,7 @@ import (
 
 // limit returns such a contender.
 func limit(name string, open func(address string) (client, error)) contender {
-	return contender{name: "the limit" + name, bare: true, open: open}
+	return contender{name: "the bare requests" + name, bare: true, open: open}
 }
 
 // limitOwner is as long as what holdfast writes about an owner.
@@ -146,20 +147,63 @@ func openMariaDBLimit(statements [2]string) func(address string) (client, error)
 		}
 		return pooled(func() (*sql.Conn, error) { return db.Conn(context.Background()) }, func(c *sql.Conn) { _ = c.Close() },
 			limitPair(statements, func(ctx context.Context, c *sql.Conn, statement string, _ int64) error {
-				_, err := c.ExecContext(ctx, statement)
-				return err
+				rows, err := c.QueryContext(ctx, statement)
+				if err != nil {
+					return err
+				}
+				defer rows.Close()
+				for more := true; more; more = rows.NextResultSet() {
+					columns, err := rows.Columns()
+					if err != nil {
+						return err
+					}
+					if len(columns) == 0 {
+						continue
+					}
+					row := make([]any, len(columns))
+					for i := range row {
+						row[i] = new(sql.RawBytes)
+					}
+					if !rows.Next() {
+						return errors.Join(errNotTaken, rows.Err())
+					}
+					if err := rows.Scan(row...); err != nil {
+						return err
+					}
+					if first := *row[0].(*sql.RawBytes); len(first) == 0 || string(first) == "0" {
+						return errNotTaken
+					}
+				}
+				return rows.Err()
 			})), nil
 	}
 }
 
+// errNotTaken is the error of a statement that has not locked or freed anything.
+var errNotTaken = errors.New("a statement of the limit has failed")
+
 func openPostgresLimit(statements [2]string) func(address string) (client, error) {
 	return func(address string) (client, error) {
 		return pgPooled(address, limitPair(statements, func(ctx context.Context, c *pgx.Conn, statement string, key int64) error {
-			var args []any
+			results := []*pgconn.Result{{}}
+			var err error
 			if strings.Contains(statement, "$1") {
-				args = append(args, key)
+				rows, qerr := c.Query(ctx, statement, key)
+				if qerr != nil {
+					return qerr
+				}
+				for rows.Next() {
+					results[0].Rows = append(results[0].Rows, rows.RawValues())
+				}
+				results[0].FieldDescriptions, err = rows.FieldDescriptions(), rows.Err()
+			} else {
+				results, err = c.PgConn().Exec(ctx, statement).ReadAll()
 			}
-			_, err := c.Exec(ctx, statement, args...)
+			for _, r := range results {
+				if err == nil && len(r.FieldDescriptions) > 0 && (len(r.Rows) == 0 || r.Rows[0][0] == nil || string(r.Rows[0][0]) == "\x00") {
+					err = errNotTaken
+				}
+			}
 			return err
 		}))
 	}
