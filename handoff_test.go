@@ -212,7 +212,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int{0, 2} {
-			s := altered{memstore.New(), func(g *driver.Guarantees) { g.Reserves = false }}
+			s := altered(memstore.New(), func(g *driver.Guarantees) { g.Reserves = false })
 			var o []holdfast.Option
 			if n > 0 {
 				o = append(o, holdfast.LocalHandoff(n))

@@ -488,49 +488,33 @@ func TestErrorsNameLockStoreAndReason(t *testing.T) {
 	}
 }
 
-// exiting blocks the report of the first loss and ends the goroutine that reports the second.
-type exiting struct {
-	mu     sync.Mutex
-	losses int
-	free   chan struct{}
-}
-
-func (h *exiting) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-
-func (h *exiting) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind != holdfast.EventLost {
-		return
-	}
-	h.mu.Lock()
-	h.losses++
-	n := h.losses
-	h.mu.Unlock()
-	switch n {
-	case 1:
-		<-h.free
-	case 2:
-		runtime.Goexit()
-	}
-}
-
 // TestEveryLossIsReportedIfAHookExits: a hook ends the goroutine that reports events. The
 // losses queued behind that event are still reported.
 func TestEveryLossIsReportedIfAHookExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		h := &exiting{free: make(chan struct{})}
-		l := newLocker(t, s, holdfast.WithHooks(h))
+		var losses atomic.Int32
+		free := make(chan struct{}) // blocks the report of the first loss
+		l := newLocker(t, s, holdfast.WithHooks(onEvent(func(e holdfast.Event) {
+			if e.Kind != holdfast.EventLost {
+				return
+			}
+			switch losses.Add(1) {
+			case 1:
+				<-free
+			case 2:
+				runtime.Goexit()
+			}
+		})))
 		for _, name := range []string{"a", "b", "c", "d"} {
 			mustLock(t, l, name)
 			must.Succeed(t, s.Script().Lose(name, driver.CauseTaken))
 			synctest.Wait()
 		}
-		close(h.free)
+		close(free)
 		synctest.Wait()
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.losses != 4 {
-			t.Errorf("%d of 4 losses are reported", h.losses)
+		if n := losses.Load(); n != 4 {
+			t.Errorf("%d of 4 losses are reported", n)
 		}
 	})
 }

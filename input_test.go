@@ -14,21 +14,18 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// noRequestStore is a store that must not get a request.
-type noRequestStore struct {
-	driver.Store
-	t *testing.T
-}
-
-func (u noRequestStore) Acquire(context.Context, driver.Request) (driver.Grant, error) {
-	u.t.Error("bad input reached the store")
-	return driver.Grant{}, errors.New("no")
+// noRequests returns a store that must not get a request.
+func noRequests(t *testing.T) *fake {
+	return &fake{Store: memstore.New(), OnAcquire: func(context.Context, driver.Request) (driver.Grant, error) {
+		t.Error("bad input reached the store")
+		return driver.Grant{}, errors.New("no")
+	}}
 }
 
 // TestInvalidInputIsRefusedBeforeIO: each error names the field, its value, and what is
 // allowed.
 func TestInvalidInputIsRefusedBeforeIO(t *testing.T) {
-	l := newLocker(t, noRequestStore{memstore.New(), t})
+	l := newLocker(t, noRequests(t))
 	for _, tc := range []struct {
 		name string
 		opts []holdfast.LockOption
@@ -194,18 +191,6 @@ func TestUnsupportedCallsAreRefused(t *testing.T) {
 	unlock(t, mustLock(t, l, "a", holdfast.Limit(1)))
 }
 
-// rangeStore allows TTLs of its own range.
-type rangeStore struct {
-	driver.Store
-	min, max time.Duration
-}
-
-func (s rangeStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := s.Store.Guarantees(ctx)
-	g.MinTTL, g.MaxTTL = s.min, s.max
-	return g, err
-}
-
 // TestDefaultTTLAdaptsToTheStore: a lock without the option TTL gets the TTL nearest to the
 // default that the store allows. A TTL that the caller gives is never changed.
 func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
@@ -224,9 +209,7 @@ func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l, err := holdfast.New(rangeStore{memstore.New(), c.min, c.max})
-				must.Succeed(t, err)
-				defer l.Close(t.Context())
+				l := newLocker(t, altered(memstore.New(), func(g *driver.Guarantees) { g.MinTTL, g.MaxTTL = c.min, c.max }))
 				for _, take := range []func(context.Context, string, ...holdfast.LockOption) (*holdfast.Lock, error){l.Lock, l.TryLock} {
 					k, err := take(t.Context(), "n", c.o...)
 					if c.want == 0 {

@@ -18,6 +18,24 @@ import (
 
 var bg = context.Background()
 
+type fake = holdfast.Fake
+
+// altered is a store whose guarantees a test changes.
+func altered(s *memstore.Store, edit func(*driver.Guarantees)) *fake {
+	return &fake{Store: s, Edit: edit}
+}
+
+// network is a change of the guarantees: a request has a timeout.
+func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
+
+// answersAfter is a store that answers each Acquire after d.
+func answersAfter(s *memstore.Store, d time.Duration) *fake {
+	return &fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+		defer time.Sleep(d)
+		return s.Acquire(ctx, r)
+	}}
+}
+
 // newLocker returns a Locker, and closes it at the end of the test.
 func newLocker(t testing.TB, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
@@ -299,7 +317,7 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 			s := memstore.New()
 			store := driver.Store(s)
 			if !lingers {
-				store = altered{s, func(g *driver.Guarantees) { g.Linger = false }}
+				store = altered(s, func(g *driver.Guarantees) { g.Linger = false })
 			}
 			l, err := holdfast.New(store)
 			must.Succeed(t, err)
@@ -368,23 +386,11 @@ func TestKeepReplacesMinHold(t *testing.T) {
 	})
 }
 
-// slow is a store whose answers take time.
-type slow struct {
-	driver.Store
-	answers time.Duration
-}
-
-func (s slow) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.Store.Acquire(ctx, r)
-	time.Sleep(s.answers)
-	return g, err
-}
-
 // TestKeepCountsFromTheGrant: the answer with the grant took a while, which is no part of the time of Keep.
 func TestKeepCountsFromTheGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l, other := newLocker(t, slow{s, 5 * time.Second}), newLocker(t, s.Client())
+		l, other := newLocker(t, answersAfter(s, 5*time.Second)), newLocker(t, s.Client())
 		k := mustLock(t, l, "a")
 		k.Keep(0)
 		unlock(t, k)
@@ -392,18 +398,6 @@ func TestKeepCountsFromTheGrant(t *testing.T) {
 		must.Succeed(t, err)
 		unlock(t, k)
 	})
-}
-
-// altered is a store whose guarantees a test changes.
-type altered struct {
-	driver.Store
-	edit func(*driver.Guarantees)
-}
-
-func (a altered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := a.Store.Guarantees(ctx)
-	a.edit(&g)
-	return g, err
 }
 
 func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {

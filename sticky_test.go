@@ -17,44 +17,29 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// counted counts the requests and the releases of a store, and fails calls.
+// counted counts the requests, the releases and the inspections of a store.
 type counted struct {
-	*memstore.Store
-	acquires, releases     atomic.Int32
-	reads                  atomic.Int32
-	failRelease, failReads atomic.Pointer[error]
-	// before is called before a request, and busy after an answer that the name is held.
-	before, busy func()
+	*fake
+	acquires, releases, reads atomic.Int32
 }
 
-func newCounted() *counted { return &counted{Store: memstore.New()} }
+func newCounted() *counted {
+	s := &counted{fake: &fake{Store: memstore.New()}}
+	s.OnAcquire = s.request
+	s.OnRelease = func(ctx context.Context, g driver.Grant, keep time.Duration) error {
+		s.releases.Add(1)
+		return s.Store.Release(ctx, g, keep)
+	}
+	s.OnInspect = func(ctx context.Context, name string) (driver.State, error) {
+		s.reads.Add(1)
+		return s.Store.Inspect(ctx, name)
+	}
+	return s
+}
 
-func (s *counted) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *counted) request(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	s.acquires.Add(1)
-	if s.before != nil {
-		s.before()
-	}
-	g, err := s.Store.Acquire(ctx, r)
-	if s.busy != nil && s.Classify(err) == driver.CodeBusy {
-		s.busy()
-	}
-	return g, err
-}
-
-func (s *counted) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	s.releases.Add(1)
-	if err := s.failRelease.Load(); err != nil {
-		return *err
-	}
-	return s.Store.Release(ctx, g, keep)
-}
-
-func (s *counted) Inspect(ctx context.Context, name string) (driver.State, error) {
-	s.reads.Add(1)
-	if err := s.failReads.Load(); err != nil {
-		return driver.State{}, *err
-	}
-	return s.Store.Inspect(ctx, name)
+	return s.Store.Acquire(ctx, r)
 }
 
 // wantCalls requires the numbers of requests and releases so far.
@@ -224,7 +209,13 @@ func TestLocalWaiterTakesAStickyLock(t *testing.T) {
 		s := newCounted()
 		l := newLocker(t, s)
 		k := mustLock(t, l, "a", inMinute)
-		s.busy = func() { unlock(t, k) }
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			g, err := s.request(ctx, r)
+			if s.Classify(err) == driver.CodeBusy {
+				unlock(t, k)
+			}
+			return g, err
+		}
 		next := mustLock(t, l, "a", inMinute)
 		s.wantCalls(t, 2, 0)
 		if next.Token() <= k.Token() {
@@ -234,7 +225,6 @@ func TestLocalWaiterTakesAStickyLock(t *testing.T) {
 
 		// The same with a request that the lock does not fit.
 		k = mustLock(t, l, "a", inMinute)
-		s.busy = func() { s.busy = nil; unlock(t, k) }
 		next = mustLock(t, l, "a", holdfast.TTL(time.Minute), holdfast.Wait(time.Second))
 		unlock(t, next)
 	})
@@ -378,26 +368,23 @@ func TestLostStickyLockIsNotTaken(t *testing.T) {
 func TestStickyLockThatHasEndedUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCounted()
-		l := newLocker(t, unheard{s})
-		k := mustLock(t, l, "a", inMinute)
-		s.before = func() {
-			s.before = nil
-			unlock(t, k)
-			must.Succeed(t, s.Break(bg, "a", k.Token()))
+		l := newLocker(t, s)
+		var k *holdfast.Lock
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if k != nil {
+				unlock(t, k)
+				must.Succeed(t, s.Break(bg, "a", k.Token()))
+				k = nil
+			}
+			r.From = deaf{r.From} // The store does not notify of the end of a grant.
+			return s.request(ctx, r)
 		}
+		k = mustLock(t, l, "a", inMinute)
 		next, err := l.TryLock(bg, "a", inMinute)
 		must.Succeed(t, err)
 		wantBusy(t, l, "a", inMinute)
 		unlock(t, next)
 	})
-}
-
-// unheard is a store that does not notify of the end of a grant.
-type unheard struct{ *counted }
-
-func (s unheard) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	r.From = deaf{r.From}
-	return s.counted.Acquire(ctx, r)
 }
 
 type deaf struct{ driver.Requester }
@@ -416,8 +403,9 @@ func TestStickyEndsWithItsWatch(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newCounted()
 				l, other := newLocker(t, s), newLocker(t, s.Client())
-				err := error(driver.Errorf(tc.code, "no"))
-				s.failReads.Store(&err)
+				s.OnInspect = func(context.Context, string) (driver.State, error) {
+					return driver.State{}, driver.Errorf(tc.code, "no")
+				}
 				unlock(t, mustLock(t, l, "a", inMinute))
 				synctest.Wait()
 				if tc.kept {
@@ -449,9 +437,8 @@ func TestFailedReleaseOfAStickyLockIsReported(t *testing.T) {
 				s, r := newCounted(), &recorder{}
 				l, other := newLocker(t, s, holdfast.WithHooks(r)), newLocker(t, s.Client())
 				unlock(t, mustLock(t, l, "a", inMinute, holdfast.TTL(time.Hour)))
-				err := error(driver.Errorf(driver.CodeUnavailable, "no"))
-				s.failRelease.Store(&err)
-				time.AfterFunc(time.Minute+time.Second, func() { s.failRelease.Store(nil) })
+				s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "no"))
+				time.AfterFunc(time.Minute+time.Second, s.Script().Reset)
 				must.Succeed(t, end(l))
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
@@ -471,7 +458,8 @@ func TestMinHoldComesBeforeSticky(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newCounted()
-				l := newLocker(t, lingers{s, store})
+				s.Edit = func(g *driver.Guarantees) { g.Linger = store }
+				l := newLocker(t, s)
 				other := newLocker(t, s.Client())
 				unlock(t, mustLock(t, l, "a", inMinute, holdfast.MinHold(time.Second)))
 				wantBusy(t, l, "a", inMinute)
@@ -481,18 +469,6 @@ func TestMinHoldComesBeforeSticky(t *testing.T) {
 			})
 		})
 	}
-}
-
-// lingers is a store that can keep a grant for its MinHold, or not.
-type lingers struct {
-	*counted
-	can bool
-}
-
-func (s lingers) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := s.counted.Guarantees(ctx)
-	g.Linger = s.can
-	return g, err
 }
 
 // TestStickyOfReentrantLocks: the last Unlock of all Locks keeps the grant.
@@ -536,23 +512,16 @@ func TestCancelledCallerTakesNoStickyLock(t *testing.T) {
 	})
 }
 
-// deafRelease is a store whose releases last until the test ends.
-type deafRelease struct {
-	*counted
-	begun chan struct{} // receives when a release has begun
-}
-
-func (s deafRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	s.begun <- struct{}{}
-	<-ctx.Done()
-	return ctx.Err()
-}
-
 // TestReleaseOfAStickyLockDelaysNoCaller: the store does not answer the release of a kept lock that does not fit a request.
 // The request ends with its context and its Wait.
 func TestReleaseOfAStickyLockDelaysNoCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := deafRelease{newCounted(), make(chan struct{}, 100)}
+		begun := make(chan struct{}, 100) // receives when a release has begun
+		s := &fake{Store: memstore.New(), OnRelease: func(ctx context.Context, _ driver.Grant, _ time.Duration) error {
+			begun <- struct{}{}
+			<-ctx.Done()
+			return ctx.Err()
+		}}
 		l := newLocker(t, s, holdfast.RequestTimeout(time.Minute))
 		for i, acquire := range []func(context.Context, string) error{
 			func(ctx context.Context, name string) error {
@@ -577,7 +546,7 @@ func TestReleaseOfAStickyLockDelaysNoCaller(t *testing.T) {
 			if took := time.Since(began); err == nil || took > time.Second {
 				t.Errorf("call %d returned after %s: %v", i, took, err)
 			}
-			<-s.begun
+			<-begun
 		}
 	})
 }
@@ -596,8 +565,27 @@ func TestStickyOfOneLockIsSwitchedOff(t *testing.T) {
 func TestStickyLocksAreReleasedForAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCounted()
-		d := &delayingOne{counted: s, name: "full", free: make(chan struct{})}
-		l := newLocker(t, d, holdfast.Defaults(inMinute))
+		name, free := "full", make(chan struct{}) // requests for the name wait in the process
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			select {
+			case <-free:
+				return s.request(ctx, r)
+			default:
+			}
+			full := driver.Errorf(driver.CodeUnavailable, "no connection")
+			switch {
+			case r.Name != name:
+				return s.request(ctx, r)
+			case r.First:
+				return driver.Grant{}, full
+			}
+			if r.From.(driver.Delayer).Delayed(full); !r.Wait {
+				return driver.Grant{}, full
+			}
+			<-free
+			return s.request(ctx, r)
+		}
+		l := newLocker(t, s, holdfast.Defaults(inMinute))
 		unlock(t, mustLock(t, l, "a"))
 		got := make(chan *holdfast.Lock, 1)
 		go func() { got <- mustLock(t, l, "full") }()
@@ -605,44 +593,17 @@ func TestStickyLocksAreReleasedForAConnection(t *testing.T) {
 		s.wantCalls(t, 1, 1)
 		unlock(t, mustLock(t, l, "a"))
 		s.wantCalls(t, 2, 2)
-		close(d.free)
+		close(free)
 		unlock(t, <-got)
 		unlock(t, mustLock(t, l, "full"))
 		s.wantCalls(t, 3, 2)
-		d.free = make(chan struct{})
-		d.name = "other"
+		name, free = "other", make(chan struct{})
 		if _, err := l.TryLock(bg, "other"); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Errorf("TryLock: %v", err)
 		}
 		synctest.Wait()
 		s.wantCalls(t, 3, 3)
 	})
-}
-
-// delayingOne is a store whose requests for one name wait in the process.
-type delayingOne struct {
-	*counted
-	name string
-	free chan struct{}
-}
-
-func (s *delayingOne) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.Name == s.name {
-		select {
-		case <-s.free:
-		default:
-			full := driver.Errorf(driver.CodeUnavailable, "no connection")
-			if r.First {
-				return driver.Grant{}, full
-			}
-			r.From.(driver.Delayer).Delayed(full)
-			if !r.Wait {
-				return driver.Grant{}, full
-			}
-			<-s.free
-		}
-	}
-	return s.counted.Acquire(ctx, r)
 }
 
 // TestLeaderAndTicksAreNotSticky: the lock of an election or a tick is free when it ends.
@@ -680,7 +641,9 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 		"no handoffs":        {func(*driver.Guarantees) {}, []holdfast.Option{holdfast.LocalHandoff(0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLocker(t, altered{noRequestStore{memstore.New(), t}, tc.change}, tc.o...)
+			s := noRequests(t)
+			s.Edit = tc.change
+			l := newLocker(t, s, tc.o...)
 			for _, err := range []error{second(l.Lock(bg, "a", inMinute)), second(l.TryLock(bg, "a", inMinute))} {
 				if !errors.Is(err, holdfast.ErrUnsupported) {
 					t.Error(err)

@@ -15,16 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// silentStore is a store whose Guarantees does not return before the end of its context.
-type silentStore struct{ driver.Store }
-
-func (silentStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	<-ctx.Done()
-	return driver.Guarantees{}, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
-}
-
-func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
-
 // TestWaitLimitsEveryPhase requires that Wait also limits the request for the guarantees, the fast
 // path, and the wait after a slow fast path.
 func TestWaitLimitsEveryPhase(t *testing.T) {
@@ -36,7 +26,10 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 				t.Errorf("%v after %s, want %v after %s", err, time.Since(began), want, took)
 			}
 		}
-		silent := newLocker(t, silentStore{memstore.New()})
+		silent := newLocker(t, &fake{Store: memstore.New(), Guaranteed: func(ctx context.Context) error {
+			<-ctx.Done()
+			return driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+		}})
 		try(silent, holdfast.ErrUnavailable, time.Second, holdfast.Wait(time.Second))
 		// Each request has the Locker's request timeout. The Locker repeats it until the request
 		// timeout of the lock.
@@ -58,7 +51,7 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 func TestShortRequestTimeoutHoldsBehindLongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, altered{s.Client(), network})
+		l := newLocker(t, altered(s.Client(), network))
 		if _, err := l.Guarantees(bg); err != nil {
 			t.Fatal(err)
 		}
@@ -80,30 +73,25 @@ func TestShortRequestTimeoutHoldsBehindLongerOne(t *testing.T) {
 	})
 }
 
-// advancing is a store that advances the clock before it grants "b".
-type advancing struct {
-	driver.Store
-	c *frozen
-}
-
-func (s advancing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.Name == "b" {
-		s.c.advance(10 * time.Second)
-	}
-	return s.Store.Acquire(ctx, r)
-}
-
 // TestErrReadsTheClockOfEveryLockOfLockAll: the context of LockAll ends when the first of its locks is
 // no longer valid.
 func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
-	c := &frozen{now: time.Now()}
-	l := newLocker(t, advancing{onClock{memstore.New(), c}, c})
+	c := &holdfast.FakeClock{}
+	s := holdfast.OnClock(memstore.New(), c)
+	acquire := s.OnAcquire
+	s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+		if r.Name == "b" {
+			c.Ahead.Add(int64(10 * time.Second))
+		}
+		return acquire(ctx, r)
+	}
+	l := newLocker(t, s)
 	k, err := l.LockAll(bg, []string{"a", "b"})
 	must.Succeed(t, err)
 	if k.Context().Err() != nil {
 		t.Fatal("the context has ended while both locks are valid")
 	}
-	c.advance(20 * time.Second) // a is no longer valid, b is
+	c.Ahead.Add(int64(20 * time.Second)) // a is no longer valid, b is
 	if holdfast.Token(k.Context(), "b") != 0 {
 		t.Error("Token returns a token although one of the locks has ended")
 	}
@@ -147,14 +135,12 @@ func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	}
 }
 
-// exitHook ends the goroutine that reports an event of one kind.
-type exitHook struct{ kind holdfast.EventKind }
-
-func (h exitHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-
-func (h exitHook) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind == h.kind {
-		runtime.Goexit()
+// exitAt is a hook that ends the goroutine which reports an event of that kind.
+func exitAt(kind holdfast.EventKind) onEvent {
+	return func(e holdfast.Event) {
+		if e.Kind == kind {
+			runtime.Goexit()
+		}
 	}
 }
 
@@ -168,7 +154,7 @@ func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 			if kind == holdfast.EventAcquired {
 				unlock(t, held)
 			}
-			l := newLocker(t, s.Client(), holdfast.WithHooks(exitHook{kind}))
+			l := newLocker(t, s.Client(), holdfast.WithHooks(exitAt(kind)))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -196,7 +182,7 @@ func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
 		held := mustLock(t, other, "b")
-		l := newLocker(t, s.Client(), holdfast.WithHooks(exitHook{holdfast.EventQueued}))
+		l := newLocker(t, s.Client(), holdfast.WithHooks(exitAt(holdfast.EventQueued)))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -211,19 +197,13 @@ func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
 	})
 }
 
-// slowStore is a store that answers each Acquire after 50 ms.
-type slowStore struct{ driver.Store }
-
-func (s slowStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	time.Sleep(50 * time.Millisecond)
-	return s.Store.Acquire(ctx, r)
-}
-
 // TestWaitersServedOneByOneDoNotTimeOut: the store answers the requests of many waiters one by one. The
 // last waiter does not time out, because the store answers continuously.
 func TestWaitersServedOneByOneDoNotTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLocker(t, slowStore{altered{memstore.New(), network}})
+		s := answersAfter(memstore.New(), 50*time.Millisecond)
+		s.Edit = network
+		l := newLocker(t, s)
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() {

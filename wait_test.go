@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -218,7 +217,7 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		polled := altered{s.Client(), func(g *driver.Guarantees) { g.Wake = driver.WakePoll; g.Scope = driver.ScopeNetwork }}
+		polled := altered(s.Client(), func(g *driver.Guarantees) { g.Wake = driver.WakePoll; g.Scope = driver.ScopeNetwork })
 		holder, l := newLocker(t, s), newLocker(t, polled)
 		k := mustLock(t, holder, "a")
 		got := make(chan error, 1)
@@ -264,36 +263,27 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	})
 }
 
-// delaying is a store whose requests wait in the process until free is closed, or fail with err.
-type delaying struct {
-	driver.Store
-	err  error
-	free chan struct{}
-}
-
-func (s delaying) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.First {
-		return driver.Grant{}, s.err
-	}
-	if r.Wait {
-		r.From.(driver.Delayer).Delayed(s.err)
-	}
-	select {
-	case <-s.free:
-		return s.Store.Acquire(ctx, r)
-	case <-ctx.Done():
-		return driver.Grant{}, s.err
-	}
-}
-
 // TestDelayedWaiterIsNotBusy: requests wait for a connection of the process, for longer than the request timeout. A
 // wait that ends then reports that, also of a waiter that came later, and not a busy lock. A wait without a limit
 // goes on, and gets the lock when there is a connection. After that a wait can find the name held.
 func TestDelayedWaiterIsNotBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := driver.Errorf(driver.CodeUnavailable, "no connection")
-		s := delaying{memstore.New(), full, make(chan struct{})}
-		l := newLocker(t, altered{s, func(*driver.Guarantees) {}})
+		s, free := memstore.New(), make(chan struct{})
+		l := newLocker(t, &fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if r.First {
+				return driver.Grant{}, full
+			}
+			if r.Wait {
+				r.From.(driver.Delayer).Delayed(full)
+			}
+			select {
+			case <-free:
+				return s.Acquire(ctx, r)
+			case <-ctx.Done():
+				return driver.Grant{}, full
+			}
+		}})
 		got := make(chan *holdfast.Lock)
 		go func() { got <- mustLock(t, l, "a") }()
 		for range 2 {
@@ -305,7 +295,7 @@ func TestDelayedWaiterIsNotBusy(t *testing.T) {
 		if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || !errors.Is(err, full) {
 			t.Error(err)
 		}
-		close(s.free)
+		close(free)
 		k := <-got
 		if _, err := l.Lock(bg, "a", holdfast.Wait(time.Minute)); !errors.Is(err, holdfast.ErrBusy) || errors.Is(err, full) {
 			t.Error(err)
@@ -320,8 +310,8 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		for name, store := range map[string]driver.Store{
-			"push":    altered{s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }},
-			"poll":    altered{s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork; g.Wake = driver.WakePoll }},
+			"push":    altered(s.Client(), network),
+			"poll":    altered(s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork; g.Wake = driver.WakePoll }),
 			"process": s.Client(),
 		} {
 			l := newLocker(t, store, holdfast.RequestTimeout(2*time.Second))
@@ -361,27 +351,16 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	})
 }
 
-// failingGuarantees is a store that fails the first requests for its guarantees.
-type failingGuarantees struct {
-	driver.Store
-	left atomic.Int64
-	code driver.Code
-}
-
-func (s *failingGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	if s.left.Add(-1) >= 0 {
-		return driver.Guarantees{}, driver.Errorf(s.code, "connection refused")
-	}
-	return s.Store.Guarantees(ctx)
-}
-
 // TestWaiterRetriesTheGuarantees: a waiter requests the guarantees again if the store was
 // unavailable at the first request. It does so until the request timeout or the end of its wait.
 func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	locker := func(t *testing.T, failures int64, code driver.Code) *holdfast.Locker {
-		d := &failingGuarantees{Store: memstore.New(), code: code}
-		d.left.Store(failures)
-		return newLocker(t, d, holdfast.RequestTimeout(2*time.Second))
+		return newLocker(t, &fake{Store: memstore.New(), Guaranteed: func(context.Context) error {
+			if failures--; failures < 0 {
+				return nil
+			}
+			return driver.Errorf(code, "connection refused")
+		}}, holdfast.RequestTimeout(2*time.Second))
 	}
 	const always = 1 << 40
 	synctest.Test(t, func(t *testing.T) {
@@ -421,7 +400,7 @@ func TestFinalAnswersAreReturnedAtOnce(t *testing.T) {
 		s := memstore.New()
 		for code, want := range map[driver.Code]error{driver.CodeRefused: holdfast.ErrRefused, driver.CodeUnsupported: holdfast.ErrUnsupported, driver.CodeInvalid: holdfast.ErrInvalid, driver.CodeClosed: holdfast.ErrClosed} {
 			for _, scope := range []driver.Scope{driver.ScopeProcess, driver.ScopeNetwork} {
-				l := newLocker(t, altered{s.Client(), func(g *driver.Guarantees) { g.Scope = scope }})
+				l := newLocker(t, altered(s.Client(), func(g *driver.Guarantees) { g.Scope = scope }))
 				s.Script().FailAcquire("a", 1, driver.Errorf(code, "no rights"))
 				began := time.Now()
 				if _, err := l.Lock(bg, "a"); !errors.Is(err, want) || time.Since(began) != 0 {
@@ -581,7 +560,7 @@ func TestPolledStoreExcludes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
-		a, b := newLocker(t, altered{s, poll}), newLocker(t, altered{s.Client(), poll})
+		a, b := newLocker(t, altered(s, poll)), newLocker(t, altered(s.Client(), poll))
 		n := 0
 		var wg sync.WaitGroup
 		for _, l := range []*holdfast.Locker{a, b, a, b} {
@@ -607,64 +586,34 @@ func TestPolledStoreExcludes(t *testing.T) {
 	})
 }
 
-// positions is a store whose requests that are repeated fail once, and that records which requests are undone.
-type positions struct {
-	driver.Store
-	failed string // the ID of the request
-	undone []string
-}
-
-func (s *positions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.Waited > 0 && s.failed == "" {
-		s.failed = r.ID
-		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "down")
-	}
-	return s.Store.Acquire(ctx, r)
-}
-
-func (s *positions) Undo(ctx context.Context, r driver.Request) error {
-	s.undone = append(s.undone, r.ID)
-	return s.Store.Undo(ctx, r)
-}
-
 // TestPositionOfAFailedRequestIsUndone: a store keeps a position for a request that was repeated. When a later repetition
 // fails, the core undoes the request, so that its position keeps no other client out.
 func TestPositionOfAFailedRequestIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
 		longest := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderLongest }
-		s := &positions{Store: m.Client()}
-		holder, l := newLocker(t, m), newLocker(t, altered{s, longest})
+		s := altered(m.Client(), longest)
+		failed, undone := "", []string(nil) // the IDs of requests
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if r.Waited > 0 && failed == "" {
+				failed = r.ID
+				return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "down")
+			}
+			return s.Store.Acquire(ctx, r)
+		}
+		s.OnUndo = func(ctx context.Context, r driver.Request) error {
+			undone = append(undone, r.ID)
+			return s.Store.Undo(ctx, r)
+		}
+		holder, l := newLocker(t, m), newLocker(t, s)
 		k := mustLock(t, holder, "a")
 		time.AfterFunc(10*time.Second, func() { _ = k.Unlock() })
 		unlock(t, mustLock(t, l, "a"))
 		must.Succeed(t, l.Close(bg))
-		if s.failed == "" || !slices.Contains(s.undone, s.failed) {
-			t.Errorf("undone: %q, want %q among them", s.undone, s.failed)
+		if failed == "" || !slices.Contains(undone, failed) {
+			t.Errorf("undone: %q, want %q among them", undone, failed)
 		}
 	})
-}
-
-// requests records the requests to a store.
-type requests struct {
-	driver.Store
-	mu    sync.Mutex
-	waits []bool // the field Wait of each
-}
-
-func (s *requests) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	s.mu.Lock()
-	s.waits = append(s.waits, r.Wait)
-	s.mu.Unlock()
-	return s.Store.Acquire(ctx, r)
-}
-
-func (s *requests) take() []bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.waits
-	s.waits = nil
-	return w
 }
 
 // TestFastPathIsSkippedAfterContention: a free lock on a server takes one request on the
@@ -673,19 +622,29 @@ func (s *requests) take() []bool {
 func TestFastPathIsSkippedAfterContention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
-		s := &requests{Store: altered{m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
+		s := altered(m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true })
+		var waits []bool // the field Wait of each request
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			waits = append(waits, r.Wait)
+			return m.Acquire(ctx, r)
+		}
+		take := func() []bool {
+			w := waits
+			waits = nil
+			return w
+		}
 		l, other := newLocker(t, s), newLocker(t, m)
 		for range 3 {
 			unlock(t, mustLock(t, l, "a"))
 		}
-		if got, want := s.take(), []bool{false, false, false}; !slices.Equal(got, want) {
+		if got, want := take(), []bool{false, false, false}; !slices.Equal(got, want) {
 			t.Errorf("free: waits %v, want %v", got, want)
 		}
 		k := mustLock(t, other, "a")
 		done := make(chan *holdfast.Lock)
 		go func() { done <- mustLock(t, l, "a") }()
 		synctest.Wait()
-		if got, want := s.take(), []bool{false, true}; !slices.Equal(got, want) {
+		if got, want := take(), []bool{false, true}; !slices.Equal(got, want) {
 			t.Errorf("held: waits %v, want %v", got, want)
 		}
 		unlock(t, k)
@@ -695,7 +654,7 @@ func TestFastPathIsSkippedAfterContention(t *testing.T) {
 			synctest.Wait() // the queue has ended
 			unlock(t, mustLock(t, l, "a"))
 		}
-		got := s.take()
+		got := take()
 		if want := append(slices.Repeat([]bool{true}, skipped), false, false); !slices.Equal(got, want) {
 			t.Errorf("free again: waits %v, want %v", got, want)
 		}
