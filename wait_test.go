@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,29 +95,33 @@ func TestLocalWaitersAreServedInOrder(t *testing.T) {
 }
 
 // TestQueueEntryOutlivesItsHead: the first waiter is cancelled. The next waiter of the same Locker
-// inherits its queue entry, and so is served before the waiter of the other Locker.
+// inherits its queue entry, and so is served before the waiter of the other Locker. The store then shows its reason.
 func TestQueueEntryOutlivesItsHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		holder, l, rival := newLocker(t, s), newLocker(t, s.Client()), newLocker(t, s.Client())
 		k := mustLock(t, holder, "a")
-		var order []string
+		var order []string // the reasons of the holders
 		var wg sync.WaitGroup
-		wait := func(l *holdfast.Locker, ctx context.Context, waiter string, o ...holdfast.LockOption) {
+		wait := func(l *holdfast.Locker, ctx context.Context, reason string, o ...holdfast.LockOption) {
 			wg.Go(func() {
-				lock, err := l.Lock(ctx, "a", o...)
+				lock, err := l.Lock(ctx, "a", append(o, holdfast.Reason(reason))...)
 				if err != nil {
 					return
 				}
-				order = append(order, waiter)
+				st, err := holder.Inspect(bg, "a")
+				if err != nil || len(st.Holders) != 1 || lock.Context().Err() != nil {
+					t.Errorf("%+v, %v, %v", st, err, context.Cause(lock.Context()))
+				}
+				order = append(order, st.Holders[0].Reason)
 				unlock(t, lock)
 			})
 			synctest.Wait()
 		}
 		ctx, cancel := context.WithCancel(bg)
-		wait(l, ctx, "cancelled", holdfast.Reason("first"))
+		wait(l, ctx, "cancelled")
 		wait(rival, bg, "rival")
-		wait(l, bg, "next", holdfast.Reason("second"))
+		wait(l, bg, "next")
 		cancel()
 		synctest.Wait()
 		unlock(t, k)
@@ -138,37 +143,6 @@ func TestQueueEntryOutlivesItsHead(t *testing.T) {
 		if !slices.Equal(order, []string{"rival", "reader"}) {
 			t.Errorf("served %v", order)
 		}
-	})
-}
-
-// TestHolderIsTheWaiterThatInheritsTheEntry: the head of the queue was cancelled. The store
-// shows the reason of the waiter that got the lock.
-func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		holder, l := newLocker(t, s), newLocker(t, s.Client())
-		k := mustLock(t, holder, "a")
-		ctx, cancel := context.WithCancelCause(bg)
-		why := errors.New("changed my mind")
-		first, second := make(chan error), make(chan *holdfast.Lock)
-		go func() { _, err := l.Lock(ctx, "a", holdfast.Reason("first")); first <- err }()
-		synctest.Wait()
-		go func() { second <- mustLock(t, l, "a", holdfast.Reason("second")) }()
-		synctest.Wait()
-		cancel(why)
-		if err := <-first; errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
-			t.Errorf("the cancelled waiter: %v", err)
-		}
-		unlock(t, k)
-		k = <-second
-		st, err := holder.Inspect(bg, "a")
-		if err != nil || len(st.Holders) != 1 || st.Holders[0].Reason != "second" {
-			t.Errorf("%+v, %v", st.Holders, err)
-		}
-		if err := context.Cause(k.Context()); err != nil {
-			t.Errorf("the next holder's context: %v", err)
-		}
-		unlock(t, k)
 	})
 }
 
@@ -486,6 +460,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		}
 		for _, err := range []error{
 			second(l.Lock(bg, "a")), second(l.TryLock(bg, "a")), l.Do(bg, "a", nil), l.DoAll(bg, []string{"a"}, nil),
+			second(l.TryLock(bg, "b")), second(l.TryDo(bg, "b", nil)), // held
 		} {
 			if !errors.Is(err, holdfast.ErrClosed) {
 				t.Errorf("after Close: %v", err)
@@ -528,14 +503,23 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 		lockers = append(lockers, l)
 	}
 	names := []string{"a", "b", "c"}
+	var inside [3]atomic.Int32 // holders of exclusive locks
+	var n [3]int               // for the race detector
 	var wg sync.WaitGroup
 	for i := range 10_000 {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(bg, rand.N(200*time.Millisecond))
 			defer cancel()
-			o := [][]holdfast.LockOption{nil, {holdfast.Shared()}, {holdfast.Limit(3)}}[rand.N(3)]
-			k, err := lockers[i%len(lockers)].Lock(ctx, names[i%len(names)], o...)
+			limit, name := rand.N(3), i%len(names)
+			o := [][]holdfast.LockOption{nil, {holdfast.Shared()}, {holdfast.Limit(3)}}[limit]
+			k, err := lockers[i%len(lockers)].Lock(ctx, names[name], o...)
 			if err == nil {
+				if limit == 0 {
+					if n[name]++; inside[name].Add(1) != 1 {
+						t.Error("two callers hold an exclusive lock")
+					}
+					inside[name].Add(-1)
+				}
 				unlock(t, k)
 			} else if !errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)
@@ -553,37 +537,6 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 		t.Errorf("left: %+v", st)
 	}
 	goleak.VerifyNone(t, ignore)
-}
-
-// TestPolledStoreExcludes: the core polls a store that cannot notify.
-func TestPolledStoreExcludes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
-		a, b := newLocker(t, altered(s, poll)), newLocker(t, altered(s.Client(), poll))
-		n := 0
-		var wg sync.WaitGroup
-		for _, l := range []*holdfast.Locker{a, b, a, b} {
-			wg.Go(func() {
-				for range 10 {
-					if err := l.Do(bg, "a", func(context.Context) error { n++; time.Sleep(time.Second); return nil }); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if n != 40 {
-			t.Errorf("%d, want 40", n)
-		}
-		k := mustLock(t, a, "a")
-		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
-		defer cancel()
-		if _, err := b.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrBusy) {
-			t.Error(err)
-		}
-		unlock(t, k)
-	})
 }
 
 // TestPositionOfAFailedRequestIsUndone: a store keeps a position for a request that was repeated. When a later repetition
