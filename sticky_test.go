@@ -3,9 +3,7 @@ package holdfast_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -116,23 +114,25 @@ func TestStickyEndsWithTheTokens(t *testing.T) {
 	})
 }
 
-// TestStickyGivesWayToAWaiter: a waiter of another Locker gets a kept lock at once, and one that is locked again with
-// its next Unlock. So it does not wait for the end of the time. The lock is then not taken again.
+// TestStickyGivesWayToAWaiter: a waiter of another Locker gets a kept lock at once, and one that is locked, for the first
+// time or again, with its next Unlock. So it does not wait for the end of the time. The lock is then not taken again.
 func TestStickyGivesWayToAWaiter(t *testing.T) {
-	for name, again := range map[string]bool{"kept": false, "locked again": true} {
+	for name, locks := range map[string]int{"locked": 1, "kept": 0, "locked again": 2} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newCounted()
 				l, other := newLocker(t, s), newLocker(t, s.Client())
 				k := mustLock(t, l, "a", inMinute)
-				unlock(t, k)
-				if again {
+				if locks != 1 {
+					unlock(t, k)
+				}
+				if locks == 2 {
 					k = mustLock(t, l, "a", inMinute)
 				}
 				got := make(chan *holdfast.Lock, 1)
 				go func() { got <- mustLock(t, other, "a") }()
 				synctest.Wait()
-				if again {
+				if locks > 0 {
 					unlock(t, k)
 					synctest.Wait()
 				}
@@ -150,24 +150,6 @@ func TestStickyGivesWayToAWaiter(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestStickyOfAWaiterThatCameBefore: a waiter of another Locker that came before the first Unlock gets the lock with
-// it.
-func TestStickyOfAWaiterThatCameBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newCounted()
-		l, other := newLocker(t, s), newLocker(t, s.Client())
-		k := mustLock(t, l, "a", inMinute)
-		got := make(chan *holdfast.Lock, 1)
-		go func() { got <- mustLock(t, other, "a") }()
-		synctest.Wait()
-		unlock(t, k)
-		if synctest.Wait(); len(got) == 0 {
-			t.Fatal("the waiter waits although the lock is not used")
-		}
-		unlock(t, <-got)
-	})
 }
 
 // TestStickyServesOtherRequestsOfTheLocker: a request that the kept lock does not fit gets a grant of its own, also
@@ -452,25 +434,6 @@ func TestFailedReleaseOfAStickyLockIsReported(t *testing.T) {
 	}
 }
 
-// TestMinHoldComesBeforeSticky: a lock whose MinHold is not over is kept for that time alone.
-func TestMinHoldComesBeforeSticky(t *testing.T) {
-	for name, store := range map[string]bool{"the store keeps it": true, "the process keeps it": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newCounted()
-				s.Edit = func(g *driver.Guarantees) { g.Linger = store }
-				l := newLocker(t, s)
-				other := newLocker(t, s.Client())
-				unlock(t, mustLock(t, l, "a", inMinute, holdfast.MinHold(time.Second)))
-				wantBusy(t, l, "a", inMinute)
-				time.Sleep(time.Second)
-				synctest.Wait()
-				wantFree(t, other, "a")
-			})
-		})
-	}
-}
-
 // TestStickyOfReentrantLocks: the last Unlock of all Locks keeps the grant.
 func TestStickyOfReentrantLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -651,68 +614,4 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestStickyExcludes: goroutines of three Lockers compete for two names, with and without the option and with other
-// TTLs, and some give up. One holds a name at a time, tokens rise, and no waiter waits for the end of the time.
-func TestStickyExcludes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		var inside [2]atomic.Int32
-		var last [2]uint64
-		var all sync.WaitGroup
-		var lockers []*holdfast.Locker
-		for range 3 {
-			lockers = append(lockers, newLocker(t, s.Client()))
-		}
-		for i := range 9 {
-			l := lockers[i%3]
-			random := rand.New(rand.NewPCG(1, uint64(i)))
-			all.Go(func() {
-				for range 200 {
-					n := random.IntN(2)
-					// If a recall is lost, a waiter waits for an hour, and not for the others.
-					o := opts(holdfast.Wait(10 * time.Minute))
-					if random.IntN(4) > 0 {
-						o = append(o, holdfast.Sticky(time.Hour))
-					}
-					if random.IntN(8) == 0 {
-						o = append(o, holdfast.TTL(time.Minute))
-					}
-					acquire := l.Lock
-					if random.IntN(4) == 0 {
-						acquire = l.TryLock
-					}
-					ctx, cancel := context.WithCancel(bg)
-					impatient := time.AfterFunc(time.Duration(random.IntN(100))*time.Millisecond, cancel)
-					if random.IntN(4) > 0 {
-						impatient.Stop()
-					}
-					k, err := acquire(ctx, string(rune('a'+n)), o...)
-					impatient.Stop()
-					switch {
-					case errors.Is(err, context.Canceled), errors.Is(err, holdfast.ErrBusy) && !errors.Is(err, context.DeadlineExceeded):
-						time.Sleep(time.Millisecond)
-						continue
-					case err != nil:
-						t.Error(err)
-						return
-					}
-					if inside[n].Add(1) != 1 {
-						t.Error("two hold the name")
-					}
-					if k.Token() <= last[n] {
-						t.Errorf("token %d after %d", k.Token(), last[n])
-					}
-					last[n] = k.Token()
-					time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
-					inside[n].Add(-1)
-					unlock(t, k)
-					cancel()
-					time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
-				}
-			})
-		}
-		all.Wait()
-	})
 }
