@@ -220,55 +220,6 @@ func btoi(b bool) int {
 	return 0
 }
 
-// TestEveryReportsAnUnfinishedTickOnce: the replica that began a tick loses its lease. The
-// tick is reported once, and no replica begins it again.
-func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		c := newOutcomes()
-		ctx, cancel := context.WithTimeout(bg, time.Hour)
-		defer cancel()
-		period := holdfast.Period(time.Minute)
-		dead, died := newLocker(t, s.Client()), time.Time{} // died is the tick that dead has begun
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for tick, err := range dead.Every(ctx, "job", period) {
-				must.Report(t, err)
-				died = tick.Time
-				for st := range dead.List(ctx, "job:run") { // the marker of this tick is lost
-					if strings.HasSuffix(st.Holders[0].Reason, died.Format(time.RFC3339)) {
-						_ = s.Script().Lose(st.Name, holdfast.CauseGone)
-					}
-				}
-				<-tick.Context().Done()
-				if !errors.Is(context.Cause(tick.Context()), holdfast.ErrLost) {
-					t.Error(context.Cause(tick.Context()))
-				}
-				break
-			}
-		})
-		synctest.Wait()
-		for range 5 {
-			// The clocks of the other replicas are behind. So dead begins the first tick, and
-			// they find it claimed.
-			l, ctx := newLocker(t, s.Client()), ticks.Ahead(ctx, -rand.N(30*time.Second)-time.Second)
-			wg.Go(func() { c.run(t, ctx, l, period, func() time.Duration { return 0 }) })
-		}
-		wg.Wait()
-		if died.IsZero() || c.served[died] != 0 || c.missed[died] != 1 || len(c.missed) != 1 {
-			t.Errorf("%s: served %d times; missed %v", died, c.served[died], c.missed)
-		}
-		for at, n := range c.served {
-			if n != 1 {
-				t.Errorf("%s: served %d times", at, n)
-			}
-		}
-		if len(c.served) < 55 {
-			t.Errorf("%d ticks were served", len(c.served))
-		}
-	})
-}
-
 // TestEveryReportsAnOutage: a replica reports the ticks in which it could not take part, and
 // continues afterwards. The errors name the job, and not the locks of its ticks.
 func TestEveryReportsAnOutage(t *testing.T) {
