@@ -148,40 +148,6 @@ func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
 	})
 }
 
-func TestSilentStoreIsUnavailable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l := newLocker(t, s)
-		s.Script().Stop()
-		defer s.Script().Start()
-		if _, err := l.Inspect(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
-			t.Errorf("Inspect: %v", err)
-		}
-		l2 := newLocker(t, &fake{Store: memstore.New(), Guaranteed: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }})
-		if _, err := l2.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
-			t.Errorf("TryLock: %v", err)
-		}
-		if _, err := l2.Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
-			t.Errorf("Lock: %v", err)
-		}
-	})
-}
-
-func TestTryLockAfterCloseReturnsErrClosed(t *testing.T) {
-	s := memstore.New()
-	other := newLocker(t, s.Client())
-	k := mustLock(t, other, "a")
-	l, _ := holdfast.New(s)
-	_ = l.Close(bg)
-	if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) {
-		t.Errorf("TryLock: %v", err)
-	}
-	if ran, err := l.TryDo(bg, "a", nil); ran || !errors.Is(err, holdfast.ErrClosed) {
-		t.Errorf("TryDo: %v %v", ran, err)
-	}
-	unlock(t, k)
-}
-
 func TestShortLocksDoNotStarveLongRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -251,48 +217,32 @@ type onEvent func(holdfast.Event)
 func (h onEvent) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
 func (h onEvent) Event(_ context.Context, e holdfast.Event)                   { h(e) }
 
-// onRelease is a hook that calls do when the lock "a" was released.
-func onRelease(do func()) onEvent {
-	return func(e holdfast.Event) {
-		if e.Kind == holdfast.EventReleased && e.Name == "a" {
-			do()
-		}
+// TestHookStopsNoRelease: a hook blocks, or ends its goroutine, as t.FailNow does. The Locker continues the releases in
+// the background.
+func TestHookStopsNoRelease(t *testing.T) {
+	for _, blocks := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			block := make(chan struct{})
+			l, other := newLocker(t, s, holdfast.WithHooks(onEvent(func(e holdfast.Event) {
+				if e.Kind != holdfast.EventReleased || e.Name != "a" {
+					return
+				}
+				if !blocks {
+					runtime.Goexit()
+				}
+				<-block
+			}))), newLocker(t, s.Client())
+			for _, name := range []string{"a", "b"} {
+				k := mustLock(t, l, name, holdfast.TTL(time.Hour))
+				s.Script().FailReleases(name, 1, driver.Errorf(driver.CodeUnknown, "cut"))
+				_ = k.Unlock()
+				time.Sleep(time.Minute)
+			}
+			wantFree(t, other, "b")
+			close(block)
+		})
 	}
-}
-
-func TestSlowHookStopsNoRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		block := make(chan struct{})
-		l, other := newLocker(t, s, holdfast.WithHooks(onRelease(func() { <-block }))), newLocker(t, s.Client())
-		k := mustLock(t, l, "a")
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Second)
-		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
-		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Minute)
-		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("b is still locked beside a slow hook: %v", err)
-		}
-		close(block)
-	})
-}
-
-func TestNoEventAfterClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		r := &recorder{}
-		l, _ := holdfast.New(s, holdfast.WithHooks(r))
-		mustLock(t, l, "a", holdfast.MaxHold(10*time.Second))
-		_ = l.Close(bg)
-		n := len(r.kinds())
-		time.Sleep(time.Minute)
-		if got := r.kinds(); len(got) != n {
-			t.Errorf("after Close returned: %q", got)
-		}
-	})
 }
 
 func TestUnlockOfSeveralBlocksNoLongerThanOfOne(t *testing.T) {
@@ -350,26 +300,6 @@ func TestExpiredGrantsAreRetriedWithBackoff(t *testing.T) {
 	})
 }
 
-func TestURLQueryIsNotShown(t *testing.T) {
-	_, err := holdfast.Open(bg, "memory://?password=hunter2")
-	if strings.Contains(err.Error(), "hunter2") {
-		t.Error(err)
-	}
-}
-
-func TestJoinedWorkErrorIsKept(t *testing.T) {
-	s := memstore.New()
-	l := newLocker(t, s)
-	own := errors.New("rollback failed")
-	err := l.Do(bg, "a", func(ctx context.Context) error {
-		_ = s.Script().Lose("a", driver.CauseTaken)
-		return errors.Join(ctx.Err(), own)
-	})
-	if !errors.Is(err, own) {
-		t.Error(err)
-	}
-}
-
 type mutexed struct {
 	*memstore.Store
 	mu   sync.Mutex
@@ -421,26 +351,6 @@ func TestTryLockDoesNotOvertakeLocalWaitersOnAPolledStore(t *testing.T) {
 			t.Error("1000 TryLocks of the same Locker overtook its waiter")
 		}
 		t.Logf("local waiter served after %s", <-got)
-	})
-}
-
-func TestHookMayExitItsGoroutine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l, _ := holdfast.New(s, holdfast.WithHooks(onRelease(runtime.Goexit)))
-		other := newLocker(t, s.Client())
-		k := mustLock(t, l, "a")
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Second)
-		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
-		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Minute)
-		must.Report(t, l.Close(bg))
-		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("Close returned no error, b is %v", err)
-		}
 	})
 }
 

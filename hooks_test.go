@@ -92,6 +92,9 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 			synctest.Wait()
 			unlock(t, k)
 		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventHoldLimit, holdfast.EventReleased}},
+		"closed": {func(t *testing.T, l *holdfast.Locker, _ *memstore.Store) {
+			mustLock(t, l, "a", holdfast.MaxHold(10*time.Second))
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventLost}},
 		"unconfirmed": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
 			k := mustLock(t, l, "a")
 			s.Script().FailReleases("a", 2, driver.Errorf(driver.CodeUnknown, "cut"))
@@ -111,7 +114,12 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 			l := newLocker(t, s, holdfast.WithHooks(nil), holdfast.WithHooks(r))
 			tc.do(t, l, s)
 			must.Report(t, l.Close(bg))
+			n := len(r.kinds())
+			time.Sleep(time.Minute)
 			got := r.kinds()
+			if len(got) != n {
+				t.Errorf("%s: after Close has returned: %q", name, got[n:])
+			}
 			if name == "undone" { // the roll back begins before the failure is reported
 				slices.Sort(got)
 				slices.Sort(tc.want)

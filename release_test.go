@@ -135,9 +135,9 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 	}
 }
 
-// TestRepeatedReleaseKeepsTheLockForItsMinHold: the first release takes a while, and fails. The repeated one
+// TestMinHoldSurvivesAFailedRelease: the first release takes a while, and fails. The repeated one
 // keeps the lock until the end of its MinHold, and not longer.
-func TestRepeatedReleaseKeepsTheLockForItsMinHold(t *testing.T) {
+func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		var first sync.Once

@@ -203,20 +203,3 @@ func TestJoinKeepsTheLeaseRenewed(t *testing.T) {
 		unlock(t, outer)
 	})
 }
-
-// TestMinHoldSurvivesAFailedRelease: the store may keep the lease after the repeated release
-// for as long as after the first one.
-func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l, other := newLocker(t, s), newLocker(t, s.Client())
-		began := time.Now()
-		k := mustLock(t, l, "a", holdfast.MinHold(time.Hour))
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		unlock(t, mustLock(t, other, "a"))
-		if took := time.Since(began); took < time.Hour || took > time.Hour+time.Minute {
-			t.Errorf("granted to another Locker after %s, want an hour", took)
-		}
-	})
-}

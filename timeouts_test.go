@@ -28,8 +28,11 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 		}
 		silent := newLocker(t, &fake{Store: memstore.New(), Guaranteed: func(ctx context.Context) error {
 			<-ctx.Done()
-			return driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+			return ctx.Err()
 		}})
+		if _, err := silent.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("TryLock: %v", err)
+		}
 		try(silent, holdfast.ErrUnavailable, time.Second, holdfast.Wait(time.Second))
 		// Each request has the Locker's request timeout. The Locker repeats it until the request
 		// timeout of the lock.
@@ -102,24 +105,6 @@ func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	_ = k.Unlock()
 }
 
-// TestNestedWorkErrorIsKept: two nested locks are lost. Do returns ErrLost and the error of the inner
-// function.
-func TestNestedWorkErrorIsKept(t *testing.T) {
-	s := memstore.New()
-	l := newLocker(t, s)
-	broken := errors.New("the disk is full")
-	err := l.Do(bg, "a", func(ctx context.Context) error {
-		return l.Do(ctx, "b", func(context.Context) error {
-			_ = s.Script().Lose("a", driver.CauseTaken)
-			_ = s.Script().Lose("b", driver.CauseTaken)
-			return broken
-		})
-	})
-	if !errors.Is(err, broken) || !errors.Is(err, holdfast.ErrLost) {
-		t.Errorf("%v", err)
-	}
-}
-
 // TestBusyErrorOfAnotherLockIsNoBusyAnswer: the context was cancelled with the BusyError of another
 // lock as its cause. TryDo does not report this lock as busy.
 func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
@@ -135,66 +120,38 @@ func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	}
 }
 
-// exitAt is a hook that ends the goroutine which reports an event of that kind.
-func exitAt(kind holdfast.EventKind) onEvent {
-	return func(e holdfast.Event) {
-		if e.Kind == kind {
-			runtime.Goexit()
-		}
-	}
-}
-
 // TestLockIsReleasedIfAHookExitsTheCaller: a hook ends the goroutine of the caller. The Locker releases
-// its lock, or withdraws its queue entry.
+// its lock, and the ones that LockAll has acquired before it, or withdraws its queue entry.
 func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
-	for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventQueued} {
+	for kind, names := range map[holdfast.EventKind][]string{holdfast.EventAcquired: {"b"}, holdfast.EventQueued: {"b", "a"}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
-			held := mustLock(t, newLocker(t, s.Client()), "a")
+			other := newLocker(t, s.Client())
+			held := mustLock(t, other, "b")
 			if kind == holdfast.EventAcquired {
 				unlock(t, held)
 			}
-			l := newLocker(t, s.Client(), holdfast.WithHooks(exitAt(kind)))
+			l := newLocker(t, s.Client(), holdfast.WithHooks(onEvent(func(e holdfast.Event) {
+				if e.Kind == kind {
+					runtime.Goexit()
+				}
+			})))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				_, err := l.Lock(bg, "a")
-				t.Errorf("%s: Lock returned: %v", kind, err)
+				_, err := l.LockAll(bg, names)
+				t.Errorf("%s: LockAll returned: %v", kind, err)
 			}()
 			<-done
 			if kind == holdfast.EventQueued {
 				unlock(t, held)
 			}
 			synctest.Wait()
-			k, err := newLocker(t, s.Client()).TryLock(bg, "a")
-			if err != nil {
-				t.Fatalf("%s: %v", kind, err)
+			for _, name := range names {
+				wantFree(t, other, name)
 			}
-			unlock(t, k)
 		})
 	}
-}
-
-// TestLockAllReleasesIfAHookExitsTheCaller: a caller holds the first of two locks and waits for the
-// second. A hook ends its goroutine. The Locker releases both.
-func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		other := newLocker(t, s.Client())
-		held := mustLock(t, other, "b")
-		l := newLocker(t, s.Client(), holdfast.WithHooks(exitAt(holdfast.EventQueued)))
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			_, err := l.LockAll(bg, []string{"a", "b"})
-			t.Errorf("LockAll returned: %v", err)
-		}()
-		<-done
-		unlock(t, held)
-		synctest.Wait()
-		wantFree(t, other, "a")
-		wantFree(t, other, "b")
-	})
 }
 
 // TestWaitersServedOneByOneDoNotTimeOut: the store answers the requests of many waiters one by one. The
