@@ -122,30 +122,27 @@ func breakNotify(s *memstore.Store) (store *fake, notify func()) {
 	}, func() { from.Lost(driver.CauseTaken, nil) }
 }
 
-func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		a, requestEnd := breakNotify(s)
-		l, other := newLocker(t, a), newLocker(t, s.Client())
-		k := mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour))
-		unlock(t, k) // lingers
-		requestEnd()
-		time.Sleep(2 * time.Hour)
-		wantFree(t, other, "a")
-	})
-}
-
-func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		a, requestEnd := breakNotify(s)
-		other := newLocker(t, s.Client())
-		l, _ := holdfast.New(a)
-		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
-		requestEnd()
-		must.Report(t, l.Close(bg))
-		wantFree(t, other, "a")
-	})
+// TestLeaseThatWasRequestedToEndIsReleased: at once if only its MinHold is left, else by Close.
+func TestLeaseThatWasRequestedToEndIsReleased(t *testing.T) {
+	for _, lingers := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			a, requestEnd := breakNotify(s)
+			l, other := newLocker(t, a), newLocker(t, s.Client())
+			if lingers {
+				unlock(t, mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour)))
+			} else {
+				mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
+			}
+			wantBusy(t, other, "a")
+			requestEnd()
+			if synctest.Wait(); !lingers {
+				wantBusy(t, other, "a")
+				must.Report(t, l.Close(bg))
+			}
+			wantFree(t, other, "a")
+		})
+	}
 }
 
 func TestShortLocksDoNotStarveLongRenewals(t *testing.T) {

@@ -106,9 +106,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		l, other := newLocker(t, s, holdfast.LocalHandoff(holdfast.MaxHandoff)), newLocker(t, s.Client())
 		var k *holdfast.Lock
 		pass := func(o ...holdfast.LockOption) *holdfast.Lock {
-			got := make(chan *holdfast.Lock)
-			go func() { got <- mustLock(t, l, "a", o...) }()
-			synctest.Wait()
+			got := lockLater(t, l, bg, o...)
 			token := k.Token()
 			unlock(t, k)
 			next := <-got

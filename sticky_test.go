@@ -129,9 +129,7 @@ func TestStickyGivesWayToAWaiter(t *testing.T) {
 				if locks == 2 {
 					k = mustLock(t, l, "a", inMinute)
 				}
-				got := make(chan *holdfast.Lock, 1)
-				go func() { got <- mustLock(t, other, "a") }()
-				synctest.Wait()
+				got := lockLater(t, other, bg)
 				if locks > 0 {
 					unlock(t, k)
 					synctest.Wait()
@@ -242,9 +240,7 @@ func TestLocalWaiterRecallsNoStickyLock(t *testing.T) {
 		l := newLocker(t, s, holdfast.Defaults(inMinute))
 		unlock(t, mustLock(t, l, "a"))
 		k := mustLock(t, l, "a")
-		got := make(chan *holdfast.Lock, 1)
-		go func() { got <- mustLock(t, l, "a") }()
-		synctest.Wait()
+		got := lockLater(t, l, bg)
 		if st, err := s.Inspect(bg, "a"); err != nil || len(st.Waiters) != 1 {
 			t.Fatalf("%v, %v", st, err)
 		}

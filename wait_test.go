@@ -258,8 +258,7 @@ func TestDelayedWaiterIsNotBusy(t *testing.T) {
 				return driver.Grant{}, full
 			}
 		}})
-		got := make(chan *holdfast.Lock)
-		go func() { got <- mustLock(t, l, "a") }()
+		got := lockLater(t, l, bg)
 		for range 2 {
 			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
 			if !errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, full) || !errors.Is(err, context.DeadlineExceeded) {
@@ -594,9 +593,7 @@ func TestFastPathIsSkippedAfterContention(t *testing.T) {
 			t.Errorf("free: waits %v, want %v", got, want)
 		}
 		k := mustLock(t, other, "a")
-		done := make(chan *holdfast.Lock)
-		go func() { done <- mustLock(t, l, "a") }()
-		synctest.Wait()
+		done := lockLater(t, l, bg)
 		if got, want := take(), []bool{false, true}; !slices.Equal(got, want) {
 			t.Errorf("held: waits %v, want %v", got, want)
 		}
