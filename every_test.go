@@ -220,55 +220,6 @@ func btoi(b bool) int {
 	return 0
 }
 
-// TestEveryReportsAnUnfinishedTickOnce: the replica that began a tick loses its lease. The
-// tick is reported once, and no replica begins it again.
-func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		c := newOutcomes()
-		ctx, cancel := context.WithTimeout(bg, time.Hour)
-		defer cancel()
-		period := holdfast.Period(time.Minute)
-		dead, died := newLocker(t, s.Client()), time.Time{} // died is the tick that dead has begun
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for tick, err := range dead.Every(ctx, "job", period) {
-				must.Report(t, err)
-				died = tick.Time
-				for st := range dead.List(ctx, "job:run") { // the marker of this tick is lost
-					if strings.HasSuffix(st.Holders[0].Reason, died.Format(time.RFC3339)) {
-						_ = s.Script().Lose(st.Name, holdfast.CauseGone)
-					}
-				}
-				<-tick.Context().Done()
-				if !errors.Is(context.Cause(tick.Context()), holdfast.ErrLost) {
-					t.Error(context.Cause(tick.Context()))
-				}
-				break
-			}
-		})
-		synctest.Wait()
-		for range 5 {
-			// The clocks of the other replicas are behind. So dead begins the first tick, and
-			// they find it claimed.
-			l, ctx := newLocker(t, s.Client()), ticks.Ahead(ctx, -rand.N(30*time.Second)-time.Second)
-			wg.Go(func() { c.run(t, ctx, l, period, func() time.Duration { return 0 }) })
-		}
-		wg.Wait()
-		if died.IsZero() || c.served[died] != 0 || c.missed[died] != 1 || len(c.missed) != 1 {
-			t.Errorf("%s: served %d times; missed %v", died, c.served[died], c.missed)
-		}
-		for at, n := range c.served {
-			if n != 1 {
-				t.Errorf("%s: served %d times", at, n)
-			}
-		}
-		if len(c.served) < 55 {
-			t.Errorf("%d ticks were served", len(c.served))
-		}
-	})
-}
-
 // TestEveryReportsAnOutage: a replica reports the ticks in which it could not take part, and
 // continues afterwards. The errors name the job, and not the locks of its ticks.
 func TestEveryReportsAnOutage(t *testing.T) {
@@ -324,32 +275,6 @@ func TestEveryReportsAPause(t *testing.T) {
 	})
 }
 
-// unanswered is a store that answers no request for a marker. From the given time on it grants one of them, and never
-// undoes it.
-type unanswered struct {
-	driver.Store
-	marker  string
-	from    time.Time
-	granted *bool
-}
-
-func (u unanswered) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	switch {
-	case r.Name != u.marker || *u.granted:
-		return u.Store.Acquire(ctx, r)
-	case time.Now().Before(u.from):
-		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "away")
-	}
-	*u.granted = true
-	time.Sleep(5 * time.Second)
-	_, _ = u.Store.Acquire(ctx, r)
-	return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "no answer")
-}
-
-func (u unanswered) Undo(context.Context, driver.Request) error {
-	return driver.Errorf(driver.CodeUnavailable, "away")
-}
-
 // TestEveryReportsATickBehindItsOwnMarker: a replica tries to take the marker of an unfinished tick, gets no answer,
 // and finds its own request in the way at the last check. No other replica will report the tick.
 func TestEveryReportsATickBehindItsOwnMarker(t *testing.T) {
@@ -370,7 +295,22 @@ func TestEveryReportsATickBehindItsOwnMarker(t *testing.T) {
 		})
 		granted, at := false, holdfast.Period(time.Minute).Next(time.Now())
 		marker := ticks.Lock("job", ticks.Marker, ticks.Slot(at.Unix()/86400%2, 1))
-		watcher := newLocker(t, unanswered{s.Client(), marker, at.Add(4*time.Minute + 15*time.Second), &granted})
+		from, client := at.Add(4*time.Minute+15*time.Second), s.Client()
+		// The store answers no request for the marker. From some time on it grants one of them, and never undoes it.
+		watcher := newLocker(t, &fake{Store: client, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			switch {
+			case r.Name != marker || granted:
+				return client.Acquire(ctx, r)
+			case time.Now().Before(from):
+				return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "away")
+			}
+			granted = true
+			time.Sleep(5 * time.Second)
+			_, _ = client.Acquire(ctx, r)
+			return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "no answer")
+		}, OnUndo: func(context.Context, driver.Request) error {
+			return driver.Errorf(driver.CodeUnavailable, "away")
+		}})
 		ctx, cancel := context.WithTimeout(ticks.Ahead(bg, -10*time.Second), 20*time.Minute)
 		defer cancel()
 		reported := false
@@ -415,40 +355,21 @@ func TestEveryTriesTheLastTickAgain(t *testing.T) {
 	})
 }
 
-// away is a store that cannot return its guarantees at first.
-type away struct {
-	driver.Store
-	left *int // the number of failures still to come
-}
-
-func (a away) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	if *a.left--; *a.left >= 0 {
-		return driver.Guarantees{}, driver.Errorf(driver.CodeUnavailable, "away")
-	}
-	return a.Store.Guarantees(ctx)
-}
-
 // TestEveryBeginsWhileTheStoreIsAway: the store's least TTL is longer than two intervals, and
 // unknown at the first tick. Every serves that tick.
 func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		left := 1
-		l := newLocker(t, away{altered{memstore.New(), func(g *driver.Guarantees) { g.MinTTL = 2 * time.Second }}, &left})
+		s, asked := altered(memstore.New(), func(g *driver.Guarantees) { g.MinTTL = 2 * time.Second }), false
+		s.Guaranteed = func(context.Context) error {
+			if asked {
+				return nil
+			}
+			asked = true
+			return driver.Errorf(driver.CodeUnavailable, "away")
+		}
+		l := newLocker(t, s)
 		must.Report(t, first(l.Every(bg, "job", holdfast.Period(500*time.Millisecond))))
 	})
-}
-
-// ending is a store that ends a context when it gets the request for a marker.
-type ending struct {
-	driver.Store
-	end func()
-}
-
-func (e ending) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if strings.HasPrefix(r.Name, "job:run") {
-		e.end()
-	}
-	return e.Store.Acquire(ctx, r)
 }
 
 // TestEveryEndsWithItsContext: Every returns no error when its context ends, also between
@@ -457,7 +378,13 @@ func TestEveryEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(bg)
 		defer cancel()
-		l := newLocker(t, ending{memstore.New(), cancel})
+		s := memstore.New()
+		l := newLocker(t, &fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if strings.HasPrefix(r.Name, "job:run") {
+				cancel()
+			}
+			return s.Acquire(ctx, r)
+		}})
 		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Minute)) {
 			t.Error(tick.Time, err)
 		}
@@ -469,7 +396,7 @@ func TestEveryEndsWithItsContext(t *testing.T) {
 func TestCloseDoesNotWaitForEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l, err := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
+		l, err := holdfast.New(altered(s, func(g *driver.Guarantees) { g.Linger = false }))
 		must.Succeed(t, err)
 		for _, err := range l.Every(bg, "job", holdfast.Period(time.Hour)) {
 			must.Report(t, err)
@@ -499,7 +426,7 @@ func TestCloseDoesNotWaitForEvery(t *testing.T) {
 func TestEveryChecksItsInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, memstore.New())
-		coarse := newLocker(t, altered{memstore.New(), func(g *driver.Guarantees) { g.Granularity = 3 * time.Second }})
+		coarse := newLocker(t, altered(memstore.New(), func(g *driver.Guarantees) { g.Granularity = 3 * time.Second }))
 		must.Report(t, first(coarse.Every(bg, "job", holdfast.Period(1500*time.Millisecond))))
 		for what, call := range map[string]func() error{
 			"leases that outlast the watch": func() error { return first(coarse.Every(bg, "job", holdfast.Period(1400*time.Millisecond))) },

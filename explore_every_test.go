@@ -25,6 +25,13 @@ import (
 // Two replicas call Every with a Locker each. The world is their clocks, and the claim and the marker of one tick at
 // a store. Every and the Locker are the library's own: they run with the answers that the world has given, up to
 // their next request or sleep.
+//
+// A history has one fault, to its end: a request that is refused, applied without an answer, or applied later; a lock that
+// is kept longer; a replica that stands still, is paused, or dies, at each point. A tick is served once, or reported.
+// Without a fault it is served and not reported. It is never reported after its work was recorded.
+//
+// Not explored: more ticks at the same time, the calls of one Locker at the same time, stores without Linger, work that
+// lasts longer than four distances.
 
 const (
 	replicas = 2

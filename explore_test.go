@@ -26,7 +26,13 @@ import (
 // an action of its own), the goroutines, the timers, and the store. explore visits every order of the
 // possible actions up to a depth, each state once, and checks the invariants in each.
 //
-// docs/design.md says what is explored and what is not.
+// The store is a model in the forms of storeModels. Faults, of which a history has at most two: a request that is
+// refused, applied without an answer, applied later, or applied twice; a caller that gives up; Close; Break; an Unlock
+// that stops waiting for a swap.
+//
+// Not explored: shared locks and semaphores, MaxHold and Drain, a suspended machine, the fast path and TryLock, several
+// names, hooks, the moment between the search for a Lock to join and the join. A pause or a delay of the queue may end at
+// any time; that it ends in time is not explored.
 
 var exploreDeeper = flag.Int("explore", 0, "explore every interleaving by this number of actions deeper")
 

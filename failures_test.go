@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -32,17 +34,11 @@ func TestJoinWithADeadContextLeavesNothing(t *testing.T) {
 	})
 }
 
-// linesStore returns errors of several lines, as client libraries do.
-type linesStore struct{ driver.Store }
-
-func (s linesStore) Acquire(context.Context, driver.Request) (driver.Grant, error) {
-	return driver.Grant{}, driver.Errorf(driver.CodeRefused, "%w", errors.Join(errors.New("failed to connect:\n\tfirst"), errors.New("second")))
-}
-
 // TestErrorsAreOneLine: an error can be logged and printed in one line.
 func TestErrorsAreOneLine(t *testing.T) {
-	l := newLocker(t, linesStore{memstore.New()})
-	_, err := l.Lock(bg, "a")
+	_, err := newLocker(t, &fake{Store: memstore.New(), OnAcquire: func(context.Context, driver.Request) (driver.Grant, error) {
+		return driver.Grant{}, driver.Errorf(driver.CodeRefused, "%w", errors.Join(errors.New("failed to connect:\n\tfirst"), errors.New("second")))
+	}}).Lock(bg, "a")
 	const want = `holdfast: "a" on memory: refused by the store: failed to connect: first; second`
 	if err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
@@ -56,18 +52,14 @@ func TestErrorsAreOneLine(t *testing.T) {
 	}
 }
 
-type slowRelease struct{ driver.Store }
-
-func (s slowRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	time.Sleep(time.Second)
-	return s.Store.Release(ctx, g, keep)
-}
-
 func TestCloseWaitsForARunningUnlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
-		l, _ := holdfast.New(slowRelease{s})
+		l, _ := holdfast.New(&fake{Store: s, OnRelease: func(ctx context.Context, g driver.Grant, keep time.Duration) error {
+			time.Sleep(time.Second)
+			return s.Release(ctx, g, keep)
+		}})
 		k := mustLock(t, l, "a")
 		done := make(chan struct{})
 		go func() { defer close(done); _ = k.Unlock() }()
@@ -96,7 +88,7 @@ func TestFailedLockAllIgnoresMinHold(t *testing.T) {
 func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Linger = false }})
+		l := newLocker(t, altered(s, func(g *driver.Guarantees) { g.Linger = false }))
 		other := newLocker(t, s.Client())
 		ctx, cancel := context.WithCancel(bg)
 		began := time.Now()
@@ -114,124 +106,54 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 	})
 }
 
-// breakNotify is a store that only notifies a holder of a break. The grant stands until its release.
-type breakNotify struct {
-	*memstore.Store
-	mu   sync.Mutex
-	from map[string]driver.Requester
+// breakNotify returns a store that only notifies a holder of a break, and a function that does so. The grant stands
+// until its release.
+func breakNotify(s *memstore.Store) (store *fake, notify func()) {
+	var from driver.Requester
+	return &fake{
+		Store: s,
+		Edit:  func(g *driver.Guarantees) { g.Break, g.Linger = driver.BreakNotify, false },
+		OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			from = r.From
+			g, err := s.Acquire(ctx, r)
+			g.TTL = driver.Forever
+			return g, err
+		},
+	}, func() { from.Lost(driver.CauseTaken, nil) }
 }
 
-func (s *breakNotify) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := s.Store.Guarantees(ctx)
-	g.Break, g.Linger = driver.BreakNotify, false
-	return g, err
-}
-func (s *breakNotify) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.Store.Acquire(ctx, r)
-	if err == nil {
-		g.TTL = driver.Forever
-		s.mu.Lock()
-		s.from[r.Name] = r.From
-		s.mu.Unlock()
+// TestLeaseThatWasRequestedToEndIsReleased: at once if only its MinHold is left, else by Close.
+func TestLeaseThatWasRequestedToEndIsReleased(t *testing.T) {
+	for _, lingers := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			a, requestEnd := breakNotify(s)
+			l, other := newLocker(t, a), newLocker(t, s.Client())
+			if lingers {
+				unlock(t, mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour)))
+			} else {
+				mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
+			}
+			wantBusy(t, other, "a")
+			requestEnd()
+			if synctest.Wait(); !lingers {
+				wantBusy(t, other, "a")
+				must.Report(t, l.Close(bg))
+			}
+			wantFree(t, other, "a")
+		})
 	}
-	return g, err
-}
-func (s *breakNotify) requestEnd(name string) {
-	s.mu.Lock()
-	f := s.from[name]
-	s.mu.Unlock()
-	f.Lost(driver.CauseTaken, nil)
-}
-
-func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		a := &breakNotify{Store: s, from: map[string]driver.Requester{}}
-		l, other := newLocker(t, a), newLocker(t, s.Client())
-		k := mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour))
-		unlock(t, k) // lingers
-		a.requestEnd("a")
-		time.Sleep(2 * time.Hour)
-		wantFree(t, other, "a")
-	})
-}
-
-func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		a := &breakNotify{Store: s, from: map[string]driver.Requester{}}
-		other := newLocker(t, s.Client())
-		l, _ := holdfast.New(a)
-		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
-		a.requestEnd("a")
-		must.Report(t, l.Close(bg))
-		wantFree(t, other, "a")
-	})
-}
-
-func TestSilentStoreIsUnavailable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l := newLocker(t, s)
-		s.Script().Stop()
-		defer s.Script().Start()
-		if _, err := l.Inspect(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
-			t.Errorf("Inspect: %v", err)
-		}
-		l2 := newLocker(t, silentGuarantees{memstore.New()})
-		if _, err := l2.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
-			t.Errorf("TryLock: %v", err)
-		}
-		if _, err := l2.Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
-			t.Errorf("Lock: %v", err)
-		}
-	})
-}
-
-type silentGuarantees struct{ driver.Store }
-
-func (s silentGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	<-ctx.Done()
-	return driver.Guarantees{}, ctx.Err()
-}
-
-func TestTryLockAfterCloseReturnsErrClosed(t *testing.T) {
-	s := memstore.New()
-	other := newLocker(t, s.Client())
-	k := mustLock(t, other, "a")
-	l, _ := holdfast.New(s)
-	_ = l.Close(bg)
-	if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) {
-		t.Errorf("TryLock: %v", err)
-	}
-	if ran, err := l.TryDo(bg, "a", nil); ran || !errors.Is(err, holdfast.ErrClosed) {
-		t.Errorf("TryDo: %v %v", ran, err)
-	}
-	unlock(t, k)
-}
-
-// delayedRenew is a store that takes 60 ms for each renewal.
-type delayedRenew struct{ driver.Store }
-
-func (s delayedRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
-	t := time.NewTimer(60 * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-		a := make([]driver.Renewal, len(gs))
-		for i := range a {
-			a[i].Err = ctx.Err()
-		}
-		return a
-	}
-	return s.Store.Renew(ctx, gs)
 }
 
 func TestShortLocksDoNotStarveLongRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, delayedRenew{s})
+		l := newLocker(t, &fake{Store: s, OnRenew: func(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+			if err := backoff.Sleep(ctx, 60*time.Millisecond); err != nil {
+				return slices.Repeat([]driver.Renewal{{Err: err}}, len(gs))
+			}
+			return s.Renew(ctx, gs)
+		}})
 		long := mustLock(t, l, "long") // 30 s
 		end := time.Now().Add(2 * time.Minute)
 		for time.Now().Before(end) && long.Context().Err() == nil {
@@ -252,7 +174,17 @@ func TestUndosDoNotBlockOneAnother(t *testing.T) {
 	for _, hang := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
-			h := &blockedUndoStore{Store: s, hang: hang}
+			var off atomic.Bool
+			h := &fake{Store: s, OnUndo: func(ctx context.Context, r driver.Request) error {
+				switch {
+				case r.Name != "sick" || off.Load():
+					return s.Undo(ctx, r)
+				case hang:
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				return errors.New("down")
+			}}
 			l, other := newLocker(t, h), newLocker(t, s.Client())
 			for range 10 {
 				s.Script().LoseAcquireAnswer("sick", memstore.Dropped, 0)
@@ -271,70 +203,43 @@ func TestUndosDoNotBlockOneAnother(t *testing.T) {
 			if took := time.Since(began); took > 100*time.Millisecond {
 				t.Errorf("hang %t: the undo of a healthy name took %s", hang, took)
 			}
-			h.off.Store(true)
+			off.Store(true)
 		})
 	}
 }
 
-type blockedUndoStore struct {
-	*memstore.Store
-	hang bool
-	off  atomic.Bool
-}
+// onEvent is a hook.
+type onEvent func(holdfast.Event)
 
-func (s *blockedUndoStore) Undo(ctx context.Context, r driver.Request) error {
-	if r.Name == "sick" && !s.off.Load() {
-		if s.hang {
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		return errors.New("down")
+func (h onEvent) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+func (h onEvent) Event(_ context.Context, e holdfast.Event)                   { h(e) }
+
+// TestHookStopsNoRelease: a hook blocks, or ends its goroutine, as t.FailNow does. The Locker continues the releases in
+// the background.
+func TestHookStopsNoRelease(t *testing.T) {
+	for _, blocks := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			block := make(chan struct{})
+			l, other := newLocker(t, s, holdfast.WithHooks(onEvent(func(e holdfast.Event) {
+				if e.Kind != holdfast.EventReleased || e.Name != "a" {
+					return
+				}
+				if !blocks {
+					runtime.Goexit()
+				}
+				<-block
+			}))), newLocker(t, s.Client())
+			for _, name := range []string{"a", "b"} {
+				k := mustLock(t, l, name, holdfast.TTL(time.Hour))
+				s.Script().FailReleases(name, 1, driver.Errorf(driver.CodeUnknown, "cut"))
+				_ = k.Unlock()
+				time.Sleep(time.Minute)
+			}
+			wantFree(t, other, "b")
+			close(block)
+		})
 	}
-	return s.Store.Undo(ctx, r)
-}
-
-type blockReleased struct{ block chan struct{} }
-
-func (n blockReleased) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-func (n blockReleased) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind == holdfast.EventReleased && e.Name == "a" {
-		<-n.block
-	}
-}
-
-func TestSlowHookStopsNoRelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		block := make(chan struct{})
-		l, other := newLocker(t, s, holdfast.WithHooks(blockReleased{block})), newLocker(t, s.Client())
-		k := mustLock(t, l, "a")
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Second)
-		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
-		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Minute)
-		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("b is still locked beside a slow hook: %v", err)
-		}
-		close(block)
-	})
-}
-
-func TestNoEventAfterClose(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		r := &recorder{}
-		l, _ := holdfast.New(s, holdfast.WithHooks(r))
-		mustLock(t, l, "a", holdfast.MaxHold(10*time.Second))
-		_ = l.Close(bg)
-		n := len(r.kinds())
-		time.Sleep(time.Minute)
-		if got := r.kinds(); len(got) != n {
-			t.Errorf("after Close returned: %q", got)
-		}
-	})
 }
 
 func TestUnlockOfSeveralBlocksNoLongerThanOfOne(t *testing.T) {
@@ -353,18 +258,15 @@ func TestUnlockOfSeveralBlocksNoLongerThanOfOne(t *testing.T) {
 	})
 }
 
-type unreachable struct{ driver.Store }
-
-func (s unreachable) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	<-ctx.Done()
-	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "dial: i/o timeout")
-}
-
 // TestEndOfTheContextIsReportedBesideTheStoresError: a store that reports its own timeout
 // when the caller's context ends does not hide that end.
 func TestEndOfTheContextIsReportedBesideTheStoresError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := unreachable{altered{memstore.New(), func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
+		s := altered(memstore.New(), func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true })
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			<-ctx.Done()
+			return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "dial: i/o timeout")
+		}
 		l := newLocker(t, s)
 		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
 		defer cancel()
@@ -374,59 +276,25 @@ func TestEndOfTheContextIsReportedBesideTheStoresError(t *testing.T) {
 	})
 }
 
-type endedGrantStore struct {
-	driver.Store
-	n atomic.Int64
-}
-
-func (s *endedGrantStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if s.n.Add(1) > 5000 {
-		<-ctx.Done()
-		return driver.Grant{}, ctx.Err()
-	}
-	g, err := s.Store.Acquire(ctx, r)
-	g.SentAt = driver.Instant{} // a TTL of 0, or a call of Lost before the return, has the same effect
-	return g, err
-}
-
 func TestExpiredGrantsAreRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &endedGrantStore{Store: altered{memstore.New(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
+		s := altered(memstore.New(), network)
+		var requests atomic.Int64
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if requests.Add(1) > 5000 {
+				<-ctx.Done()
+				return driver.Grant{}, ctx.Err()
+			}
+			g, err := s.Store.Acquire(ctx, r)
+			g.SentAt = driver.Instant{} // a TTL of 0, or a call of Lost before the return, has the same effect
+			return g, err
+		}
 		l := newLocker(t, s)
 		_, err := l.Lock(bg, "a", holdfast.Wait(10*time.Second))
-		if n := s.n.Load(); n > 100 || !errors.Is(err, holdfast.ErrUnavailable) {
+		if n := requests.Load(); n > 100 || !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Errorf("%d requests in 10 s; %v", n, err)
 		}
 	})
-}
-
-func TestURLQueryIsNotShown(t *testing.T) {
-	_, err := holdfast.Open(bg, "memory://?password=hunter2")
-	if strings.Contains(err.Error(), "hunter2") {
-		t.Error(err)
-	}
-}
-
-func TestJoinedWorkErrorIsKept(t *testing.T) {
-	s := memstore.New()
-	l := newLocker(t, s)
-	own := errors.New("rollback failed")
-	err := l.Do(bg, "a", func(ctx context.Context) error {
-		_ = s.Script().Lose("a", driver.CauseTaken)
-		return errors.Join(ctx.Err(), own)
-	})
-	if !errors.Is(err, own) {
-		t.Error(err)
-	}
-}
-
-type goexitHook struct{}
-
-func (goexitHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-func (goexitHook) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind == holdfast.EventReleased && e.Name == "a" {
-		runtime.Goexit() // t.FailNow in a hook
-	}
 }
 
 type mutexed struct {
@@ -461,7 +329,7 @@ func TestTryLockDoesNotOvertakeLocalWaitersOnAPolledStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
-		l := newLocker(t, altered{s, poll})
+		l := newLocker(t, altered(s, poll))
 		k := mustLock(t, l, "a")
 		got := make(chan time.Duration, 1)
 		go func() { b := time.Now(); k := mustLock(t, l, "a"); got <- time.Since(b); _ = k.Unlock() }()
@@ -483,26 +351,6 @@ func TestTryLockDoesNotOvertakeLocalWaitersOnAPolledStore(t *testing.T) {
 	})
 }
 
-func TestHookMayExitItsGoroutine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l, _ := holdfast.New(s, holdfast.WithHooks(goexitHook{}))
-		other := newLocker(t, s.Client())
-		k := mustLock(t, l, "a")
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Second)
-		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
-		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
-		_ = k.Unlock()
-		time.Sleep(time.Minute)
-		must.Report(t, l.Close(bg))
-		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("Close returned no error, b is %v", err)
-		}
-	})
-}
-
 // TestRetriesEndWhenNothingCanStand: an undo or a release that keeps failing ends when its
 // lease or queue entry must have expired. A lease or entry that lives as long as a shared
 // session never expires. Close then waits for a limited time, and reports what it could not
@@ -521,7 +369,7 @@ func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 		for _, what := range []string{"undo", "release"} {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.LeftoversExpire = c.leftoversExpire }})
+				l := newLocker(t, altered(s, func(g *driver.Guarantees) { g.LeftoversExpire = c.leftoversExpire }))
 				no := driver.Errorf(driver.CodeRefused, "no rights")
 				if what == "undo" {
 					s.Script().FailUndos("a", c.tries, no)
@@ -547,25 +395,19 @@ func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	}
 }
 
-// longRelease needs a second to release, like a client that must first connect to a busy
-// server.
-type longRelease struct{ driver.Store }
-
-func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	select {
-	case <-time.After(time.Second):
-		return s.Store.Release(ctx, g, keep)
-	case <-ctx.Done():
-		return driver.Errorf(driver.CodeUnknown, "not in time: %w", ctx.Err())
-	}
-}
-
-// TestRetriesGetMoreTime: a release takes longer than the request timeout. The Locker completes
-// it in the background.
+// TestRetriesGetMoreTime: a release takes longer than the request timeout, as if the client must first connect to a busy
+// server. The Locker completes it in the background.
 func TestRetriesGetMoreTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, longRelease{altered{s, func(g *driver.Guarantees) { g.LeftoversExpire = false }}})
+		long := altered(s, func(g *driver.Guarantees) { g.LeftoversExpire = false })
+		long.OnRelease = func(ctx context.Context, g driver.Grant, keep time.Duration) error {
+			if err := backoff.Sleep(ctx, time.Second); err != nil {
+				return driver.Errorf(driver.CodeUnknown, "not in time: %w", err)
+			}
+			return s.Release(ctx, g, keep)
+		}
+		l := newLocker(t, long)
 		k := mustLock(t, l, "a", holdfast.TTL(300*time.Millisecond))
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatalf("Unlock: %v", err)
@@ -574,32 +416,23 @@ func TestRetriesGetMoreTime(t *testing.T) {
 	})
 }
 
-// sessionRenew answers like a session store: validity counts from the heartbeat before the
-// last one, which is more than a third of the TTL old.
-type sessionRenew struct {
-	driver.Store
-	n atomic.Int64
-}
-
-func (s *sessionRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
-	a := s.Store.Renew(ctx, gs)
-	if s.n.Add(1) > 5000 {
-		return a
-	}
-	for i := range a {
-		a[i].SentAt = gs[i].SentAt
-	}
-	return a
-}
-
+// TestRenewalWithAnEarlySendIsNotRepeatedAtOnce: a session store answers so. The validity counts from the heartbeat
+// before the last one, which is more than a third of the TTL old.
 func TestRenewalWithAnEarlySendIsNotRepeatedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &sessionRenew{Store: memstore.New()}
-		l := newLocker(t, s)
+		s := memstore.New()
+		var n atomic.Int64
+		l := newLocker(t, &fake{Store: s, OnRenew: func(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+			a := s.Renew(ctx, gs)
+			if n.Add(1) <= 5000 {
+				a[0].SentAt = gs[0].SentAt
+			}
+			return a
+		}})
 		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
 		time.Sleep(10*time.Second + time.Millisecond)
 		synctest.Wait()
-		if n := s.n.Load(); n > 10 {
+		if n := n.Load(); n > 10 {
 			t.Errorf("%d renewals within a millisecond", n)
 		}
 		unlock(t, k)
@@ -611,7 +444,13 @@ func TestRenewalWithAnEarlySendIsNotRepeatedAtOnce(t *testing.T) {
 func TestReleaseWithALostAnswerIsConfirmedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{}
-		l := newLocker(t, lostReleaseAnswer{memstore.New()}, holdfast.WithHooks(r))
+		s := memstore.New()
+		l := newLocker(t, &fake{Store: s, OnRelease: func(ctx context.Context, g driver.Grant, keep time.Duration) error {
+			if err := s.Release(ctx, g, keep); err != nil {
+				return err
+			}
+			return driver.Errorf(driver.CodeUnknown, "answer lost")
+		}}, holdfast.WithHooks(r))
 		_ = mustLock(t, l, "a").Unlock()
 		time.Sleep(time.Minute)
 		kinds := r.kinds()
@@ -621,22 +460,12 @@ func TestReleaseWithALostAnswerIsConfirmedLater(t *testing.T) {
 	})
 }
 
-type lostReleaseAnswer struct{ driver.Store }
-
-func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	err := s.Store.Release(ctx, g, keep)
-	if err == nil {
-		return driver.Errorf(driver.CodeUnknown, "answer lost")
-	}
-	return err
-}
-
 // TestWaitContinuesAfterABusyAnswer: a store may answer that it cannot queue a waiter now. The wait
 // continues, and ends with ErrBusy.
 func TestWaitContinuesAfterABusyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})
+		l := newLocker(t, altered(s, network))
 		s.Script().FailAcquire("a", 3, &driver.BusyError{})
 		unlock(t, mustLock(t, l, "a"))
 		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeBusy, "too many waiters"))
@@ -652,13 +481,12 @@ func TestWaitContinuesAfterABusyAnswer(t *testing.T) {
 func TestLockAllTriesFreeNamesAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		slow := &hooked{Store: s}
-		slow.acquire = func(_ context.Context, r driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+		slow := &fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
 			if r.Name == "a" {
-				time.Sleep(2 * time.Second)
+				defer time.Sleep(2 * time.Second)
 			}
-			return g, err
-		}
+			return s.Acquire(ctx, r)
+		}}
 		l, other := newLocker(t, slow), newLocker(t, s.Client())
 		k, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second))
 		must.Succeed(t, err)

@@ -49,46 +49,9 @@ func (q *queueUp) served() string {
 	return strings.Join(q.names, "")
 }
 
-// TestHandoffsStopAtTheirMaximum: goroutines hand the lease off, each with a token of its own. After the
-// maximum number of handoffs another Locker gets it.
-func TestHandoffsStopAtTheirMaximum(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		r := &recorder{}
-		l, other := newLocker(t, s, holdfast.LocalHandoff(3), holdfast.WithHooks(r)), newLocker(t, s.Client())
-		q := &queueUp{t: t}
-		k := mustLock(t, l, "a")
-		q.take("l", l, time.Second)
-		q.take("o", other, time.Second)
-		for range 5 {
-			q.take("l", l, time.Second)
-		}
-		unlock(t, k)
-		// The first request of l was made while one goroutine waited. The second one
-		// reserves four tokens, and queues behind the first request of other.
-		time.Sleep(1500 * time.Millisecond)
-		q.take("o", other, time.Second)
-		if got, want := q.served(), "lollllol"; got != want {
-			t.Errorf("served %s, want %s", got, want)
-		}
-		acquired, released := 0, 0
-		for _, kind := range r.kinds() {
-			switch kind {
-			case holdfast.EventAcquired:
-				acquired++
-			case holdfast.EventReleased:
-				released++
-			}
-		}
-		if acquired != 7 || released != 7 {
-			t.Errorf("%d acquired, %d released; want 7 of each", acquired, released)
-		}
-	})
-}
-
 // TestDefaultHandoffIsBounded: without an option, a lease is handed off at most 64 times,
 // and at most 5 ms after its grant. Longer locks are served in the order of the store's
-// queue.
+// queue. Each holder has a token of its own, and is reported.
 func TestDefaultHandoffIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		hold time.Duration
@@ -99,12 +62,13 @@ func TestDefaultHandoffIsBounded(t *testing.T) {
 		"short holds":  {time.Millisecond, 8, "ol" + strings.Repeat("l", 4) + "olll", nil},
 		"long holds":   {6 * time.Millisecond, 3, "olol" + "l", nil},
 		"no time":      {0, 80, "ol" + strings.Repeat("l", 64) + "o" + strings.Repeat("l", 15), nil},
+		"three":        {0, 9, "ol" + "lll" + "o" + "llll" + "l", []holdfast.Option{holdfast.LocalHandoff(3)}},
 		"switched off": {time.Millisecond, 3, "olol" + "l", []holdfast.Option{holdfast.LocalHandoff(0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := memstore.New()
-				l, other, first := newLocker(t, s, c.o...), newLocker(t, s.Client()), newLocker(t, s.Client(), c.o...)
+				s, r := memstore.New(), &recorder{}
+				l, other, first := newLocker(t, s, append(c.o, holdfast.WithHooks(r))...), newLocker(t, s.Client()), newLocker(t, s.Client(), c.o...)
 				k := mustLock(t, l, "a")
 				(&queueUp{t: t}).take("l", l, 0) // both Lockers compete
 				unlock(t, k)
@@ -121,6 +85,13 @@ func TestDefaultHandoffIsBounded(t *testing.T) {
 				if got := q.served(); got != c.want {
 					t.Errorf("served %s, want %s", got, c.want)
 				}
+				synctest.Wait()
+				for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventReleased} {
+					kinds := slices.DeleteFunc(r.kinds(), func(k holdfast.EventKind) bool { return k != kind })
+					if want := 2 + c.n; len(kinds) != want {
+						t.Errorf("%d events of kind %s, want %d", len(kinds), kind, want)
+					}
+				}
 			})
 		})
 	}
@@ -135,9 +106,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		l, other := newLocker(t, s, holdfast.LocalHandoff(holdfast.MaxHandoff)), newLocker(t, s.Client())
 		var k *holdfast.Lock
 		pass := func(o ...holdfast.LockOption) *holdfast.Lock {
-			got := make(chan *holdfast.Lock)
-			go func() { got <- mustLock(t, l, "a", o...) }()
-			synctest.Wait()
+			got := lockLater(t, l, bg, o...)
 			token := k.Token()
 			unlock(t, k)
 			next := <-got
@@ -212,7 +181,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int{0, 2} {
-			s := altered{memstore.New(), func(g *driver.Guarantees) { g.Reserves = false }}
+			s := altered(memstore.New(), func(g *driver.Guarantees) { g.Reserves = false })
 			var o []holdfast.Option
 			if n > 0 {
 				o = append(o, holdfast.LocalHandoff(n))
@@ -240,36 +209,4 @@ func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestHandoffWithCancelledWaitersExcludes counts under the lock of two Lockers while waiters
-// are cancelled.
-func TestHandoffWithCancelledWaitersExcludes(t *testing.T) {
-	s := memstore.New()
-	l, other := newLocker(t, s, holdfast.LocalHandoff(10)), newLocker(t, s.Client(), holdfast.LocalHandoff(10))
-	n, want := 0, 0
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i := range 8 {
-		locker := []*holdfast.Locker{l, other}[i%2]
-		wg.Go(func() {
-			for j := range 200 {
-				ctx, cancel := context.WithTimeout(bg, time.Duration(1+j%7)*time.Millisecond)
-				k, err := locker.Lock(ctx, "a")
-				if err == nil {
-					n++
-					mu.Lock()
-					want++
-					mu.Unlock()
-					unlock(t, k)
-				}
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
-	if n != want {
-		t.Errorf("%d, want %d", n, want)
-	}
-	unlock(t, mustLock(t, l, "a", holdfast.Wait(10*time.Second)))
 }

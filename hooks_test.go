@@ -92,6 +92,9 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 			synctest.Wait()
 			unlock(t, k)
 		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventHoldLimit, holdfast.EventReleased}},
+		"closed": {func(t *testing.T, l *holdfast.Locker, _ *memstore.Store) {
+			mustLock(t, l, "a", holdfast.MaxHold(10*time.Second))
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventLost}},
 		"unconfirmed": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
 			k := mustLock(t, l, "a")
 			s.Script().FailReleases("a", 2, driver.Errorf(driver.CodeUnknown, "cut"))
@@ -111,7 +114,12 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 			l := newLocker(t, s, holdfast.WithHooks(nil), holdfast.WithHooks(r))
 			tc.do(t, l, s)
 			must.Report(t, l.Close(bg))
+			n := len(r.kinds())
+			time.Sleep(time.Minute)
 			got := r.kinds()
+			if len(got) != n {
+				t.Errorf("%s: after Close has returned: %q", name, got[n:])
+			}
 			if name == "undone" { // the roll back begins before the failure is reported
 				slices.Sort(got)
 				slices.Sort(tc.want)
@@ -488,49 +496,33 @@ func TestErrorsNameLockStoreAndReason(t *testing.T) {
 	}
 }
 
-// exiting blocks the report of the first loss and ends the goroutine that reports the second.
-type exiting struct {
-	mu     sync.Mutex
-	losses int
-	free   chan struct{}
-}
-
-func (h *exiting) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-
-func (h *exiting) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind != holdfast.EventLost {
-		return
-	}
-	h.mu.Lock()
-	h.losses++
-	n := h.losses
-	h.mu.Unlock()
-	switch n {
-	case 1:
-		<-h.free
-	case 2:
-		runtime.Goexit()
-	}
-}
-
 // TestEveryLossIsReportedIfAHookExits: a hook ends the goroutine that reports events. The
 // losses queued behind that event are still reported.
 func TestEveryLossIsReportedIfAHookExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		h := &exiting{free: make(chan struct{})}
-		l := newLocker(t, s, holdfast.WithHooks(h))
+		var losses atomic.Int32
+		free := make(chan struct{}) // blocks the report of the first loss
+		l := newLocker(t, s, holdfast.WithHooks(onEvent(func(e holdfast.Event) {
+			if e.Kind != holdfast.EventLost {
+				return
+			}
+			switch losses.Add(1) {
+			case 1:
+				<-free
+			case 2:
+				runtime.Goexit()
+			}
+		})))
 		for _, name := range []string{"a", "b", "c", "d"} {
 			mustLock(t, l, name)
 			must.Succeed(t, s.Script().Lose(name, driver.CauseTaken))
 			synctest.Wait()
 		}
-		close(h.free)
+		close(free)
 		synctest.Wait()
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.losses != 4 {
-			t.Errorf("%d of 4 losses are reported", h.losses)
+		if n := losses.Load(); n != 4 {
+			t.Errorf("%d of 4 losses are reported", n)
 		}
 	})
 }

@@ -115,36 +115,34 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	_ = k.Unlock()
 }
 
-// failing is a store that answers a try with busy. It fails each waiting request until up is
-// set.
-type failing struct {
-	driver.Store
-	up        atomic.Bool
-	requested chan struct{}
-	takes     time.Duration // a request that fails
-}
-
-func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	switch {
-	case f.up.Load():
-		return f.Store.Acquire(ctx, r)
-	case !r.Wait:
-		return driver.Grant{}, &driver.BusyError{}
-	}
-	select {
-	case f.requested <- struct{}{}:
-	default:
-	}
-	time.Sleep(f.takes)
-	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
+// failing returns a store that answers a try with busy. It fails each waiting request, after the time takes, until up
+// is set.
+func failing(takes time.Duration) (s *Fake, up *atomic.Bool, requested <-chan struct{}) {
+	up = new(atomic.Bool)
+	waits := make(chan struct{})
+	s = &Fake{Store: memstore.New(), OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+		switch {
+		case up.Load():
+			return s.Store.Acquire(ctx, r)
+		case !r.Wait:
+			return driver.Grant{}, &driver.BusyError{}
+		}
+		select {
+		case waits <- struct{}{}:
+		default:
+		}
+		time.Sleep(takes)
+		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
+	}}
+	return s, up, waits
 }
 
 // TestNewWaiterShortensTheBackoff: a queue backs off after many failures. A waiter that
 // joins it is served within its own request timeout.
 func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &failing{Store: memstore.New(), requested: make(chan struct{})}
-		l, err := New(f)
+		s, up, requested := failing(0)
+		l, err := New(s)
 		must.Succeed(t, err)
 		const ttl = 600 * time.Millisecond
 		granted := make(chan time.Time, 2)
@@ -160,9 +158,9 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 		go lock()
 		synctest.Wait()
 		time.Sleep(20 * time.Second) // the backoff has become long
-		<-f.requested
+		<-requested
 		synctest.Wait()
-		f.up.Store(true)
+		up.Store(true)
 		came := time.Now()
 		go lock()
 		for range 2 {
@@ -178,8 +176,9 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 // failures before that request.
 func TestWaiterJoinsBeforeAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &failing{Store: memstore.New(), requested: make(chan struct{}), takes: time.Second / 20}
-		l, err := New(f)
+		const takes = time.Second / 20
+		s, up, requested := failing(takes)
+		l, err := New(s)
 		must.Succeed(t, err)
 		defer l.Close(context.Background())
 		var all sync.WaitGroup
@@ -193,13 +192,13 @@ func TestWaiterJoinsBeforeAFailure(t *testing.T) {
 		all.Go(lock)
 		synctest.Wait()
 		time.Sleep(20 * time.Second) // the backoff has become long
-		<-f.requested
+		<-requested
 		came := time.Now()
 		all.Go(lock)
 		synctest.Wait()
-		f.up.Store(true)
+		up.Store(true)
 		all.Wait()
-		if d := time.Since(came); d > 2*f.takes {
+		if d := time.Since(came); d > 2*takes {
 			t.Errorf("served after %s", d)
 		}
 	})
@@ -329,20 +328,15 @@ func TestRequestContextEndsByEachCause(t *testing.T) {
 	})
 }
 
-// provisionalStore makes each grant of a waiter provisional.
-type provisionalStore struct{ driver.Store }
-
-func (s provisionalStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.Store.Acquire(ctx, r)
-	g.Provisional = r.Wait && r.Provisional
-	return g, err
-}
-
 // TestReleaseStopsTheTimerOfTheConfirmation: after the release of an unconfirmed grant no timer runs.
 func TestReleaseStopsTheTimerOfTheConfirmation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := provisionalStore{memstore.New()}
-		l, err := New(s, LocalHandoff(0))
+		s := memstore.New()
+		l, err := New(&Fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			g, err := s.Acquire(ctx, r)
+			g.Provisional = r.Wait && r.Provisional
+			return g, err
+		}}, LocalHandoff(0))
 		must.Succeed(t, err)
 		k, err := l.Lock(context.Background(), "a")
 		must.Succeed(t, err)

@@ -167,7 +167,7 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 func TestOthersComeFirstWithoutOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(bg)
-		l := newLocker(t, altered{memstore.New(), func(g *driver.Guarantees) { g.Order, g.Fallback = driver.OrderNone, time.Second }})
+		l := newLocker(t, altered(memstore.New(), func(g *driver.Guarantees) { g.Order, g.Fallback = driver.OrderNone, time.Second }))
 		began := time.Now()
 		var terms []time.Duration
 		_ = l.Lead(ctx, "leader", func(term context.Context) error {

@@ -18,6 +18,24 @@ import (
 
 var bg = context.Background()
 
+type fake = holdfast.Fake
+
+// altered is a store whose guarantees a test changes.
+func altered(s *memstore.Store, edit func(*driver.Guarantees)) *fake {
+	return &fake{Store: s, Edit: edit}
+}
+
+// network is a change of the guarantees: a request has a timeout.
+func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
+
+// answersAfter is a store that answers each Acquire after d.
+func answersAfter(s *memstore.Store, d time.Duration) *fake {
+	return &fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+		defer time.Sleep(d)
+		return s.Acquire(ctx, r)
+	}}
+}
+
 // newLocker returns a Locker, and closes it at the end of the test.
 func newLocker(t testing.TB, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
@@ -203,6 +221,20 @@ func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 		if !errors.Is(err, holdfast.ErrLost) || errors.Is(err, context.Canceled) {
 			t.Errorf("lost, error of the context: %v", err)
 		}
+		err = l.Do(bg, "a", func(ctx context.Context) error { _ = lose(ctx); return errors.Join(ctx.Err(), own) })
+		if !errors.Is(err, own) {
+			t.Errorf("lost, own error joined to that of the context: %v", err)
+		}
+		err = l.Do(bg, "b", func(ctx context.Context) error {
+			return l.Do(ctx, "a", func(ctx context.Context) error {
+				_ = s.Script().Lose("b", driver.CauseTaken)
+				_ = lose(ctx)
+				return own
+			})
+		})
+		if !errors.Is(err, own) || !errors.Is(err, holdfast.ErrLost) {
+			t.Errorf("both of two nested locks lost, own error: %v", err)
+		}
 		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "no answer"))
 		if err := l.Do(bg, "a", func(context.Context) error { return nil }); err != nil {
 			t.Errorf("release not confirmed after success: %v", err)
@@ -299,7 +331,7 @@ func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 			s := memstore.New()
 			store := driver.Store(s)
 			if !lingers {
-				store = altered{s, func(g *driver.Guarantees) { g.Linger = false }}
+				store = altered(s, func(g *driver.Guarantees) { g.Linger = false })
 			}
 			l, err := holdfast.New(store)
 			must.Succeed(t, err)
@@ -368,23 +400,11 @@ func TestKeepReplacesMinHold(t *testing.T) {
 	})
 }
 
-// slow is a store whose answers take time.
-type slow struct {
-	driver.Store
-	answers time.Duration
-}
-
-func (s slow) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.Store.Acquire(ctx, r)
-	time.Sleep(s.answers)
-	return g, err
-}
-
 // TestKeepCountsFromTheGrant: the answer with the grant took a while, which is no part of the time of Keep.
 func TestKeepCountsFromTheGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l, other := newLocker(t, slow{s, 5 * time.Second}), newLocker(t, s.Client())
+		l, other := newLocker(t, answersAfter(s, 5*time.Second)), newLocker(t, s.Client())
 		k := mustLock(t, l, "a")
 		k.Keep(0)
 		unlock(t, k)
@@ -392,18 +412,6 @@ func TestKeepCountsFromTheGrant(t *testing.T) {
 		must.Succeed(t, err)
 		unlock(t, k)
 	})
-}
-
-// altered is a store whose guarantees a test changes.
-type altered struct {
-	driver.Store
-	edit func(*driver.Guarantees)
-}
-
-func (a altered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := a.Store.Guarantees(ctx)
-	a.edit(&g)
-	return g, err
 }
 
 func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
@@ -475,71 +483,58 @@ func TestReentrantLockJoinsTheLockOfItsContext(t *testing.T) {
 }
 
 // TestGoroutinesOfOneContextExcludeEachOther: goroutines that use the context of a lock are
-// refused, or join that lock with Reentrant. Goroutines with a context of NewOwner wait, and
-// exclude each other.
+// refused, or join that lock with Reentrant. Goroutines with a context of NewOwner wait for it, and exclude each other.
 func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
-	s := memstore.New()
-	l := newLocker(t, s)
-	k := mustLock(t, l, "a")
-	var refused, joined, inside atomic.Int32
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if _, err := l.Lock(k.Context(), "a"); errors.Is(err, holdfast.ErrSelfDeadlock) {
-				refused.Add(1)
-			}
-			j, err := l.Lock(k.Context(), "a", holdfast.Reentrant())
-			if err == nil {
-				joined.Add(1)
-				unlock(t, j)
-			}
-		})
-	}
-	wg.Wait()
-	if refused.Load() != 8 || joined.Load() != 8 {
-		t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
-	}
-	// These goroutines wait until k.Unlock ends their contexts. None of them gets the lock.
-	n := 0
-	for range 8 {
-		wg.Go(func() {
-			err := l.Do(holdfast.NewOwner(k.Context()), "a", func(ctx context.Context) error {
-				if inside.Add(1) != 1 {
-					t.Error("two goroutines hold the lock together")
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, memstore.New())
+		k := mustLock(t, l, "a")
+		var refused, joined, inside atomic.Int32
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if _, err := l.Lock(k.Context(), "a"); errors.Is(err, holdfast.ErrSelfDeadlock) {
+					refused.Add(1)
 				}
-				n++
-				inside.Add(-1)
-				return nil
+				j, err := l.Lock(k.Context(), "a", holdfast.Reentrant())
+				if err == nil {
+					joined.Add(1)
+					unlock(t, j)
+				}
 			})
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("Do under the context of a released lock: %v, want canceled", err)
+		}
+		wg.Wait()
+		if refused.Load() != 8 || joined.Load() != 8 {
+			t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
+		}
+		n := 0
+		under, beside := holdfast.NewOwner(k.Context()), holdfast.NewOwner(context.WithoutCancel(k.Context()))
+		for ctx, want := range map[context.Context]error{under: context.Canceled, beside: nil} { // Unlock ends one of them
+			for range 8 {
+				wg.Go(func() {
+					err := l.Do(ctx, "a", func(context.Context) error {
+						if inside.Add(1) != 1 || k.Context().Err() == nil {
+							t.Error("two goroutines hold the lock together")
+						}
+						n++
+						inside.Add(-1)
+						return nil
+					})
+					if !errors.Is(err, want) {
+						t.Errorf("%v, want %v", err, want)
+					}
+				})
 			}
-		})
-	}
-	// These goroutines share one context, which Unlock does not end. Each gets the lock once.
-	ctx := holdfast.NewOwner(context.WithoutCancel(k.Context()))
-	for range 8 {
-		wg.Go(func() {
-			if err := l.Do(ctx, "a", func(context.Context) error {
-				if inside.Add(1) != 1 {
-					t.Error("two goroutines hold the lock together")
-				}
-				n++
-				inside.Add(-1)
-				return nil
-			}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	if holdfast.Token(ctx, "a") != 0 {
-		t.Error("the context of a new owner has the lock of the old owner")
-	}
-	unlock(t, k)
-	wg.Wait()
-	if n != 8 {
-		t.Errorf("%d goroutines got the lock, want 8", n)
-	}
+		}
+		if holdfast.Token(beside, "a") != 0 {
+			t.Error("the context of a new owner has the lock of the old owner")
+		}
+		synctest.Wait()
+		unlock(t, k)
+		wg.Wait()
+		if n != 8 {
+			t.Errorf("%d goroutines got the lock, want 8", n)
+		}
+	})
 }
 
 // TestInnermostLockDecidesToken: a context carries locks of one name from two stores. After the inner one has ended,
@@ -625,30 +620,4 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-// TestLockAllDoesNotDeadlock: two callers pass the same names in different orders.
-func TestLockAllDoesNotDeadlock(t *testing.T) {
-	s := memstore.New()
-	a, b := newLocker(t, s), newLocker(t, s.Client())
-	var wg sync.WaitGroup
-	n := 0
-	for _, side := range []struct {
-		l     *holdfast.Locker
-		names []string
-	}{{a, []string{"x", "y", "z"}}, {b, []string{"z", "y", "x"}}, {a, []string{"y", "x"}}, {b, []string{"x", "y"}}} {
-		for range 4 {
-			wg.Go(func() {
-				for range 25 {
-					if err := side.l.DoAll(bg, side.names, func(context.Context) error { n++; return nil }); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-	}
-	wg.Wait()
-	if n != 400 {
-		t.Errorf("the work ran %d times, want 400", n)
-	}
 }

@@ -11,8 +11,8 @@ import (
 // A lease is what the store keeps for one granted request. Everything that can happen to it is
 // an event. [leaseState.next] is a pure function of the state, the event and the facts about
 // it, above all the time. It returns the new state and the effects. It reads no clock, takes no
-// mutex and makes no calls. docs/lease.md shows all its transitions; a test generates that
-// page.
+// mutex and makes no calls. docs/lease.md shows how the phase changes; a test generates that
+// page from its table of all transitions.
 //
 // The Locker applies an event in two parts:
 //

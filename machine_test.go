@@ -429,39 +429,33 @@ func TestLeasePage(t *testing.T) {
 }
 
 // pageRow is a transition of either machine as the page shows it.
-type pageRow struct{ from, event, when, to, do, cause string }
+type pageRow struct{ from, event, to string }
 
 func leasePage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# The states of a lease and of a queue
 
 For a maintainer of the core. A lease starts as *requested* and changes its phase by events. An *ended* lease is
-not used again. ` + "`machine.go`" + ` explains the words.
+not used again. ` + "`machine.go`" + ` explains the words. The table ` + "`transitions` in `machine_test.go`" + ` has the conditions and the
+effects of each event, and writes this page: ` + "`go test -run TestLeasePage . -update`" + `.
 
 `)
 	var leases, queues []pageRow
 	for _, row := range transitions {
-		leases = append(leases, pageRow{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)})
+		leases = append(leases, pageRow{row.from.String(), row.event.String(), row.to.String()})
 	}
 	for _, row := range queueTransitions {
-		queues = append(queues, pageRow{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), ""})
+		queues = append(queues, pageRow{row.from.String(), row.event.String(), row.to.String()})
 	}
 	writeDiagram(&b, requested.String(), ended.String(), leases)
-	b.WriteString(`
-Each line below has an event and its conditions, the next phase if it changes, and the effects in their order. In
-brackets is the cause of a loss. Every other event changes nothing.
-
-` + "`go test -run TestLeasePage . -update` writes this page.\n")
-	writeRows(&b, "##", leases)
 	b.WriteString(`
 ## The local queue
 
 The queue of one name is *idle* when its goroutine is about to make a request. A *finished* queue is not used again.
-` + "`queue_machine.go`" + ` explains the words.
+` + "`queue_machine.go`" + ` explains the words, and ` + "`queueTransitions`" + ` is the table.
 
 `)
 	writeDiagram(&b, idle.String(), finished.String(), queues)
-	writeRows(&b, "###", queues)
 	return b.Bytes()
 }
 
@@ -487,34 +481,4 @@ func writeDiagram(b *bytes.Buffer, first, last string, rows []pageRow) {
 		fmt.Fprintf(b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
 	}
 	fmt.Fprintf(b, "    %s --> [*]\n```\n", last)
-}
-
-// writeRows writes the transitions that change or do something.
-func writeRows(b *bytes.Buffer, heading string, rows []pageRow) {
-	last := ""
-	for _, row := range rows {
-		if row.from != last {
-			fmt.Fprintf(b, "\n%s %s\n\n", heading, row.from)
-			last = row.from
-		}
-		var parts []string
-		if row.from != row.to {
-			parts = append(parts, "*"+row.to+"*")
-		}
-		if row.do != "" {
-			parts = append(parts, row.do)
-		}
-		if parts == nil {
-			continue
-		}
-		line := "- " + row.event
-		if row.when != "" {
-			line += ", " + row.when
-		}
-		line += ": " + strings.Join(parts, "; ")
-		if row.cause != "" {
-			line += " (" + row.cause + ")"
-		}
-		b.WriteString(line + "\n")
-	}
 }

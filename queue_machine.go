@@ -4,7 +4,7 @@ package holdfast
 //
 // A queue has the waiters of one name in this Locker. It makes one request at a time, for the waiter
 // at its head. [queueState.next] is a pure function like [leaseState.next], and docs/lease.md shows its
-// transitions, too. Locker.stepQueue applies an event and carries out the effects, under the mutex. It
+// phases, too. Locker.stepQueue applies an event and carries out the effects, under the mutex. It
 // returns what follows after the mutex has been released: the cancellation of a request.
 //
 // # Invariants

@@ -44,13 +44,10 @@ func TestUnlockBlocksNoLongerThanRemaining(t *testing.T) {
 func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		h := &hooked{Store: s}
-		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal {
-			for i := range a {
-				a[i] = driver.Renewal{Err: driver.Errorf(driver.CodeUnknown, "the answer was lost")}
-			}
-			return a
-		}
+		h := &fake{Store: s, OnRenew: func(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+			s.Renew(ctx, gs)
+			return []driver.Renewal{{Err: driver.Errorf(driver.CodeUnknown, "the answer was lost")}}
+		}}
 		l, other := newLocker(t, h), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
 		time.Sleep(26 * time.Second) // The store last renewed at 25 s or later, so its lease stands until 55 s at least.
@@ -65,43 +62,28 @@ func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 	})
 }
 
-// coarse is a store that may keep a lease for minutes after its TTL. It counts the releases and rollbacks, and answers
-// none. With silent it grants without an answer.
-type coarse struct {
-	*memstore.Store
-	silent bool
-	ends   atomic.Int64
-}
-
-func (c *coarse) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := c.Store.Guarantees(ctx)
-	g.Granularity = 5 * time.Minute
-	return g, err
-}
-
-func (c *coarse) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := c.Store.Acquire(ctx, r)
-	if err == nil && c.silent {
-		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "no answer")
-	}
-	return g, err
-}
-
-func (c *coarse) Release(context.Context, driver.Grant, time.Duration) error {
-	c.ends.Add(1)
-	return driver.Errorf(driver.CodeUnavailable, "no answer")
-}
-
-func (c *coarse) Undo(context.Context, driver.Request) error {
-	return c.Release(context.Background(), driver.Grant{}, 0)
-}
-
 // TestEndIsRepeatedUntilACoarseLeaseEnds: a failed release or rollback is repeated until the store no longer keeps the
 // lease, which a coarse clock of the store delays.
 func TestEndIsRepeatedUntilACoarseLeaseEnds(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &coarse{Store: memstore.New(), silent: silent}
+			// The store may keep a lease for minutes after its TTL. It answers no release or rollback. With silent it
+			// grants without an answer.
+			s := altered(memstore.New(), func(g *driver.Guarantees) { g.Granularity = 5 * time.Minute })
+			var ends atomic.Int64
+			end := func() error {
+				ends.Add(1)
+				return driver.Errorf(driver.CodeUnavailable, "no answer")
+			}
+			s.OnRelease = func(context.Context, driver.Grant, time.Duration) error { return end() }
+			s.OnUndo = func(context.Context, driver.Request) error { return end() }
+			s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+				g, err := s.Store.Acquire(ctx, r)
+				if silent {
+					return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "no answer")
+				}
+				return g, err
+			}
 			k, err := newLocker(t, s).TryLock(bg, "a", holdfast.TTL(time.Second))
 			if (err != nil) != silent {
 				t.Fatal(err)
@@ -111,9 +93,9 @@ func TestEndIsRepeatedUntilACoarseLeaseEnds(t *testing.T) {
 			}
 			count := func(wait, during time.Duration) int64 {
 				time.Sleep(wait)
-				before := s.ends.Load()
+				before := ends.Load()
 				time.Sleep(during)
-				return s.ends.Load() - before
+				return ends.Load() - before
 			}
 			if count(4*time.Minute, 30*time.Second) == 0 {
 				t.Errorf("a request without an answer: %t: its end is no longer repeated, and the lease may stand", silent)
@@ -153,14 +135,16 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 	}
 }
 
-// TestRepeatedReleaseKeepsTheLockForItsMinHold: the first release takes a while, and fails. The repeated one
+// TestMinHoldSurvivesAFailedRelease: the first release takes a while, and fails. The repeated one
 // keeps the lock until the end of its MinHold, and not longer.
-func TestRepeatedReleaseKeepsTheLockForItsMinHold(t *testing.T) {
+func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		h := &hooked{Store: s}
 		var first sync.Once
-		h.release = func() { first.Do(func() { time.Sleep(10 * time.Second) }) }
+		h := &fake{Store: s, OnRelease: func(ctx context.Context, g driver.Grant, keep time.Duration) error {
+			first.Do(func() { time.Sleep(10 * time.Second) })
+			return s.Release(ctx, g, keep)
+		}}
 		l, other := newLocker(t, h), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(time.Hour), holdfast.MinHold(time.Minute))
 		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnavailable, "down"))

@@ -21,16 +21,16 @@ func TestRenewalsDueTogetherGoInOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var calls []string
-		h := &hooked{Store: memstore.New()}
-		h.renew = func(gs []driver.Grant, a []driver.Renewal) []driver.Renewal {
+		s := memstore.New()
+		h := &fake{Store: s, OnRenew: func(ctx context.Context, gs []driver.Grant) []driver.Renewal {
 			var names []string
 			for _, g := range gs {
 				names = append(names, g.Name)
 			}
 			slices.Sort(names)
 			calls = append(calls, time.Since(began).String()+" "+strings.Join(names, " "))
-			return a
-		}
+			return s.Renew(ctx, gs)
+		}}
 		l := newLocker(t, h)
 		// Each lease is renewed every 8 s, so the window is half a second.
 		for _, name := range []string{"a", "b", "c"} {
@@ -45,33 +45,25 @@ func TestRenewalsDueTogetherGoInOneCall(t *testing.T) {
 	})
 }
 
-// provisional is a store whose waiters start before they confirm their grants.
-type provisional struct{ driver.Store }
-
-func (s provisional) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.Store.Acquire(ctx, r)
-	if err == nil && r.Wait && r.Provisional {
-		g.TTL, g.Provisional = 2500*time.Millisecond, true
-	}
-	return g, err
-}
-
-func (s provisional) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := s.Store.Renew(ctx, grants)
-	for i := range answers {
-		if answers[i].Err == nil {
-			answers[i].TTL = 30 * time.Second
-		}
-	}
-	return answers
-}
-
 // TestMarginAboveAProvisionalTTL: a waiter leaves while the store has its request, which allows a
 // provisional grant. The waiter behind it has a margin longer than the TTL of that grant. It gets the
 // lock in its turn, with the validity that it requested.
 func TestMarginAboveAProvisionalTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := provisional{memstore.New()}
+		m := memstore.New()
+		s := &fake{Store: m, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			g, err := m.Acquire(ctx, r)
+			if err == nil && r.Wait && r.Provisional {
+				g.TTL, g.Provisional = 2500*time.Millisecond, true
+			}
+			return g, err
+		}, OnRenew: func(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+			answers := m.Renew(ctx, gs)
+			for i := range answers {
+				answers[i].TTL = 30 * time.Second
+			}
+			return answers
+		}}
 		l, other := newLocker(t, s, holdfast.LocalHandoff(0)), newLocker(t, s, holdfast.LocalHandoff(0))
 		held := mustLock(t, other, "a")
 		first, leave := context.WithCancel(bg)

@@ -3,9 +3,7 @@ package holdfast_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,44 +15,29 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// counted counts the requests and the releases of a store, and fails calls.
+// counted counts the requests, the releases and the inspections of a store.
 type counted struct {
-	*memstore.Store
-	acquires, releases     atomic.Int32
-	reads                  atomic.Int32
-	failRelease, failReads atomic.Pointer[error]
-	// before is called before a request, and busy after an answer that the name is held.
-	before, busy func()
+	*fake
+	acquires, releases, reads atomic.Int32
 }
 
-func newCounted() *counted { return &counted{Store: memstore.New()} }
+func newCounted() *counted {
+	s := &counted{fake: &fake{Store: memstore.New()}}
+	s.OnAcquire = s.request
+	s.OnRelease = func(ctx context.Context, g driver.Grant, keep time.Duration) error {
+		s.releases.Add(1)
+		return s.Store.Release(ctx, g, keep)
+	}
+	s.OnInspect = func(ctx context.Context, name string) (driver.State, error) {
+		s.reads.Add(1)
+		return s.Store.Inspect(ctx, name)
+	}
+	return s
+}
 
-func (s *counted) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *counted) request(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	s.acquires.Add(1)
-	if s.before != nil {
-		s.before()
-	}
-	g, err := s.Store.Acquire(ctx, r)
-	if s.busy != nil && s.Classify(err) == driver.CodeBusy {
-		s.busy()
-	}
-	return g, err
-}
-
-func (s *counted) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	s.releases.Add(1)
-	if err := s.failRelease.Load(); err != nil {
-		return *err
-	}
-	return s.Store.Release(ctx, g, keep)
-}
-
-func (s *counted) Inspect(ctx context.Context, name string) (driver.State, error) {
-	s.reads.Add(1)
-	if err := s.failReads.Load(); err != nil {
-		return driver.State{}, *err
-	}
-	return s.Store.Inspect(ctx, name)
+	return s.Store.Acquire(ctx, r)
 }
 
 // wantCalls requires the numbers of requests and releases so far.
@@ -131,23 +114,23 @@ func TestStickyEndsWithTheTokens(t *testing.T) {
 	})
 }
 
-// TestStickyGivesWayToAWaiter: a waiter of another Locker gets a kept lock at once, and one that is locked again with
-// its next Unlock. So it does not wait for the end of the time. The lock is then not taken again.
+// TestStickyGivesWayToAWaiter: a waiter of another Locker gets a kept lock at once, and one that is locked, for the first
+// time or again, with its next Unlock. So it does not wait for the end of the time. The lock is then not taken again.
 func TestStickyGivesWayToAWaiter(t *testing.T) {
-	for name, again := range map[string]bool{"kept": false, "locked again": true} {
+	for name, locks := range map[string]int{"locked": 1, "kept": 0, "locked again": 2} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newCounted()
 				l, other := newLocker(t, s), newLocker(t, s.Client())
 				k := mustLock(t, l, "a", inMinute)
-				unlock(t, k)
-				if again {
+				if locks != 1 {
+					unlock(t, k)
+				}
+				if locks == 2 {
 					k = mustLock(t, l, "a", inMinute)
 				}
-				got := make(chan *holdfast.Lock, 1)
-				go func() { got <- mustLock(t, other, "a") }()
-				synctest.Wait()
-				if again {
+				got := lockLater(t, other, bg)
+				if locks > 0 {
 					unlock(t, k)
 					synctest.Wait()
 				}
@@ -165,24 +148,6 @@ func TestStickyGivesWayToAWaiter(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestStickyOfAWaiterThatCameBefore: a waiter of another Locker that came before the first Unlock gets the lock with
-// it.
-func TestStickyOfAWaiterThatCameBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newCounted()
-		l, other := newLocker(t, s), newLocker(t, s.Client())
-		k := mustLock(t, l, "a", inMinute)
-		got := make(chan *holdfast.Lock, 1)
-		go func() { got <- mustLock(t, other, "a") }()
-		synctest.Wait()
-		unlock(t, k)
-		if synctest.Wait(); len(got) == 0 {
-			t.Fatal("the waiter waits although the lock is not used")
-		}
-		unlock(t, <-got)
-	})
 }
 
 // TestStickyServesOtherRequestsOfTheLocker: a request that the kept lock does not fit gets a grant of its own, also
@@ -224,7 +189,13 @@ func TestLocalWaiterTakesAStickyLock(t *testing.T) {
 		s := newCounted()
 		l := newLocker(t, s)
 		k := mustLock(t, l, "a", inMinute)
-		s.busy = func() { unlock(t, k) }
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			g, err := s.request(ctx, r)
+			if s.Classify(err) == driver.CodeBusy {
+				unlock(t, k)
+			}
+			return g, err
+		}
 		next := mustLock(t, l, "a", inMinute)
 		s.wantCalls(t, 2, 0)
 		if next.Token() <= k.Token() {
@@ -234,7 +205,6 @@ func TestLocalWaiterTakesAStickyLock(t *testing.T) {
 
 		// The same with a request that the lock does not fit.
 		k = mustLock(t, l, "a", inMinute)
-		s.busy = func() { s.busy = nil; unlock(t, k) }
 		next = mustLock(t, l, "a", holdfast.TTL(time.Minute), holdfast.Wait(time.Second))
 		unlock(t, next)
 	})
@@ -270,9 +240,7 @@ func TestLocalWaiterRecallsNoStickyLock(t *testing.T) {
 		l := newLocker(t, s, holdfast.Defaults(inMinute))
 		unlock(t, mustLock(t, l, "a"))
 		k := mustLock(t, l, "a")
-		got := make(chan *holdfast.Lock, 1)
-		go func() { got <- mustLock(t, l, "a") }()
-		synctest.Wait()
+		got := lockLater(t, l, bg)
 		if st, err := s.Inspect(bg, "a"); err != nil || len(st.Waiters) != 1 {
 			t.Fatalf("%v, %v", st, err)
 		}
@@ -378,26 +346,23 @@ func TestLostStickyLockIsNotTaken(t *testing.T) {
 func TestStickyLockThatHasEndedUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCounted()
-		l := newLocker(t, unheard{s})
-		k := mustLock(t, l, "a", inMinute)
-		s.before = func() {
-			s.before = nil
-			unlock(t, k)
-			must.Succeed(t, s.Break(bg, "a", k.Token()))
+		l := newLocker(t, s)
+		var k *holdfast.Lock
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if k != nil {
+				unlock(t, k)
+				must.Succeed(t, s.Break(bg, "a", k.Token()))
+				k = nil
+			}
+			r.From = deaf{r.From} // The store does not notify of the end of a grant.
+			return s.request(ctx, r)
 		}
+		k = mustLock(t, l, "a", inMinute)
 		next, err := l.TryLock(bg, "a", inMinute)
 		must.Succeed(t, err)
 		wantBusy(t, l, "a", inMinute)
 		unlock(t, next)
 	})
-}
-
-// unheard is a store that does not notify of the end of a grant.
-type unheard struct{ *counted }
-
-func (s unheard) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	r.From = deaf{r.From}
-	return s.counted.Acquire(ctx, r)
 }
 
 type deaf struct{ driver.Requester }
@@ -416,8 +381,9 @@ func TestStickyEndsWithItsWatch(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newCounted()
 				l, other := newLocker(t, s), newLocker(t, s.Client())
-				err := error(driver.Errorf(tc.code, "no"))
-				s.failReads.Store(&err)
+				s.OnInspect = func(context.Context, string) (driver.State, error) {
+					return driver.State{}, driver.Errorf(tc.code, "no")
+				}
 				unlock(t, mustLock(t, l, "a", inMinute))
 				synctest.Wait()
 				if tc.kept {
@@ -449,9 +415,8 @@ func TestFailedReleaseOfAStickyLockIsReported(t *testing.T) {
 				s, r := newCounted(), &recorder{}
 				l, other := newLocker(t, s, holdfast.WithHooks(r)), newLocker(t, s.Client())
 				unlock(t, mustLock(t, l, "a", inMinute, holdfast.TTL(time.Hour)))
-				err := error(driver.Errorf(driver.CodeUnavailable, "no"))
-				s.failRelease.Store(&err)
-				time.AfterFunc(time.Minute+time.Second, func() { s.failRelease.Store(nil) })
+				s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "no"))
+				time.AfterFunc(time.Minute+time.Second, s.Script().Reset)
 				must.Succeed(t, end(l))
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
@@ -463,36 +428,6 @@ func TestFailedReleaseOfAStickyLockIsReported(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestMinHoldComesBeforeSticky: a lock whose MinHold is not over is kept for that time alone.
-func TestMinHoldComesBeforeSticky(t *testing.T) {
-	for name, store := range map[string]bool{"the store keeps it": true, "the process keeps it": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newCounted()
-				l := newLocker(t, lingers{s, store})
-				other := newLocker(t, s.Client())
-				unlock(t, mustLock(t, l, "a", inMinute, holdfast.MinHold(time.Second)))
-				wantBusy(t, l, "a", inMinute)
-				time.Sleep(time.Second)
-				synctest.Wait()
-				wantFree(t, other, "a")
-			})
-		})
-	}
-}
-
-// lingers is a store that can keep a grant for its MinHold, or not.
-type lingers struct {
-	*counted
-	can bool
-}
-
-func (s lingers) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := s.counted.Guarantees(ctx)
-	g.Linger = s.can
-	return g, err
 }
 
 // TestStickyOfReentrantLocks: the last Unlock of all Locks keeps the grant.
@@ -536,23 +471,16 @@ func TestCancelledCallerTakesNoStickyLock(t *testing.T) {
 	})
 }
 
-// deafRelease is a store whose releases last until the test ends.
-type deafRelease struct {
-	*counted
-	begun chan struct{} // receives when a release has begun
-}
-
-func (s deafRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	s.begun <- struct{}{}
-	<-ctx.Done()
-	return ctx.Err()
-}
-
 // TestReleaseOfAStickyLockDelaysNoCaller: the store does not answer the release of a kept lock that does not fit a request.
 // The request ends with its context and its Wait.
 func TestReleaseOfAStickyLockDelaysNoCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := deafRelease{newCounted(), make(chan struct{}, 100)}
+		begun := make(chan struct{}, 100) // receives when a release has begun
+		s := &fake{Store: memstore.New(), OnRelease: func(ctx context.Context, _ driver.Grant, _ time.Duration) error {
+			begun <- struct{}{}
+			<-ctx.Done()
+			return ctx.Err()
+		}}
 		l := newLocker(t, s, holdfast.RequestTimeout(time.Minute))
 		for i, acquire := range []func(context.Context, string) error{
 			func(ctx context.Context, name string) error {
@@ -577,7 +505,7 @@ func TestReleaseOfAStickyLockDelaysNoCaller(t *testing.T) {
 			if took := time.Since(began); err == nil || took > time.Second {
 				t.Errorf("call %d returned after %s: %v", i, took, err)
 			}
-			<-s.begun
+			<-begun
 		}
 	})
 }
@@ -596,8 +524,27 @@ func TestStickyOfOneLockIsSwitchedOff(t *testing.T) {
 func TestStickyLocksAreReleasedForAConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCounted()
-		d := &delayingOne{counted: s, name: "full", free: make(chan struct{})}
-		l := newLocker(t, d, holdfast.Defaults(inMinute))
+		name, free := "full", make(chan struct{}) // requests for the name wait in the process
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			select {
+			case <-free:
+				return s.request(ctx, r)
+			default:
+			}
+			full := driver.Errorf(driver.CodeUnavailable, "no connection")
+			switch {
+			case r.Name != name:
+				return s.request(ctx, r)
+			case r.First:
+				return driver.Grant{}, full
+			}
+			if r.From.(driver.Delayer).Delayed(full); !r.Wait {
+				return driver.Grant{}, full
+			}
+			<-free
+			return s.request(ctx, r)
+		}
+		l := newLocker(t, s, holdfast.Defaults(inMinute))
 		unlock(t, mustLock(t, l, "a"))
 		got := make(chan *holdfast.Lock, 1)
 		go func() { got <- mustLock(t, l, "full") }()
@@ -605,44 +552,17 @@ func TestStickyLocksAreReleasedForAConnection(t *testing.T) {
 		s.wantCalls(t, 1, 1)
 		unlock(t, mustLock(t, l, "a"))
 		s.wantCalls(t, 2, 2)
-		close(d.free)
+		close(free)
 		unlock(t, <-got)
 		unlock(t, mustLock(t, l, "full"))
 		s.wantCalls(t, 3, 2)
-		d.free = make(chan struct{})
-		d.name = "other"
+		name, free = "other", make(chan struct{})
 		if _, err := l.TryLock(bg, "other"); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Errorf("TryLock: %v", err)
 		}
 		synctest.Wait()
 		s.wantCalls(t, 3, 3)
 	})
-}
-
-// delayingOne is a store whose requests for one name wait in the process.
-type delayingOne struct {
-	*counted
-	name string
-	free chan struct{}
-}
-
-func (s *delayingOne) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.Name == s.name {
-		select {
-		case <-s.free:
-		default:
-			full := driver.Errorf(driver.CodeUnavailable, "no connection")
-			if r.First {
-				return driver.Grant{}, full
-			}
-			r.From.(driver.Delayer).Delayed(full)
-			if !r.Wait {
-				return driver.Grant{}, full
-			}
-			<-s.free
-		}
-	}
-	return s.counted.Acquire(ctx, r)
 }
 
 // TestLeaderAndTicksAreNotSticky: the lock of an election or a tick is free when it ends.
@@ -680,7 +600,9 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 		"no handoffs":        {func(*driver.Guarantees) {}, []holdfast.Option{holdfast.LocalHandoff(0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLocker(t, altered{noRequestStore{memstore.New(), t}, tc.change}, tc.o...)
+			s := noRequests(t)
+			s.Edit = tc.change
+			l := newLocker(t, s, tc.o...)
 			for _, err := range []error{second(l.Lock(bg, "a", inMinute)), second(l.TryLock(bg, "a", inMinute))} {
 				if !errors.Is(err, holdfast.ErrUnsupported) {
 					t.Error(err)
@@ -688,68 +610,4 @@ func TestStickyIsRefusedWhereNothingRecalls(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestStickyExcludes: goroutines of three Lockers compete for two names, with and without the option and with other
-// TTLs, and some give up. One holds a name at a time, tokens rise, and no waiter waits for the end of the time.
-func TestStickyExcludes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		var inside [2]atomic.Int32
-		var last [2]uint64
-		var all sync.WaitGroup
-		var lockers []*holdfast.Locker
-		for range 3 {
-			lockers = append(lockers, newLocker(t, s.Client()))
-		}
-		for i := range 9 {
-			l := lockers[i%3]
-			random := rand.New(rand.NewPCG(1, uint64(i)))
-			all.Go(func() {
-				for range 200 {
-					n := random.IntN(2)
-					// If a recall is lost, a waiter waits for an hour, and not for the others.
-					o := opts(holdfast.Wait(10 * time.Minute))
-					if random.IntN(4) > 0 {
-						o = append(o, holdfast.Sticky(time.Hour))
-					}
-					if random.IntN(8) == 0 {
-						o = append(o, holdfast.TTL(time.Minute))
-					}
-					acquire := l.Lock
-					if random.IntN(4) == 0 {
-						acquire = l.TryLock
-					}
-					ctx, cancel := context.WithCancel(bg)
-					impatient := time.AfterFunc(time.Duration(random.IntN(100))*time.Millisecond, cancel)
-					if random.IntN(4) > 0 {
-						impatient.Stop()
-					}
-					k, err := acquire(ctx, string(rune('a'+n)), o...)
-					impatient.Stop()
-					switch {
-					case errors.Is(err, context.Canceled), errors.Is(err, holdfast.ErrBusy) && !errors.Is(err, context.DeadlineExceeded):
-						time.Sleep(time.Millisecond)
-						continue
-					case err != nil:
-						t.Error(err)
-						return
-					}
-					if inside[n].Add(1) != 1 {
-						t.Error("two hold the name")
-					}
-					if k.Token() <= last[n] {
-						t.Errorf("token %d after %d", k.Token(), last[n])
-					}
-					last[n] = k.Token()
-					time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
-					inside[n].Add(-1)
-					unlock(t, k)
-					cancel()
-					time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
-				}
-			})
-		}
-		all.Wait()
-	})
 }

@@ -16,7 +16,7 @@ import (
 // swapping is a store with Swap. It counts the calls of Swap, and makes two calls of the store below
 // for each, unless the test sets replace.
 type swapping struct {
-	driver.Store
+	*fake
 	calls   atomic.Int32
 	replace func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error)
 }
@@ -64,7 +64,7 @@ func beforeSwap(t *testing.T, l *holdfast.Locker, waiting context.Context, o ...
 func TestUnlockReleasesAndRequestsInOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		swapper := &swapping{Store: s}
+		swapper := &swapping{fake: &fake{Store: s}}
 		l, other := newLocker(t, swapper, holdfast.LocalHandoff(0)), newLocker(t, s.Client(), holdfast.LocalHandoff(0))
 		q := &queueUp{t: t}
 		k := mustLock(t, l, "a")
@@ -89,7 +89,7 @@ func TestUnlockReleasesAndRequestsInOneCall(t *testing.T) {
 func TestLongHoldDelaysNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		swapper := &swapping{Store: s}
+		swapper := &swapping{fake: &fake{Store: s}}
 		l, other := newLocker(t, swapper, holdfast.LocalHandoff(0)), newLocker(t, s.Client(), holdfast.LocalHandoff(0))
 		k, waiter := beforeSwap(t, l, bg)
 		time.Sleep(driver.HandoffTime + time.Millisecond)
@@ -148,7 +148,7 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				swapper := &swapping{Store: s}
+				swapper := &swapping{fake: &fake{Store: s}}
 				swapper.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 					return test.swap(swapper, ctx, old, r, released)
 				}
@@ -180,7 +180,7 @@ func TestCancelledWaiterDisturbsNoRelease(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
-			swapper := &swapping{Store: s}
+			swapper := &swapping{fake: &fake{Store: s}}
 			underWay, goOn := make(chan struct{}), make(chan struct{})
 			swapper.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
 				close(underWay)
@@ -219,7 +219,7 @@ func TestCancelledWaiterDisturbsNoRelease(t *testing.T) {
 func TestUnlockBySwapBlocksForTheRequestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		swapper := &swapping{Store: s}
+		swapper := &swapping{fake: &fake{Store: s}}
 		swapper.replace = func(ctx context.Context, _ driver.Grant, _ driver.Request, released func(error)) (driver.Grant, error) {
 			<-ctx.Done()
 			time.Sleep(time.Second) // longer than Unlock may wait
@@ -249,7 +249,7 @@ func TestUnlockBySwapBlocksForTheRequestTimeout(t *testing.T) {
 func TestShortWaitDuringHeldBackRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{}
-		l := newLocker(t, &swapping{Store: memstore.New()}, holdfast.LocalHandoff(0), holdfast.WithHooks(r))
+		l := newLocker(t, &swapping{fake: &fake{Store: memstore.New()}}, holdfast.LocalHandoff(0), holdfast.WithHooks(r))
 		k, waiter := beforeSwap(t, l, bg)
 		_, err := l.Lock(bg, "a", holdfast.Wait(time.Millisecond))
 		var busy *holdfast.BusyError
@@ -276,7 +276,7 @@ func TestShortWaitDuringHeldBackRequest(t *testing.T) {
 func TestSwapOnlyForTheSameRequest(t *testing.T) {
 	for _, o := range []holdfast.LockOption{holdfast.Shared(), holdfast.Limit(2), holdfast.TTL(time.Hour)} {
 		synctest.Test(t, func(t *testing.T) {
-			swapper := &swapping{Store: memstore.New()}
+			swapper := &swapping{fake: &fake{Store: memstore.New()}}
 			l := newLocker(t, swapper, holdfast.LocalHandoff(0))
 			k, waiter := beforeSwap(t, l, bg, o)
 			unlock(t, k)
@@ -287,7 +287,7 @@ func TestSwapOnlyForTheSameRequest(t *testing.T) {
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		swapper := &swapping{Store: memstore.New()}
+		swapper := &swapping{fake: &fake{Store: memstore.New()}}
 		l := newLocker(t, swapper, holdfast.LocalHandoff(0))
 		first := mustLock(t, l, "a")
 		holder, waiter := lockLater(t, l, bg, holdfast.MinHold(time.Second)), lockLater(t, l, bg)
@@ -302,19 +302,10 @@ func TestSwapOnlyForTheSameRequest(t *testing.T) {
 	})
 }
 
-// unordered is a store that serves waiters in any order, without tokens to reserve.
-type unordered struct{ swapping }
-
-func (s *unordered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := s.Store.Guarantees(ctx)
-	g.Order, g.Reserves = driver.OrderNone, false
-	return g, err
-}
-
-// TestStoreWithoutOrderIsNotSwapped: a swap would serve the waiters of this process alone.
+// TestStoreWithoutOrderIsNotSwapped: the store serves waiters in any order, without tokens to reserve. A swap would serve the waiters of this process alone.
 func TestStoreWithoutOrderIsNotSwapped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		swapper := &unordered{swapping{Store: memstore.New()}}
+		swapper := &swapping{fake: altered(memstore.New(), func(g *driver.Guarantees) { g.Order, g.Reserves = driver.OrderNone, false })}
 		l := newLocker(t, swapper, holdfast.LocalHandoff(0))
 		k, waiter := beforeSwap(t, l, bg)
 		unlock(t, k)
@@ -325,48 +316,6 @@ func TestStoreWithoutOrderIsNotSwapped(t *testing.T) {
 	})
 }
 
-// down is a store that does not answer while off is set.
-type down struct {
-	driver.Store
-	off atomic.Bool
-}
-
-func (d *down) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	g, err := d.Store.Guarantees(ctx)
-	g.Scope = driver.ScopeNetwork // a request has a timeout
-	return g, err
-}
-
-// available returns nil, or an error after the end of ctx if off is set.
-func (d *down) available(ctx context.Context) error {
-	if !d.off.Load() {
-		return nil
-	}
-	<-ctx.Done()
-	return driver.Errorf(driver.CodeUnknown, "no answer")
-}
-
-func (d *down) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if err := d.available(ctx); err != nil {
-		return driver.Grant{}, err
-	}
-	return d.Store.Acquire(ctx, r)
-}
-
-func (d *down) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	if err := d.available(ctx); err != nil {
-		return err
-	}
-	return d.Store.Release(ctx, g, keep)
-}
-
-func (d *down) Undo(ctx context.Context, r driver.Request) error {
-	if err := d.available(ctx); err != nil {
-		return err
-	}
-	return d.Store.Undo(ctx, r)
-}
-
 // TestStoreDownDuringASwap: the store stops answering while a lock is held, and then the lock is
 // unlocked. A later call of Lock returns ErrUnavailable after the request timeout, and not ErrBusy.
 func TestStoreDownDuringASwap(t *testing.T) {
@@ -375,17 +324,9 @@ func TestStoreDownDuringASwap(t *testing.T) {
 		held  time.Duration // before Unlock
 	}{{true, 0}, {true, 2 * driver.HandoffTime}, {false, 0}} {
 		synctest.Test(t, func(t *testing.T) {
-			d := &down{Store: memstore.New()}
-			s := driver.Store(d)
-			swapper := &swapping{Store: d}
-			swapper.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
-				err := d.Release(ctx, old, 0)
-				released(err)
-				if err != nil {
-					return driver.Grant{}, err
-				}
-				return d.Acquire(ctx, r)
-			}
+			m := memstore.New()
+			swapper := &swapping{fake: altered(m, network)}
+			s := driver.Store(swapper.fake)
 			if test.swaps {
 				s = swapper
 			}
@@ -397,7 +338,7 @@ func TestStoreDownDuringASwap(t *testing.T) {
 			holder := lockLater(t, l, bg)
 			waiter := lockLater(t, l, ctx)
 			unlock(t, first)
-			d.off.Store(true)
+			m.Script().Stop()
 			k := <-holder
 			time.Sleep(test.held)
 			unlocked := make(chan error, 1)
@@ -419,7 +360,7 @@ func TestStoreDownDuringASwap(t *testing.T) {
 			}
 			cancel()
 			<-waiter
-			d.off.Store(false)
+			m.Script().Start()
 			synctest.Wait()
 		})
 	}

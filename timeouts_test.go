@@ -15,16 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// silentStore is a store whose Guarantees does not return before the end of its context.
-type silentStore struct{ driver.Store }
-
-func (silentStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	<-ctx.Done()
-	return driver.Guarantees{}, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
-}
-
-func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
-
 // TestWaitLimitsEveryPhase requires that Wait also limits the request for the guarantees, the fast
 // path, and the wait after a slow fast path.
 func TestWaitLimitsEveryPhase(t *testing.T) {
@@ -36,7 +26,13 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 				t.Errorf("%v after %s, want %v after %s", err, time.Since(began), want, took)
 			}
 		}
-		silent := newLocker(t, silentStore{memstore.New()})
+		silent := newLocker(t, &fake{Store: memstore.New(), Guaranteed: func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}})
+		if _, err := silent.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("TryLock: %v", err)
+		}
 		try(silent, holdfast.ErrUnavailable, time.Second, holdfast.Wait(time.Second))
 		// Each request has the Locker's request timeout. The Locker repeats it until the request
 		// timeout of the lock.
@@ -58,7 +54,7 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 func TestShortRequestTimeoutHoldsBehindLongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, altered{s.Client(), network})
+		l := newLocker(t, altered(s.Client(), network))
 		if _, err := l.Guarantees(bg); err != nil {
 			t.Fatal(err)
 		}
@@ -80,30 +76,25 @@ func TestShortRequestTimeoutHoldsBehindLongerOne(t *testing.T) {
 	})
 }
 
-// advancing is a store that advances the clock before it grants "b".
-type advancing struct {
-	driver.Store
-	c *frozen
-}
-
-func (s advancing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.Name == "b" {
-		s.c.advance(10 * time.Second)
-	}
-	return s.Store.Acquire(ctx, r)
-}
-
 // TestErrReadsTheClockOfEveryLockOfLockAll: the context of LockAll ends when the first of its locks is
 // no longer valid.
 func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
-	c := &frozen{now: time.Now()}
-	l := newLocker(t, advancing{onClock{memstore.New(), c}, c})
+	c := &holdfast.FakeClock{}
+	s := holdfast.OnClock(memstore.New(), c)
+	acquire := s.OnAcquire
+	s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+		if r.Name == "b" {
+			c.Ahead.Add(int64(10 * time.Second))
+		}
+		return acquire(ctx, r)
+	}
+	l := newLocker(t, s)
 	k, err := l.LockAll(bg, []string{"a", "b"})
 	must.Succeed(t, err)
 	if k.Context().Err() != nil {
 		t.Fatal("the context has ended while both locks are valid")
 	}
-	c.advance(20 * time.Second) // a is no longer valid, b is
+	c.Ahead.Add(int64(20 * time.Second)) // a is no longer valid, b is
 	if holdfast.Token(k.Context(), "b") != 0 {
 		t.Error("Token returns a token although one of the locks has ended")
 	}
@@ -112,24 +103,6 @@ func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	}
 	wantCause(t, k.Context(), holdfast.CauseExpired)
 	_ = k.Unlock()
-}
-
-// TestNestedWorkErrorIsKept: two nested locks are lost. Do returns ErrLost and the error of the inner
-// function.
-func TestNestedWorkErrorIsKept(t *testing.T) {
-	s := memstore.New()
-	l := newLocker(t, s)
-	broken := errors.New("the disk is full")
-	err := l.Do(bg, "a", func(ctx context.Context) error {
-		return l.Do(ctx, "b", func(context.Context) error {
-			_ = s.Script().Lose("a", driver.CauseTaken)
-			_ = s.Script().Lose("b", driver.CauseTaken)
-			return broken
-		})
-	})
-	if !errors.Is(err, broken) || !errors.Is(err, holdfast.ErrLost) {
-		t.Errorf("%v", err)
-	}
 }
 
 // TestBusyErrorOfAnotherLockIsNoBusyAnswer: the context was cancelled with the BusyError of another
@@ -147,83 +120,47 @@ func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	}
 }
 
-// exitHook ends the goroutine that reports an event of one kind.
-type exitHook struct{ kind holdfast.EventKind }
-
-func (h exitHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
-
-func (h exitHook) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind == h.kind {
-		runtime.Goexit()
-	}
-}
-
 // TestLockIsReleasedIfAHookExitsTheCaller: a hook ends the goroutine of the caller. The Locker releases
-// its lock, or withdraws its queue entry.
+// its lock, and the ones that LockAll has acquired before it, or withdraws its queue entry.
 func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
-	for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventQueued} {
+	for kind, names := range map[holdfast.EventKind][]string{holdfast.EventAcquired: {"b"}, holdfast.EventQueued: {"b", "a"}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
-			held := mustLock(t, newLocker(t, s.Client()), "a")
+			other := newLocker(t, s.Client())
+			held := mustLock(t, other, "b")
 			if kind == holdfast.EventAcquired {
 				unlock(t, held)
 			}
-			l := newLocker(t, s.Client(), holdfast.WithHooks(exitHook{kind}))
+			l := newLocker(t, s.Client(), holdfast.WithHooks(onEvent(func(e holdfast.Event) {
+				if e.Kind == kind {
+					runtime.Goexit()
+				}
+			})))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				_, err := l.Lock(bg, "a")
-				t.Errorf("%s: Lock returned: %v", kind, err)
+				_, err := l.LockAll(bg, names)
+				t.Errorf("%s: LockAll returned: %v", kind, err)
 			}()
 			<-done
 			if kind == holdfast.EventQueued {
 				unlock(t, held)
 			}
 			synctest.Wait()
-			k, err := newLocker(t, s.Client()).TryLock(bg, "a")
-			if err != nil {
-				t.Fatalf("%s: %v", kind, err)
+			for _, name := range names {
+				wantFree(t, other, name)
 			}
-			unlock(t, k)
 		})
 	}
-}
-
-// TestLockAllReleasesIfAHookExitsTheCaller: a caller holds the first of two locks and waits for the
-// second. A hook ends its goroutine. The Locker releases both.
-func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		other := newLocker(t, s.Client())
-		held := mustLock(t, other, "b")
-		l := newLocker(t, s.Client(), holdfast.WithHooks(exitHook{holdfast.EventQueued}))
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			_, err := l.LockAll(bg, []string{"a", "b"})
-			t.Errorf("LockAll returned: %v", err)
-		}()
-		<-done
-		unlock(t, held)
-		synctest.Wait()
-		wantFree(t, other, "a")
-		wantFree(t, other, "b")
-	})
-}
-
-// slowStore is a store that answers each Acquire after 50 ms.
-type slowStore struct{ driver.Store }
-
-func (s slowStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	time.Sleep(50 * time.Millisecond)
-	return s.Store.Acquire(ctx, r)
 }
 
 // TestWaitersServedOneByOneDoNotTimeOut: the store answers the requests of many waiters one by one. The
 // last waiter does not time out, because the store answers continuously.
 func TestWaitersServedOneByOneDoNotTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLocker(t, slowStore{altered{memstore.New(), network}})
+		s := answersAfter(memstore.New(), 50*time.Millisecond)
+		s.Edit = network
+		l := newLocker(t, s)
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() {

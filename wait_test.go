@@ -95,29 +95,33 @@ func TestLocalWaitersAreServedInOrder(t *testing.T) {
 }
 
 // TestQueueEntryOutlivesItsHead: the first waiter is cancelled. The next waiter of the same Locker
-// inherits its queue entry, and so is served before the waiter of the other Locker.
+// inherits its queue entry, and so is served before the waiter of the other Locker. The store then shows its reason.
 func TestQueueEntryOutlivesItsHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		holder, l, rival := newLocker(t, s), newLocker(t, s.Client()), newLocker(t, s.Client())
 		k := mustLock(t, holder, "a")
-		var order []string
+		var order []string // the reasons of the holders
 		var wg sync.WaitGroup
-		wait := func(l *holdfast.Locker, ctx context.Context, waiter string, o ...holdfast.LockOption) {
+		wait := func(l *holdfast.Locker, ctx context.Context, reason string, o ...holdfast.LockOption) {
 			wg.Go(func() {
-				lock, err := l.Lock(ctx, "a", o...)
+				lock, err := l.Lock(ctx, "a", append(o, holdfast.Reason(reason))...)
 				if err != nil {
 					return
 				}
-				order = append(order, waiter)
+				st, err := holder.Inspect(bg, "a")
+				if err != nil || len(st.Holders) != 1 || lock.Context().Err() != nil {
+					t.Errorf("%+v, %v, %v", st, err, context.Cause(lock.Context()))
+				}
+				order = append(order, st.Holders[0].Reason)
 				unlock(t, lock)
 			})
 			synctest.Wait()
 		}
 		ctx, cancel := context.WithCancel(bg)
-		wait(l, ctx, "cancelled", holdfast.Reason("first"))
+		wait(l, ctx, "cancelled")
 		wait(rival, bg, "rival")
-		wait(l, bg, "next", holdfast.Reason("second"))
+		wait(l, bg, "next")
 		cancel()
 		synctest.Wait()
 		unlock(t, k)
@@ -139,37 +143,6 @@ func TestQueueEntryOutlivesItsHead(t *testing.T) {
 		if !slices.Equal(order, []string{"rival", "reader"}) {
 			t.Errorf("served %v", order)
 		}
-	})
-}
-
-// TestHolderIsTheWaiterThatInheritsTheEntry: the head of the queue was cancelled. The store
-// shows the reason of the waiter that got the lock.
-func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		holder, l := newLocker(t, s), newLocker(t, s.Client())
-		k := mustLock(t, holder, "a")
-		ctx, cancel := context.WithCancelCause(bg)
-		why := errors.New("changed my mind")
-		first, second := make(chan error), make(chan *holdfast.Lock)
-		go func() { _, err := l.Lock(ctx, "a", holdfast.Reason("first")); first <- err }()
-		synctest.Wait()
-		go func() { second <- mustLock(t, l, "a", holdfast.Reason("second")) }()
-		synctest.Wait()
-		cancel(why)
-		if err := <-first; errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
-			t.Errorf("the cancelled waiter: %v", err)
-		}
-		unlock(t, k)
-		k = <-second
-		st, err := holder.Inspect(bg, "a")
-		if err != nil || len(st.Holders) != 1 || st.Holders[0].Reason != "second" {
-			t.Errorf("%+v, %v", st.Holders, err)
-		}
-		if err := context.Cause(k.Context()); err != nil {
-			t.Errorf("the next holder's context: %v", err)
-		}
-		unlock(t, k)
 	})
 }
 
@@ -218,7 +191,7 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		polled := altered{s.Client(), func(g *driver.Guarantees) { g.Wake = driver.WakePoll; g.Scope = driver.ScopeNetwork }}
+		polled := altered(s.Client(), func(g *driver.Guarantees) { g.Wake = driver.WakePoll; g.Scope = driver.ScopeNetwork })
 		holder, l := newLocker(t, s), newLocker(t, polled)
 		k := mustLock(t, holder, "a")
 		got := make(chan error, 1)
@@ -264,38 +237,28 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	})
 }
 
-// delaying is a store whose requests wait in the process until free is closed, or fail with err.
-type delaying struct {
-	driver.Store
-	err  error
-	free chan struct{}
-}
-
-func (s delaying) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.First {
-		return driver.Grant{}, s.err
-	}
-	if r.Wait {
-		r.From.(driver.Delayer).Delayed(s.err)
-	}
-	select {
-	case <-s.free:
-		return s.Store.Acquire(ctx, r)
-	case <-ctx.Done():
-		return driver.Grant{}, s.err
-	}
-}
-
 // TestDelayedWaiterIsNotBusy: requests wait for a connection of the process, for longer than the request timeout. A
 // wait that ends then reports that, also of a waiter that came later, and not a busy lock. A wait without a limit
 // goes on, and gets the lock when there is a connection. After that a wait can find the name held.
 func TestDelayedWaiterIsNotBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := driver.Errorf(driver.CodeUnavailable, "no connection")
-		s := delaying{memstore.New(), full, make(chan struct{})}
-		l := newLocker(t, altered{s, func(*driver.Guarantees) {}})
-		got := make(chan *holdfast.Lock)
-		go func() { got <- mustLock(t, l, "a") }()
+		s, free := memstore.New(), make(chan struct{})
+		l := newLocker(t, &fake{Store: s, OnAcquire: func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if r.First {
+				return driver.Grant{}, full
+			}
+			if r.Wait {
+				r.From.(driver.Delayer).Delayed(full)
+			}
+			select {
+			case <-free:
+				return s.Acquire(ctx, r)
+			case <-ctx.Done():
+				return driver.Grant{}, full
+			}
+		}})
+		got := lockLater(t, l, bg)
 		for range 2 {
 			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
 			if !errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, full) || !errors.Is(err, context.DeadlineExceeded) {
@@ -305,7 +268,7 @@ func TestDelayedWaiterIsNotBusy(t *testing.T) {
 		if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || !errors.Is(err, full) {
 			t.Error(err)
 		}
-		close(s.free)
+		close(free)
 		k := <-got
 		if _, err := l.Lock(bg, "a", holdfast.Wait(time.Minute)); !errors.Is(err, holdfast.ErrBusy) || errors.Is(err, full) {
 			t.Error(err)
@@ -320,8 +283,8 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		for name, store := range map[string]driver.Store{
-			"push":    altered{s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }},
-			"poll":    altered{s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork; g.Wake = driver.WakePoll }},
+			"push":    altered(s.Client(), network),
+			"poll":    altered(s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork; g.Wake = driver.WakePoll }),
 			"process": s.Client(),
 		} {
 			l := newLocker(t, store, holdfast.RequestTimeout(2*time.Second))
@@ -361,27 +324,16 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	})
 }
 
-// failingGuarantees is a store that fails the first requests for its guarantees.
-type failingGuarantees struct {
-	driver.Store
-	left atomic.Int64
-	code driver.Code
-}
-
-func (s *failingGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	if s.left.Add(-1) >= 0 {
-		return driver.Guarantees{}, driver.Errorf(s.code, "connection refused")
-	}
-	return s.Store.Guarantees(ctx)
-}
-
 // TestWaiterRetriesTheGuarantees: a waiter requests the guarantees again if the store was
 // unavailable at the first request. It does so until the request timeout or the end of its wait.
 func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	locker := func(t *testing.T, failures int64, code driver.Code) *holdfast.Locker {
-		d := &failingGuarantees{Store: memstore.New(), code: code}
-		d.left.Store(failures)
-		return newLocker(t, d, holdfast.RequestTimeout(2*time.Second))
+		return newLocker(t, &fake{Store: memstore.New(), Guaranteed: func(context.Context) error {
+			if failures--; failures < 0 {
+				return nil
+			}
+			return driver.Errorf(code, "connection refused")
+		}}, holdfast.RequestTimeout(2*time.Second))
 	}
 	const always = 1 << 40
 	synctest.Test(t, func(t *testing.T) {
@@ -421,7 +373,7 @@ func TestFinalAnswersAreReturnedAtOnce(t *testing.T) {
 		s := memstore.New()
 		for code, want := range map[driver.Code]error{driver.CodeRefused: holdfast.ErrRefused, driver.CodeUnsupported: holdfast.ErrUnsupported, driver.CodeInvalid: holdfast.ErrInvalid, driver.CodeClosed: holdfast.ErrClosed} {
 			for _, scope := range []driver.Scope{driver.ScopeProcess, driver.ScopeNetwork} {
-				l := newLocker(t, altered{s.Client(), func(g *driver.Guarantees) { g.Scope = scope }})
+				l := newLocker(t, altered(s.Client(), func(g *driver.Guarantees) { g.Scope = scope }))
 				s.Script().FailAcquire("a", 1, driver.Errorf(code, "no rights"))
 				began := time.Now()
 				if _, err := l.Lock(bg, "a"); !errors.Is(err, want) || time.Since(began) != 0 {
@@ -507,6 +459,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		}
 		for _, err := range []error{
 			second(l.Lock(bg, "a")), second(l.TryLock(bg, "a")), l.Do(bg, "a", nil), l.DoAll(bg, []string{"a"}, nil),
+			second(l.TryLock(bg, "b")), second(l.TryDo(bg, "b", nil)), // held
 		} {
 			if !errors.Is(err, holdfast.ErrClosed) {
 				t.Errorf("after Close: %v", err)
@@ -549,14 +502,23 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 		lockers = append(lockers, l)
 	}
 	names := []string{"a", "b", "c"}
+	var inside [3]atomic.Int32 // holders of exclusive locks
+	var n [3]int               // for the race detector
 	var wg sync.WaitGroup
 	for i := range 10_000 {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(bg, rand.N(200*time.Millisecond))
 			defer cancel()
-			o := [][]holdfast.LockOption{nil, {holdfast.Shared()}, {holdfast.Limit(3)}}[rand.N(3)]
-			k, err := lockers[i%len(lockers)].Lock(ctx, names[i%len(names)], o...)
+			limit, name := rand.N(3), i%len(names)
+			o := [][]holdfast.LockOption{nil, {holdfast.Shared()}, {holdfast.Limit(3)}}[limit]
+			k, err := lockers[i%len(lockers)].Lock(ctx, names[name], o...)
 			if err == nil {
+				if limit == 0 {
+					if n[name]++; inside[name].Add(1) != 1 {
+						t.Error("two callers hold an exclusive lock")
+					}
+					inside[name].Add(-1)
+				}
 				unlock(t, k)
 			} else if !errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)
@@ -576,95 +538,34 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 }
 
-// TestPolledStoreExcludes: the core polls a store that cannot notify.
-func TestPolledStoreExcludes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
-		a, b := newLocker(t, altered{s, poll}), newLocker(t, altered{s.Client(), poll})
-		n := 0
-		var wg sync.WaitGroup
-		for _, l := range []*holdfast.Locker{a, b, a, b} {
-			wg.Go(func() {
-				for range 10 {
-					if err := l.Do(bg, "a", func(context.Context) error { n++; time.Sleep(time.Second); return nil }); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if n != 40 {
-			t.Errorf("%d, want 40", n)
-		}
-		k := mustLock(t, a, "a")
-		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
-		defer cancel()
-		if _, err := b.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrBusy) {
-			t.Error(err)
-		}
-		unlock(t, k)
-	})
-}
-
-// positions is a store whose requests that are repeated fail once, and that records which requests are undone.
-type positions struct {
-	driver.Store
-	failed string // the ID of the request
-	undone []string
-}
-
-func (s *positions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if r.Waited > 0 && s.failed == "" {
-		s.failed = r.ID
-		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "down")
-	}
-	return s.Store.Acquire(ctx, r)
-}
-
-func (s *positions) Undo(ctx context.Context, r driver.Request) error {
-	s.undone = append(s.undone, r.ID)
-	return s.Store.Undo(ctx, r)
-}
-
 // TestPositionOfAFailedRequestIsUndone: a store keeps a position for a request that was repeated. When a later repetition
 // fails, the core undoes the request, so that its position keeps no other client out.
 func TestPositionOfAFailedRequestIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
 		longest := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderLongest }
-		s := &positions{Store: m.Client()}
-		holder, l := newLocker(t, m), newLocker(t, altered{s, longest})
+		s := altered(m.Client(), longest)
+		failed, undone := "", []string(nil) // the IDs of requests
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			if r.Waited > 0 && failed == "" {
+				failed = r.ID
+				return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "down")
+			}
+			return s.Store.Acquire(ctx, r)
+		}
+		s.OnUndo = func(ctx context.Context, r driver.Request) error {
+			undone = append(undone, r.ID)
+			return s.Store.Undo(ctx, r)
+		}
+		holder, l := newLocker(t, m), newLocker(t, s)
 		k := mustLock(t, holder, "a")
 		time.AfterFunc(10*time.Second, func() { _ = k.Unlock() })
 		unlock(t, mustLock(t, l, "a"))
 		must.Succeed(t, l.Close(bg))
-		if s.failed == "" || !slices.Contains(s.undone, s.failed) {
-			t.Errorf("undone: %q, want %q among them", s.undone, s.failed)
+		if failed == "" || !slices.Contains(undone, failed) {
+			t.Errorf("undone: %q, want %q among them", undone, failed)
 		}
 	})
-}
-
-// requests records the requests to a store.
-type requests struct {
-	driver.Store
-	mu    sync.Mutex
-	waits []bool // the field Wait of each
-}
-
-func (s *requests) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	s.mu.Lock()
-	s.waits = append(s.waits, r.Wait)
-	s.mu.Unlock()
-	return s.Store.Acquire(ctx, r)
-}
-
-func (s *requests) take() []bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w := s.waits
-	s.waits = nil
-	return w
 }
 
 // TestFastPathIsSkippedAfterContention: a free lock on a server takes one request on the
@@ -673,19 +574,27 @@ func (s *requests) take() []bool {
 func TestFastPathIsSkippedAfterContention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
-		s := &requests{Store: altered{m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
+		s := altered(m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true })
+		var waits []bool // the field Wait of each request
+		s.OnAcquire = func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+			waits = append(waits, r.Wait)
+			return m.Acquire(ctx, r)
+		}
+		take := func() []bool {
+			w := waits
+			waits = nil
+			return w
+		}
 		l, other := newLocker(t, s), newLocker(t, m)
 		for range 3 {
 			unlock(t, mustLock(t, l, "a"))
 		}
-		if got, want := s.take(), []bool{false, false, false}; !slices.Equal(got, want) {
+		if got, want := take(), []bool{false, false, false}; !slices.Equal(got, want) {
 			t.Errorf("free: waits %v, want %v", got, want)
 		}
 		k := mustLock(t, other, "a")
-		done := make(chan *holdfast.Lock)
-		go func() { done <- mustLock(t, l, "a") }()
-		synctest.Wait()
-		if got, want := s.take(), []bool{false, true}; !slices.Equal(got, want) {
+		done := lockLater(t, l, bg)
+		if got, want := take(), []bool{false, true}; !slices.Equal(got, want) {
 			t.Errorf("held: waits %v, want %v", got, want)
 		}
 		unlock(t, k)
@@ -695,7 +604,7 @@ func TestFastPathIsSkippedAfterContention(t *testing.T) {
 			synctest.Wait() // the queue has ended
 			unlock(t, mustLock(t, l, "a"))
 		}
-		got := s.take()
+		got := take()
 		if want := append(slices.Repeat([]bool{true}, skipped), false, false); !slices.Equal(got, want) {
 			t.Errorf("free again: waits %v, want %v", got, want)
 		}

@@ -133,27 +133,21 @@ func TestWantedWithoutInspection(t *testing.T) {
 	})
 }
 
-// outage is a store whose inspections fail while down is set.
-type outage struct {
-	*memstore.Store
-	down atomic.Bool
-}
-
-func (o *outage) Inspect(ctx context.Context, name string) (driver.State, error) {
-	if o.down.Load() {
-		return driver.State{}, driver.Errorf(driver.CodeUnavailable, "an outage")
-	}
-	return o.Store.Inspect(ctx, name)
-}
-
 // TestWantedOutlastsAnOutage: while the store does not answer, the channel stays open. Afterwards it reports the
 // waiter that came meanwhile.
 func TestWantedOutlastsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &outage{Store: memstore.New()}
+		var down atomic.Bool
+		s := &fake{Store: memstore.New()}
+		s.OnInspect = func(ctx context.Context, name string) (driver.State, error) {
+			if down.Load() {
+				return driver.State{}, driver.Errorf(driver.CodeUnavailable, "an outage")
+			}
+			return s.Store.Inspect(ctx, name)
+		}
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		k := mustLock(t, l, "a")
-		s.down.Store(true)
+		down.Store(true)
 		ch := k.Wanted()
 		ctx, cancel := context.WithCancel(bg)
 		defer cancel()
@@ -161,7 +155,7 @@ func TestWantedOutlastsAnOutage(t *testing.T) {
 		if time.Sleep(time.Minute); wanted(ch) {
 			t.Error("wanted, and the store has not answered")
 		}
-		s.down.Store(false)
+		down.Store(false)
 		if time.Sleep(10 * time.Second); !wanted(ch) {
 			t.Error("the store answers again, and the channel is open")
 		}

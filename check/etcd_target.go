@@ -129,7 +129,7 @@ func etcdRevision(ctx context.Context, g *etcdGate) (int64, error) {
 	return answer.Header.Revision, err
 }
 
-// raiseRevision writes and deletes keys until the revision is reached.
+// raiseRevision writes keys until the revision is reached. Like values, they stay: see etcdKeys.
 func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
 	const puts = 16
 	g.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: puts}}
@@ -146,11 +146,9 @@ func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
 		var writing sync.WaitGroup
 		for i := range puts {
 			writing.Go(func() {
-				key := base64.StdEncoding.EncodeToString([]byte("raise-" + strconv.Itoa(i)))
-				for n := (to-at)/puts/2 + 1; n > 0 && errs[i] == nil; n-- {
-					if errs[i] = g.do(ctx, "kv/put", `{"key":"`+key+`"}`); errs[i] == nil {
-						errs[i] = g.do(ctx, "kv/deleterange", `{"key":"`+key+`"}`)
-					}
+				key := base64.StdEncoding.EncodeToString([]byte("raise/value/" + strconv.Itoa(i)))
+				for n := (to-at)/puts + 1; n > 0 && errs[i] == nil; n-- {
+					errs[i] = g.do(ctx, "kv/put", `{"key":"`+key+`"}`)
 				}
 			})
 		}

@@ -58,55 +58,29 @@ func newFile(t *testing.T) (oneFile, string) {
 	return f, path
 }
 
-func TestFilesWriteRefusesStaleToken(t *testing.T) {
+// TestFilesMakeOneFileAndItsRecord: Newest makes nothing, Raise makes the record, and Write the file, which may be empty.
+func TestFilesMakeOneFileAndItsRecord(t *testing.T) {
 	f, path := newFile(t)
-	if n, err := f.Newest(t.Context()); n != 0 || err != nil {
-		t.Fatalf("newest before the first write: %d, %v", n, err)
-	}
-	if left := names(t, path); len(left) != 0 {
-		t.Errorf("Newest created %v", left)
-	}
-	steps := []struct {
-		what, data string
-		token      uint64
-		newest     uint64 // the token that the refusal names; 0: accepted
-		content    string
+	for _, step := range []struct {
+		do    func() error
+		token uint64
+		made  []string
 	}{
-		{"first", "one", 5, 0, "one"},
-		{"equal", "two", 5, 0, "two"},
-		{"smaller", "three", 4, 5, "two"},
-		{"larger", "", 6, 0, ""},
-		{"the previous token", "four", 5, 6, ""},
-		{"largest", "five", 1<<63 - 1, 0, "five"},
-	}
-	for _, s := range steps {
-		err := f.Write(t.Context(), s.token, []byte(s.data))
-		if s.newest != 0 {
-			wantStale(t, err, s.token, s.newest)
-		} else if err != nil {
-			t.Fatalf("%s: %v", s.what, err)
+		{func() error { return nil }, 0, nil},
+		{func() error { return f.Raise(t.Context(), 7) }, 7, []string{"state.fence"}},
+		{func() error { return f.Write(t.Context(), 7, []byte("one")) }, 7, []string{"state", "state.fence"}},
+		{func() error { return f.Write(t.Context(), 8, nil) }, 8, []string{"state", "state.fence"}},
+	} {
+		must.Succeed(t, step.do())
+		if n, err := f.Newest(t.Context()); n != step.token || err != nil {
+			t.Errorf("newest %d, %v; want %d", n, err, step.token)
 		}
-		if got := read(t, path); got != s.content {
-			t.Fatalf("%s: content %q, want %q", s.what, got, s.content)
+		if made := names(t, path); !slices.Equal(made, step.made) {
+			t.Errorf("after token %d: %v, want %v", step.token, made, step.made)
 		}
 	}
-	if left := names(t, path); !slices.Equal(left, []string{"state", "state.fence"}) {
-		t.Errorf("left behind: %v", left)
-	}
-	for _, token := range badTokens {
-		if err := f.Write(t.Context(), token, nil); !errors.Is(err, fence.ErrInvalid) {
-			t.Errorf("token %d: got %v", token, err)
-		}
-	}
-}
-
-func TestFilesRaiseRefusesStaleToken(t *testing.T) {
-	f, path := newFile(t)
-	must.Succeed(t, f.Raise(t.Context(), 7))
-	wantStale(t, f.Write(t.Context(), 6, nil), 6, 7)
-	wantStale(t, f.Raise(t.Context(), 6), 6, 7)
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the file: %v", err)
+	if got := read(t, path); got != "" {
+		t.Errorf("content %q, want none", got)
 	}
 }
 

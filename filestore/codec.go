@@ -9,6 +9,7 @@ import (
 	"math"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // A bucket file begins with a header of headerLen bytes. The body, the list of entries, follows at
@@ -221,10 +222,5 @@ func (r *reader) text() string {
 	return s
 }
 
-// clip cuts a text that only people read to the limit of the file format.
-func clip(s string) string {
-	if len(s) > maxField {
-		return s[:maxField]
-	}
-	return s
-}
+// clip cuts a text to the limit of the file format.
+func clip(s string) string { return printable.Clip(s, maxField) }

@@ -149,7 +149,7 @@ func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Linger: true, // mutation: file-linger
-		Tokens: "the machine's clock in microseconds, above the last token of the name, also after a crash of the machine. After the directory was deleted or restored from a copy, tokens rise unless the clock was set back", Reserves: true,
+		Tokens: "the machine's clock in microseconds, above the last token of the name, also after a crash of the machine. If the directory was deleted or restored, they rise unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeTimeout,
 		Break:    driver.BreakNotify, Visible: driver.VisibleAll,

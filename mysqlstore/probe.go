@@ -392,7 +392,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.EarlyEnd = append(g.EarlyEnd, "a crash of a server that has innodb_flush_log_at_trx_commit other than 1")
 		g.Notes = []string{
 			"works through poolers and proxies, except those that send reads to replicas, and on Galera; a held lock needs no connection",
-			"on Galera a grant lasts longer than its TTL by the declared skew of the clocks, 1s by default. Clients refuse a node whose clock differs by more",
+			"on Galera a grant lasts longer than its TTL by the declared skew (1s); a node whose clock differs by more is refused",
 			"each name in use has a row, which is removed after an idle minute",
 		}
 		return g
@@ -401,7 +401,7 @@ func Declared(r Recipe) driver.Guarantees {
 	g.Notes = append(g.Notes,
 		"the server's wait_timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",
-		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. Of an old primary that remains writable or cannot be reached, the holder notices the loss after the TTL",
+		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. If an old primary remains writable or cannot be reached, its holders notice the loss after the TTL",
 	)
 	if r == Named {
 		g.Reach = "every client of the server, in all its databases"

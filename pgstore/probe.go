@@ -223,7 +223,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Reach = reachSchema
 		g.Notes = []string{
 			"works through poolers and proxies; a held lock needs no connection, and all waiters share one that listens",
-			"a process may replace its grant by the next one of its own waiters within 5 ms of the first, before it releases the lock",
+			"a process may replace its grant by that of its own next waiter, within 5 ms of the first",
 			"behind a pooler and on a user's pool the store gets no notifications, so waiters poll",
 			"each grant is on the server's disk before the client gets it, also with synchronous_commit=off",
 			"two primaries grant the same lock, and no client notices: stop the old one first",
@@ -236,9 +236,9 @@ func Declared(r Recipe) driver.Guarantees {
 	g.Notes = append(g.Notes,
 		"the server's idle timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: a pooler in transaction mode",
-		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. An old primary that still serves clients grants, too, and no client notices: stop it first",
+		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old one still serves clients, both grant, and no client notices: stop it first",
 		"on a user's pool a ping every half second detects the end of a connection",
-		"the server serves writers in order, and readers cannot block a writer forever. A waiter repeats a statement that has waited for 5s, or for a shorter TTL of at least 1s: others that wait may then get the lock before it",
+		"readers cannot block a writer forever. The server serves writers in order, but a waiter repeats a statement after 5s, or after a shorter TTL of at least 1s: others may then get the lock before it",
 		"a waiter has a snapshot for at most 10s: CREATE INDEX CONCURRENTLY waits for its end, and vacuum removes no row that was deleted or changed later",
 	)
 	switch r {

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/printable"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -39,16 +40,7 @@ func (ss *session) data(r driver.Request) []byte {
 	return b
 }
 
-func clip(s string) string {
-	if len(s) <= maxText {
-		return s
-	}
-	s = s[:maxText]
-	for len(s) > 0 && !utf8.ValidString(s) {
-		s = s[:len(s)-1]
-	}
-	return s
-}
+func clip(s string) string { return printable.Clip(s, maxText) }
 
 // revoke is the text that Curator's Revoker writes into a holder's node. It requests that the holder
 // release the lock.

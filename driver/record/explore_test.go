@@ -27,7 +27,10 @@ import (
 //
 // A world is a storage with the record of one name, some clients, and their requests. The methods of the engine are
 // the library's own: each runs with the answers that the world has given to its requests, up to its next request.
-// docs/design.md says what is explored and what is not.
+// The storage is a model in the forms of storageModels. Faults, of which a history has at most two: a request that is
+// refused, applied without an answer, applied later, or applied twice; a Break; a client that dies; a clock that is set.
+//
+// Not explored: waiting, several names in one call, values, the checks of held grants.
 
 var exploreDeeper = flag.Int("explore", 0, "explore the record engine by this number of actions deeper")
 

@@ -14,7 +14,8 @@
 // program continues, and exits with status 1.
 //
 // Where a name goes round between processes, the limit is a row of its own: the least requests of a handoff with
-// rising tokens, without protection against a process that dies.
+// rising tokens, without protection against a process that dies. On free names the bare requests are those of holdfast,
+// sent by a client library alone.
 //
 // Every library has a TTL of 30 s, and its defaults for all other options. The server has
 // its defaults.

@@ -98,12 +98,14 @@ var stores = []store{
 		{name: "redsync over rueidis", peer: true, open: openRedsyncRueidis},
 		{name: "rueidislock", peer: true, open: openRueidislock},
 		{name: "SET PX and DEL", bare: true, open: openBareRedis},
+		limit(": two scripts", openRedisLimit),
 		{name: "the limit: a ring", limit: true, open: openRedisRing},
 	}},
 	{"etcd", startEtcd, []contender{
 		ours("holdfast", "etcd://%s"),
 		ours("holdfast, LocalHandoff(0)", "etcd://%s", holdfast.LocalHandoff(0)),
 		{name: "clientv3/concurrency", peer: true, open: openConcurrency},
+		limit(": two transactions", openEtcdLimit),
 	}},
 	{"zookeeper", startZooKeeper, []contender{
 		ours("holdfast", "zk://%s/bench"),
@@ -119,18 +121,23 @@ var stores = []store{
 		ours("holdfast, recipe pessimistic", "mysql://root@%s/test?recipe=pessimistic&max_conns=600"),
 		{name: "GET_LOCK by hand", peer: true, open: openGetLock},
 		{name: "FOR UPDATE by hand", peer: true, open: openForUpdate},
+		limit(" of named: two statements", openMariaDBLimit(limitNamed)),
+		limit(" of pessimistic: two scripts", openMariaDBLimit(limitMariaRow)),
 	}},
 	{"postgres", startPostgres, []contender{
 		ours("holdfast, recipe advisory", "postgres://postgres@%s/postgres?sslmode=disable&recipe=advisory&max_conns=600"),
 		ours("holdfast, recipe pessimistic", "postgres://postgres@%s/postgres?sslmode=disable&recipe=pessimistic&max_conns=600"),
 		{name: "pg_advisory_lock by hand", peer: true, open: openAdvisory},
 		{name: "FOR UPDATE by hand", peer: true, open: openPgForUpdate},
+		limit(" of advisory: two statements", openPostgresLimit(limitAdvisory)),
+		limit(" of pessimistic: two scripts", openPostgresLimit(limitPgRow)),
 	}},
 	{"file", startFile, []contender{
 		ours("holdfast", "file://%s"),
 		{name: "open, flock, close", peer: true, open: openFlock},
 		{name: "gofrs/flock", peer: true, open: openGofrs},
 		{name: "flock(1)", peer: true, open: openFlockCommand},
+		limit(": two records", openFileLimit),
 	}},
 }
 
@@ -397,7 +404,7 @@ func openKeyValue(address string) (client, error) {
 const rows = 512
 
 func startMariaDB(ctx context.Context, _ string) (string, func(), error) {
-	m, err := servers.StartMariaDB(ctx, "--max-connections=2400")
+	m, err := servers.StartMariaDB(ctx, "--max-connections=3600")
 	if err != nil {
 		return "", nil, err
 	}
@@ -494,7 +501,7 @@ func pgURL(address string) string {
 }
 
 func startPostgres(ctx context.Context, _ string) (string, func(), error) {
-	p, err := servers.StartPostgres(ctx, "max_connections=1200")
+	p, err := servers.StartPostgres(ctx, "max_connections=2400")
 	if err != nil {
 		return "", nil, err
 	}

@@ -56,6 +56,14 @@ func Line(s string) string {
 	return b.String()
 }
 
+// Clip cuts a text that only people read to at most n bytes, before a character.
+func Clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
+}
+
 // Safe reports whether Escape leaves s as it is.
 func Safe(s string) bool {
 	all := true

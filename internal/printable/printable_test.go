@@ -57,3 +57,12 @@ func TestEscapeShowsWhatATerminalObeys(t *testing.T) {
 		}
 	}
 }
+
+// TestClipEndsAtACharacter: Clip cuts no character in two.
+func TestClipEndsAtACharacter(t *testing.T) {
+	for n, want := range map[int]string{0: "", 1: "a", 2: "a", 3: "a", 4: "a夜", 5: "a夜b", 9: "a夜b"} {
+		if got := printable.Clip("a夜b", n); got != want {
+			t.Errorf("%d bytes: %q, want %q", n, got, want)
+		}
+	}
+}

@@ -33,20 +33,20 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
 	g.LeftoversExpire = false // no timer ends a wait in the server's queue
-	g.Tokens = "the server's clock in microseconds, so they rise unless the clock is set back. With tokens=durable the larger of that and a committed row, so they rise then, too, unless a failover loses the commits as well"
+	g.Tokens = "the server's clock in microseconds, so they rise unless it is set back; with tokens=durable also above a committed row, which a failover may lose"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
 	g.MinTTL, g.Granularity, g.Visible, g.VisibleAfter = minTTL, unit, driver.VisibleAll, VisibleAfter
 	g.Notes = []string{
-		"a held lock costs one connection, and so does a waiter. A process uses at most max_conns of them; further requests wait in the process",
-		"if a proxy drops the connection of a waiter and keeps it open, the waiter continues on another one, within 5s after the server has granted the lock to the dead one",
-		"the next waiter of the same process requests the lock with the release, at most 5 ms after the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant",
+		"a held lock and a waiter cost a connection each, at most max_conns in a process; further requests wait in the process",
+		"a waiter whose connection a proxy has dropped and keeps open continues on another one, within 5s after the grant to the dead one",
+		"the next waiter of the same process requests the lock with a release within 5 ms of the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant",
 	}
 	return g
 }
 
 // PermitsNote is a note in the guarantees of recipes of row locks.
-const PermitsNote = "waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits also waiters for shared locks, until they stop. Neither keeps out a writer"
+const PermitsNote = "waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits those for shared locks, until they stop. Neither keeps out a writer"
 
 // OptimisticGuarantees returns the guarantees of a store with the engine of [NewOptimistic]. wakes
 // reports whether the store listens; otherwise its waiters poll.
@@ -57,7 +57,7 @@ func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
 		o.Poll = optimisticFallback
 	}
 	o.Declare(&g)
-	g.Tokens = "the name's row: the last token plus one, or the database's clock in microseconds if that is larger. They rise after a restart, and with a clock that is set back"
+	g.Tokens = "the name's row: the last token plus one, or the database's clock in microseconds if that is larger; also after a restart, and with a clock set back"
 	g.EarlyEnd = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}
 	return g
 }

@@ -20,7 +20,18 @@ import (
 // # Exploration of a failover
 //
 // The world is one primary, one replica, and two clients of one name. The replica applies the writes of the primary
-// later. docs/design.md says what is explored and what is not.
+// later, at most maxBehind behind. WAIT counts it when it has the last write of the call; after a script that writes
+// nothing, at once. The replica may be promoted at each point, without the writes that it lacks. The former primary is
+// gone, or goes on and serves clients. The store runs in fake time, and its scripts in an interpreter of Lua; only the
+// commands of Redis that they use are a model.
+//
+// Faults, of which a history has at most two: a request that is refused, applied without an answer, or applied later; a
+// WAIT that ends too early; a lost message; one promotion. Without WAIT a promotion that loses writes may end grants, but
+// a client that has an answer of the new primary does not begin with a grant of the former one.
+//
+// Not explored: clocks that differ, Sentinel and Cluster, combined calls, permits and shared grants, reserved tokens, two
+// requests of one client at the same time, the checks of held grants, a request that waits for its answer for longer
+// than two seconds. A step that depends on the jitter of the store is tried once.
 
 var exploreDeeper = flag.Int("explore", 0, "explore the failover by this number of actions deeper")
 

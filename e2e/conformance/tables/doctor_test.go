@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/internal/examine"
 	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/natsstore"
@@ -28,7 +29,8 @@ type examined struct {
 }
 
 // TestDoctorPageIsCurrent compares docs/doctor.md with the checks of the stores. With the flag -update it writes the
-// page. It requires that the tests of each store name each check.
+// page. It requires that the tests of each store name each check. The page has the consequence of a check that breaks
+// a promise, and of a note; doctor prints that of every finding.
 func TestDoctorPageIsCurrent(t *testing.T) {
 	const path = "../../../docs/doctor.md"
 	page, err := os.ReadFile(path)
@@ -37,7 +39,7 @@ func TestDoctorPageIsCurrent(t *testing.T) {
 	want := strings.TrimRight(head, "\n") + "\n"
 	var before []driver.Check
 	for _, e := range everyExaminer(t) {
-		want += fmt.Sprintf("\n## %s\n\n| check | | wanted | otherwise |\n| --- | --- | --- | --- |\n", e.title)
+		want += fmt.Sprintf("\n## %s\n", e.title)
 		var source string
 		for _, file := range e.tests {
 			text, err := os.ReadFile("../../../" + file)
@@ -46,13 +48,32 @@ func TestDoctorPageIsCurrent(t *testing.T) {
 		}
 		checks := e.store.(driver.Examiner).Checks()
 		slices.SortStableFunc(checks, func(a, b driver.Check) int { return strings.Compare(string(a.Weight), string(b.Weight)) })
+		weight := driver.Weight("")
 		for _, c := range checks {
 			if slices.Contains(before, c) {
 				continue
 			}
-			want += fmt.Sprintf("| `%s` | %s | %s | %s |\n", c.Name, c.Weight, c.Want, c.Consequence)
 			if !strings.Contains(source, `"`+c.Name+`"`) {
 				t.Errorf("%s: no test names the check %q", e.title, c.Name)
+			}
+			if c.Name == examine.Unread { // the head of the page has it
+				continue
+			}
+			if c.Weight != weight {
+				weight = c.Weight
+				want += map[driver.Weight]string{
+					driver.WeightBreaks: "\n| check | wanted | otherwise |\n| --- | --- | --- |\n",
+					driver.WeightCosts:  "\nWanted, because it costs time otherwise:\n\n",
+					driver.WeightNote:   "\nGood to know:\n\n",
+				}[weight]
+			}
+			switch weight {
+			case driver.WeightBreaks:
+				want += fmt.Sprintf("| `%s` | %s | %s |\n", c.Name, c.Want, c.Consequence)
+			case driver.WeightCosts:
+				want += fmt.Sprintf("- `%s`: %s\n", c.Name, c.Want)
+			default:
+				want += fmt.Sprintf("- `%s`: %s. Otherwise: %s\n", c.Name, c.Want, c.Consequence)
 			}
 		}
 		before = append(before, checks...)

@@ -81,8 +81,10 @@ func writeOrCompare(t *testing.T, path, page, want string) {
 
 // usual has the rows of most stores. The page shows them once.
 var usual = []driver.Row{
+	{Key: "limits", Value: "exclusive, shared, semaphore with slots; any mix on one name"},
 	{Key: "a crash frees", Value: driver.CrashFreesAfterTTL.Describe()},
 	{Key: "a paused holder", Value: driver.PauseLoses.Describe()},
+	{Key: "minimum hold", Value: "kept by the store"},
 	{Key: "break", Value: driver.BreakNow.Describe()},
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/printable"
 )
 
 // encodedOwner caches the text of the last owner. Most requests have the same one.
@@ -27,13 +28,7 @@ func (s *Server) EncodeOwner(o driver.Owner) string {
 }
 
 // Clip shortens a text that is only for people to read.
-func Clip(s string) string {
-	const maxLength = 1024
-	if len(s) > maxLength {
-		s = strings.ToValidUTF8(s[:maxLength], "")
-	}
-	return s
-}
+func Clip(s string) string { return printable.Clip(s, 1024) }
 
 // OwnerText returns an owner as one word, "PID&HOST&INSTANCE&REASON".
 func OwnerText(o driver.Owner) string {

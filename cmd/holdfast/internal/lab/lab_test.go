@@ -72,10 +72,11 @@ func TestLabPageIsCurrent(t *testing.T) {
 	var list strings.Builder
 	for _, m := range lab.Mistakes() {
 		fmt.Fprintf(&list, "### %s: %s\n\n", m.Name, m.Title)
-		if len(m.Stories) == 0 { // a drawing shows the code
-			fmt.Fprintf(&list, "`%s`\n\n", m.Code)
+		if len(m.Stories) == 0 {
+			fmt.Fprintf(&list, "`%s`\n\n%s\n\nInstead: %s\n\n", m.Code, m.What, m.Instead)
+		} else { // a drawing shows the code, and what holdfast does
+			fmt.Fprintf(&list, "%s\n\n", m.What)
 		}
-		fmt.Fprintf(&list, "%s\n\nInstead: %s\n\n", m.What, m.Instead)
 		for _, y := range m.Stories {
 			fmt.Fprintf(&list, "![%s](lab/%s.svg)\n\n", y.Name, y.Name)
 		}
