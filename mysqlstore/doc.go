@@ -56,6 +56,11 @@
 // statement sleeps for as many microseconds, and reads the time again. Shared grants and permits read
 // the clock one after the other, behind a named lock, so that no two have the same token.
 //
+// A session recipe keeps no token after the grant. So if the clock is set back, or a server is
+// promoted whose clock is behind, tokens are below earlier ones for as long as the clock is. With
+// [DurableTokens] they rise then, too, and so do those of [Optimistic]. [sqlkit.Sessions] explains
+// both, and the exception: a server that is promoted without the last commits.
+//
 // Each name has a gate, which is a named lock. A waiter of [Pessimistic] or [Named] first takes the gate,
 // and then waits for the lock while it has the gate. The other waiters wait for the gate, in the order in
 // which they came. The gate decides only the order. A request of [Named] that does not wait gets no lock

@@ -35,6 +35,11 @@
 // grants and permits read the clock one after the other. For several tokens the statement
 // reads the clock repeatedly, until as many microseconds have passed.
 //
+// A session recipe keeps no token after the grant. So if the clock is set back, or a server is
+// promoted whose clock is behind, tokens are below earlier ones for as long as the clock is. With
+// [DurableTokens] they rise then, too, and so do those of [Optimistic]. [sqlkit.Sessions] explains
+// both, and the exception: a server that is promoted without the last commits.
+//
 // A waiter of [Advisory] shares an advisory lock of the name, its gate, as long as its first statement runs. From the
 // second one on it has the gate alone. A waiter of [Pessimistic] has the gate before the row alone. Such a waiter keeps
 // the gate until it has the lock, also between two statements. A session that hands its lock off (see

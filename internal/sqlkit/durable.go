@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// DurableToken returns got, the grant of a session that has the lock. If the tokens are durable, it returns the grant
-// of commit instead, with the tokens that commit has committed to the database. If commit fails, the engine releases the lock or ends the session, so the request has no effect. If
+// DurableToken returns got, the grant of a session that has the lock. If the tokens are durable, it
+// returns the grant of commit instead, with the tokens that commit has committed to the database. If
+// commit fails, the engine releases the lock or ends the session, so the request has no effect. If
 // the server does not confirm that within cancelTimeout, the error has CodeUnknown.
 //
 // During commit the session has the lock, and other clients wait for it. If a user's pool

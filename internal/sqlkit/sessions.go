@@ -68,8 +68,9 @@ import (
 //
 // A request whose answer was lost had a session, which has an identity at the server. Undo
 // closes the connection and waits, on another one, until that identity is gone. After that
-// nothing of the request stands or can appear. A wait that is given up, and a request that has
-// got the lock but no durable token, end in the same way.
+// nothing of the request stands or can appear. A wait that is given up ends in the same way. A
+// request that has got the lock, but no durable token or no caller any more, releases the lock on
+// its session. It ends in the same way only if the release fails.
 //
 // If a session ends before the answer to a release, the release may have been too late. The
 // timer or an operator may have ended the session before, and another client may have held
