@@ -236,8 +236,10 @@ func brokenRecord(e *env) {
 func watch(e *env) {
 	s, name := e.open(), e.name()
 	w, ok := e.open().(driver.Watcher)
-	if !ok {
+	if !ok && e.g.Wanted != driver.WakePush {
 		e.Skip("the store cannot report changes")
+	} else if !ok {
+		e.Fatal("the store declares that a holder is notified of a waiter, and is no Watcher")
 	}
 	ctx, cancel := context.WithCancel(e.Context())
 	changed, done := make(chan struct{}, 100), make(chan error, 1)
