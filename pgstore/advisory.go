@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -108,13 +109,33 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	return got, nil
 }
 
-// await waits for the lock. A statement that waits again has the gate alone. So it is not overtaken by others that wait
-// again, nor by the first statements of others, which share the gate. It takes the lock for its transaction, then leaves
-// the gate, and takes the lock for the session.
+// await waits for the lock. If a client watches the name, the first statement of a request does not wait, and the next one
+// notifies that client before.
+//
+// A statement that waits again has the gate alone. So it is not overtaken by others that wait again, nor by the first
+// statements of others, which share the gate. It takes the lock for its transaction, then leaves the gate, and takes the
+// lock for the session.
 func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
+	var before []string
+	if a.Label.Waited == 0 {
+		wanted := wantedMark(a.Key)
+		if row, err := r.awaitOnce(ctx, s, a, m, nil, " WHERE NOT "+wanted.watched()); row != nil || err != nil {
+			return row, err
+		}
+		before = []string{r.comment(a) + "BEGIN", wanted.notify(), "COMMIT"}
+	}
+	row, err := r.awaitOnce(ctx, s, a, m, before, "")
+	if row == nil && err == nil {
+		err = sqlkit.ErrWaitAgain
+	}
+	return row, err
+}
+
+// awaitOnce runs a script, and then a statement that waits, for a first one if the condition when is true. It returns neither a
+// row nor an error if the condition is false, or if the session that waits again has not got the lock.
+func (r advisory) awaitOnce(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark, script []string, when string) (sqlkit.Row, error) {
 	gate, shared := waitMark(a.Key), sharedSuffix(a)
-	enter := "SELECT " + r.comment(a) + "pg_catalog.pg_advisory_xact_lock_shared(" + gate.args() + ")"
-	var script []string
+	enter := "SELECT " + r.comment(a) + "pg_catalog.pg_advisory_xact_lock_shared(" + gate.args() + ")" + when
 	if a.Label.Waited > 0 {
 		script = r.waitQuietly(a, gate, fmt.Sprintf("SELECT pg_catalog.pg_advisory_xact_lock%s(%s)", shared, m.args()))
 		enter = "SELECT pg_catalog.pg_advisory_unlock_all() WHERE " + ifFlag("gate", "true")
@@ -123,14 +144,14 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 		enter, shared, m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))...)
 	switch {
 	case waitedTooLong(err) && shared != "": // perhaps for its turn to read the clock
-		err = r.Clear(ctx, s)
+		return nil, cmp.Or(r.Clear(ctx, s), error(sqlkit.ErrWaitAgain))
 	case waitedTooLong(err):
-		err = nil
+		return nil, sqlkit.ErrWaitAgain
 	}
 	if row := answers.Last(); err != nil || len(row) > 1 {
 		return row, err
 	}
-	return nil, sqlkit.ErrWaitAgain
+	return nil, nil
 }
 
 // waitMark returns the gate of a name, an advisory lock that a session has while it waits for the lock of the name.
