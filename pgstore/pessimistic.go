@@ -78,7 +78,9 @@ func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 // TryRow runs one transaction, which stays open if it has the lock. If a client watches the name, the first transaction of a
 // request that waits does not wait. It then notifies that client, and another one waits.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
-	answers, err := s.Run(ctx, r.script(a, wait, wait && a.Label.Waited == 0)...)
+	first := wait && a.Label.Waited == 0 && !a.Asked
+	a.Asked = a.Asked || first // a poll does not notify again
+	answers, err := s.Run(ctx, r.script(a, wait, first)...)
 	if wait && err == nil && answers.First(0).Text(0) == "watched" {
 		answers, err = s.Run(ctx, append([]string{"SELECT " + r.comment(a) + "1", r.wanted(a.Key).notify(), "COMMIT"}, r.script(a, wait, false)...)...)
 	}

@@ -183,13 +183,15 @@ func (w *watches) serve() {
 			w.useless = err
 		}
 		for key, n := range w.names {
-			n.marked, n.next, n.pause = false, time.Time{}, markAgain
 			if len(n.watches) == 0 {
 				delete(w.names, key)
 			}
 			for one := range n.watches {
-				one.start()
+				if n.marked || !one.begun || w.useless != nil {
+					one.start()
+				}
 			}
+			n.marked, n.next, n.pause = false, time.Time{}, markAgain
 		}
 		if len(w.names) == 0 || w.useless != nil || w.Stopped() {
 			w.serving = false
@@ -247,9 +249,7 @@ func (w *watches) plan(kick context.CancelFunc) (script []string, wait time.Dura
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.kick = kick
-	if wait = listenOn; len(w.names) > 0 {
-		wait = time.Hour
-	}
+	wait = time.Hour
 	now := time.Now()
 	for key, n := range w.names {
 		has := "pg_catalog.pg_try_advisory_lock(%[1]s)"
@@ -269,6 +269,9 @@ func (w *watches) plan(kick context.CancelFunc) (script []string, wait time.Dura
 			n.next = now.Add(n.pause.Next())
 		}
 		script = append(script, fmt.Sprintf("SELECT '%[1]s', "+has, key))
+	}
+	if len(w.names) == 0 {
+		wait = listenOn
 	}
 	return script, wait
 }

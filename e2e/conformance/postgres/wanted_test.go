@@ -71,7 +71,7 @@ func listening(t *testing.T, db *sql.DB) (pid int) {
 }
 
 // TestWaiterNotifiesEachWatch: a waiter notifies all clients that watch its name, also after the client that had the mark
-// of the name has ended its watch, and after the session that listens was ended.
+// of the name has ended its watch, and after the session that listens was ended. No session remains.
 func TestWaiterNotifiesEachWatch(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		name := strings.ReplaceAll(t.Name(), "/", "-")
@@ -103,10 +103,16 @@ func TestWaiterNotifiesEachWatch(t *testing.T) {
 		c := watch(t, second, name)
 		waits(t, holder, name, b, c)
 
+		last := listening(t, db)
 		b.end(t)
 		c.end(t)
 		requests.Eventually(t, "no session has the mark", func() bool { return listening(t, db) == 0 })
 		sqltest.Release(t, holder, g)
+		requests.Eventually(t, "the session that listens has ended", func() bool {
+			var n int
+			check(t, db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", last).Scan(&n))
+			return n == 0
+		})
 	})
 }
 
