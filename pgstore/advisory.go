@@ -143,7 +143,9 @@ func (r advisory) awaitOnce(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	answers, err := s.Run(ctx, append(script, fmt.Sprintf("WITH w AS MATERIALIZED (%s), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
 		enter, shared, m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))...)
 	switch {
-	case waitedTooLong(err) && shared != "": // perhaps for its turn to read the clock
+	case waitedTooLong(err) && (shared != "" || a.Label.Waited == 0):
+		// A statement that waits too long at the moment of the grant fails, and its session has the lock. A shared lock may
+		// also have waited for its turn to read the clock.
 		return nil, cmp.Or(r.Clear(ctx, s), error(sqlkit.ErrWaitAgain))
 	case waitedTooLong(err):
 		return nil, sqlkit.ErrWaitAgain
