@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -109,33 +108,13 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	return got, nil
 }
 
-// await waits for the lock. If a client watches the name, the first statement of a request does not wait, and the next one
-// notifies that client before.
-//
-// A statement that waits again has the gate alone. So it is not overtaken by others that wait again, nor by the first
-// statements of others, which share the gate. It takes the lock for its transaction, then leaves the gate, and takes the
-// lock for the session.
+// await waits for the lock. A statement that waits again has the gate alone. So it is not overtaken by others that wait
+// again, nor by the first statements of others, which share the gate. It takes the lock for its transaction, then leaves
+// the gate, and takes the lock for the session.
 func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	var before []string
-	if a.Label.Waited == 0 {
-		wanted := wantedMark(a.Key)
-		if row, err := r.awaitOnce(ctx, s, a, m, nil, " WHERE NOT "+wanted.watched()); row != nil || err != nil {
-			return row, err
-		}
-		before = []string{r.comment(a) + "BEGIN", wanted.notify(), "COMMIT"}
-	}
-	row, err := r.awaitOnce(ctx, s, a, m, before, "")
-	if row == nil && err == nil {
-		err = sqlkit.ErrWaitAgain
-	}
-	return row, err
-}
-
-// awaitOnce runs a script, and then a statement that waits, for a first one if the condition when is true. It returns neither a
-// row nor an error if the condition is false, or if the session that waits again has not got the lock.
-func (r advisory) awaitOnce(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark, script []string, when string) (sqlkit.Row, error) {
 	gate, shared := waitMark(a.Key), sharedSuffix(a)
-	enter := "SELECT " + r.comment(a) + "pg_catalog.pg_advisory_xact_lock_shared(" + gate.args() + ")" + when
+	enter := "SELECT " + r.comment(a) + "pg_catalog.pg_advisory_xact_lock_shared(" + gate.args() + ")"
+	var script []string
 	if a.Label.Waited > 0 {
 		script = r.waitQuietly(a, gate, fmt.Sprintf("SELECT pg_catalog.pg_advisory_xact_lock%s(%s)", shared, m.args()))
 		enter = "SELECT pg_catalog.pg_advisory_unlock_all() WHERE " + ifFlag("gate", "true")
@@ -146,14 +125,14 @@ func (r advisory) awaitOnce(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	case waitedTooLong(err) && (shared != "" || a.Label.Waited == 0):
 		// A statement that waits too long at the moment of the grant fails, and its session has the lock. A shared lock may
 		// also have waited for its turn to read the clock.
-		return nil, cmp.Or(r.Clear(ctx, s), error(sqlkit.ErrWaitAgain))
+		err = r.Clear(ctx, s)
 	case waitedTooLong(err):
-		return nil, sqlkit.ErrWaitAgain
+		err = nil
 	}
 	if row := answers.Last(); err != nil || len(row) > 1 {
 		return row, err
 	}
-	return nil, nil
+	return nil, sqlkit.ErrWaitAgain
 }
 
 // waitMark returns the gate of a name, an advisory lock that a session has while it waits for the lock of the name.

@@ -75,15 +75,9 @@ func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
-// TryRow runs one transaction, which stays open if it has the lock. If a client watches the name, the first transaction of a
-// request that waits does not wait. It then notifies that client, and another one waits.
+// TryRow runs one transaction, which stays open if it has the lock.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
-	first := wait && a.Label.Waited == 0 && !a.Asked
-	a.Asked = a.Asked || first // a poll does not notify again
-	answers, err := s.Run(ctx, r.script(a, wait, first)...)
-	if wait && err == nil && answers.First(0).Text(0) == "watched" {
-		answers, err = s.Run(ctx, append([]string{"SELECT " + r.comment(a) + "1", r.wanted(a.Key).notify(), "COMMIT"}, r.script(a, wait, false)...)...)
-	}
+	answers, err := s.Run(ctx, r.script(a, wait)...)
 	if wait { // the wait is over
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
@@ -148,9 +142,8 @@ func (r pessimistic) InsertRow(ctx context.Context, s *sqlkit.Session, a *sqlkit
 }
 
 // script returns the statements of TryRow. Their answers are: whether the request passed
-// the gate; permits, if FitsKind; and the answer of grantQuery. If first is set, the
-// transaction passes no gate if a client watches the name.
-func (r pessimistic) script(a *sqlkit.LockRequest, wait, first bool) []string {
+// the gate; permits, if FitsKind; and the answer of grantQuery.
+func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	// The script leaves the gate only if it has passed it. Otherwise the server would log a
 	// warning.
 	gate := r.gate(a.Key)
@@ -162,17 +155,13 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait, first bool) []string {
 		script = append(script, r.waitQuietly(a, gate, "SELECT 1 FROM "+r.Row(a.Key)+" "+rowMode(a))...)
 		enter = "pg_catalog.current_setting('holdfast.gate', true)"
 	case wait:
-		pass := "pg_catalog.pg_advisory_lock(" + gate.args() + ")::pg_catalog.text || 'yes'"
-		if first {
-			pass = "CASE WHEN " + r.wanted(a.Key).watched() + " THEN 'watched' ELSE " + pass + " END"
-		}
-		enter = setFlag("gate", pass)
+		enter = setFlag("gate", "pg_catalog.pg_advisory_lock("+gate.args()+")::pg_catalog.text || 'yes'")
 	}
 	script = append(script, "SELECT "+enter)
 	if r.FitsKind(a, wait) {
 		script = append(script, "SELECT permits FROM "+r.Row(a.Key))
 	}
-	script = append(script, r.grantQuery(a, wait, first))
+	script = append(script, r.grantQuery(a, wait))
 	if wait {
 		// The session may have the gate more than once, and may have its turn to read the clock.
 		return append(script, "SELECT "+ifFlag("gate", "pg_catalog.pg_advisory_unlock_all()"))
@@ -194,12 +183,10 @@ func rowMode(a *sqlkit.LockRequest) string {
 
 // grantQuery returns the query that locks the row. It returns permits, the token, the backend, the slot
 // and how many tokens the grant has. The query l locks the row, p a permit, t reads the clock with them,
-// and g reads it again for several tokens. If gated is set, the query locks nothing without the gate.
-func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait, gated bool) string {
+// and g reads it again for several tokens.
+func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 	mode := rowMode(a)
 	switch {
-	case gated:
-		mode = "AND " + ifFlag("gate", "true") + " " + mode
 	case wait && a.Label.Waited > 0:
 		mode = "AND " + ifFlag("gate", "true") // waitQuietly has locked the row then
 	case !wait:

@@ -15,10 +15,10 @@ import (
 
 // watches are the watches of names for waiters, in a store with recipe Advisory or Pessimistic.
 //
-// One connection listens for all of them. Its session has an advisory lock for each watched name, the mark of the name. The
-// first statement of a waiter tries to share the mark. If it can, the name is not watched, and the statement waits for the
-// lock. So such a wait has neither a further statement nor a notification. Otherwise the statement ends, and the waiter
-// notifies the listeners with the next one, which waits. The mark ends with the session that listens.
+// One connection listens for all of them. Its session has an advisory lock for each watched name, the mark of the name. When
+// a request has waited for a moment, its process finds it in the queue over another connection, and tries to share the mark.
+// If it cannot, it notifies the listeners. So the statements that lock are the same, and a short wait costs nothing. The mark
+// ends with the session that listens.
 //
 // The mark is not shared: a waiter that tried to get it alone would find those of other waiters in its way. So one of
 // several clients that watch a name has the mark. The others are notified nevertheless, because all listen to one channel,
@@ -75,9 +75,11 @@ func (m mark) watched() string {
 	return fmt.Sprintf("CASE WHEN pg_catalog.pg_try_advisory_lock_shared(%[1]s) THEN NOT pg_catalog.pg_advisory_unlock_shared(%[1]s) ELSE true END", m.args())
 }
 
-// notify returns a statement that notifies the clients that watch the name of a mark, when its transaction is committed.
-func (m mark) notify() string {
-	return "SELECT pg_catalog.pg_notify('" + wantedChannel + "', '" + m.args() + "')"
+// Announce implements sqlkit.Announcer.
+func (r sessions) Announce(ctx context.Context, side sqlkit.Link, key []byte) error {
+	m := r.s.wantedMark(key)
+	_, err := side.Run(ctx, "SELECT pg_catalog.pg_notify('"+wantedChannel+"', '"+m.args()+"') WHERE "+m.watched())
+	return err
 }
 
 // wantedMark returns the mark of a name of recipe Advisory.

@@ -103,8 +103,6 @@ type LockRequest struct {
 	// Waiting is a function that the recipe calls when the lock is held and the recipe
 	// polls for it. It is set with Wait only.
 	Waiting func()
-	// The recipe sets Asked when it has looked for clients that watch the name.
-	Asked bool
 	// The recipe sets Recorded when it has recorded the holder. The engine sets Record when
 	// the grant has stood for recordAfter: a record of a short lock costs more than it is
 	// worth.
