@@ -59,14 +59,16 @@ func TestTimeoutAtTheGrantLeavesNoLock(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)
 	const waiting = " FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-	holder, first, second := postgres.Store(t, database, "recipe=advisory"), postgres.Store(t, database, "recipe=advisory"), postgres.Store(t, database, "recipe=advisory")
+	// With a TTL of a second the wait would end before the server looks for deadlocks. This one leaves a busy machine time.
+	const params, ttl = "recipe=advisory&deadlock_timeout=10min", 3 * time.Second
+	holder, first, second := postgres.Store(t, database, params), postgres.Store(t, database, params), postgres.Store(t, database, params)
 	g, _ := sqltest.Must(t, holder, "late", driver.Exclusive, requests.Long)
-	w := requests.Queue(t, first, requests.New("late", driver.Exclusive, time.Second))
+	w := requests.Queue(t, first, requests.New("late", driver.Exclusive, ttl))
 	var pid int
-	check(t, db.QueryRow("SELECT pid"+waiting).Scan(&pid))
+	requests.Eventually(t, "the first statement waits", func() bool { return db.QueryRow("SELECT pid"+waiting).Scan(&pid) == nil })
 	check(t, syscall.Kill(pid, syscall.SIGSTOP))
 	defer syscall.Kill(pid, syscall.SIGCONT)
-	other := requests.Queue(t, second, requests.New("late", driver.Exclusive, time.Second))
+	other := requests.Queue(t, second, requests.New("late", driver.Exclusive, ttl))
 	requests.Eventually(t, "the second statement has waited too long, and so has the first", func() (again bool) {
 		check(t, db.QueryRow("SELECT count(DISTINCT (classid, objid)) > 1"+waiting).Scan(&again))
 		return again
