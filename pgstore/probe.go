@@ -222,7 +222,7 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, err
 	}
 	g := Declared(s.cfg.Recipe)
-	if s.cfg.Recipe != Optimistic && (s.wanted == nil || s.wanted.unsupported() != nil) {
+	if s.cfg.Recipe != Optimistic && s.wanted.unsupported() != nil {
 		g.Wanted = driver.WakePoll
 	}
 	g.Notes = append(g.Notes, f.notes...)

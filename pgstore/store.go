@@ -51,7 +51,7 @@ type store struct {
 	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
 	schema *sqlkit.Probe[string] // of holdfast's tables
-	wanted *watches              // nil for recipe Optimistic, and on a caller's pool
+	wanted *watches
 	// wantedMark returns the mark of a watched name.
 	wantedMark func(key []byte) mark
 
@@ -193,18 +193,20 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
 	s.schema = sqlkit.NewProbe(s.findSchema)
 	s.valueTable = newValues(s)
+	s.wanted, s.wantedMark = newWatches(listen), wantedMark
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w record.Watcher
 		if listen != nil {
 			w = listen
 		}
+		s.wanted = newWatches(nil) // not those of waiters
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		r := newPessimistic(s)
-		s.engine, s.wantedMark = s.onSessions(r, listen), r.wanted
+		s.engine, s.wantedMark = s.onSessions(r), r.wanted
 	case Advisory:
-		s.engine, s.wantedMark = s.onSessions(advisory{sessions{s: s}}, listen), wantedMark
+		s.engine = s.onSessions(advisory{sessions{s: s}})
 	}
 	err := s.server.Open(ctx)
 	if _, reached := s.server.Facts(); reached && s.usesTables() {
@@ -219,11 +221,8 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	return &Store{s}, nil
 }
 
-// onSessions returns the engine of a recipe on sessions. listen is nil for a caller's pool.
-func (s *store) onSessions(r sqlkit.Recipe, listen *listener) engine {
-	if listen != nil {
-		s.wanted = newWatches(*listen)
-	}
+// onSessions returns the engine of a recipe on sessions.
+func (s *store) onSessions(r sqlkit.Recipe) engine {
 	e := sqlkit.NewSessions(s.dial, r, s.cfg.Idle(4), s.cfg.Namespace)
 	e.MaxConns = func() int { return s.cfg.SessionsOf(s.facts().connections) }
 	s.links.Limit(sqlkit.SideLinks)
@@ -236,8 +235,8 @@ func (s *store) String() string { return s.where }
 // Watch implements driver.Watcher for waiters only. For recipe Optimistic, behind a pooler and on a caller's pool it returns
 // an error of code CodeUnsupported.
 func (s *store) Watch(ctx context.Context, name string, changed func()) error {
-	if s.wanted == nil || name == "" {
-		return driver.Errorf(driver.CodeUnsupported, "pgstore: recipe %s: there are no notifications of these changes", s.cfg.Recipe)
+	if name == "" {
+		return errNoNotifications
 	}
 	if err := (sessions{s: s}).findRows(ctx); err != nil {
 		return err
@@ -250,9 +249,7 @@ func (s *store) Exposed() string { return s.cfg.Exposure }
 
 // Close closes the connections, and so ends the grants of Advisory and Pessimistic.
 func (s *store) Close(ctx context.Context) error {
-	if s.wanted != nil {
-		s.wanted.close()
-	}
+	s.wanted.close()
 	err := s.engine.Close(ctx)
 	s.links.Close()
 	if s.own != nil {

@@ -26,7 +26,7 @@ import (
 //
 // A notification that is lost, or finds no mark in such a moment, costs time: the holder reads the state once a second.
 type watches struct {
-	listener
+	*listener
 	*calls.Calls
 
 	mu      sync.Mutex
@@ -67,6 +67,8 @@ const (
 	listenRetry = 500 * time.Millisecond
 )
 
+var errNoNotifications = driver.Errorf(driver.CodeUnsupported, "pgstore: there are no notifications of these changes")
+
 // markAgain is the pause between tries to get a mark.
 var markAgain = backoff.Backoff{First: 10 * time.Millisecond, Max: time.Second}
 
@@ -85,8 +87,13 @@ func (r sessions) Announce(ctx context.Context, side sqlkit.Link, key []byte) er
 // wantedMark returns the mark of a name of recipe Advisory.
 func wantedMark(key []byte) mark { return hashed("wanted\x00", key) }
 
-func newWatches(l listener) *watches {
-	return &watches{listener: l, Calls: calls.New(), names: map[string]*watched{}}
+// newWatches makes the watches. Without a listener there are no notifications.
+func newWatches(l *listener) *watches {
+	w := &watches{listener: l, Calls: calls.New(), names: map[string]*watched{}}
+	if l == nil {
+		w.useless = errNoNotifications
+	}
+	return w
 }
 
 // close ends the watches.
