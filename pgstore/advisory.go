@@ -119,7 +119,9 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 	answers, err := s.Run(ctx, append(script, fmt.Sprintf("WITH w AS MATERIALIZED (%s), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
 		enter, shared, m.args(), grantOf(r.clockFor(a), severalTokens(a))))...)
 	switch {
-	case waitedTooLong(err) && shared != "": // perhaps for its turn to read the clock
+	case waitedTooLong(err) && (shared != "" || a.Label.Waited == 0):
+		// A statement that waits too long at the moment of the grant fails, and its session has the lock. A shared lock may
+		// also have waited for its turn to read the clock.
 		_, err = s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
 	case waitedTooLong(err):
 		err = nil

@@ -42,6 +42,7 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 		"a waiter whose connection a proxy has dropped and keeps open continues on another one, within 5s after the grant to the dead one",
 		"the next waiter of the same process requests the lock with a release within 5 ms of the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant",
 	}
+	g.Wanted = driver.WakePoll
 	return g
 }
 

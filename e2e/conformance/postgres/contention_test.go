@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,44 @@ func TestDeadlockVictimWaitsAgain(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatal("there was no deadlock")
+		}
+	}
+}
+
+// TestTimeoutAtTheGrantLeavesNoLock: the statement of a waiter ends with an error because it has waited too long, although
+// the server has just granted the lock to its session. The waiter frees the lock. Otherwise it would wait for the gate of
+// another waiter, which would wait for the lock.
+func TestTimeoutAtTheGrantLeavesNoLock(t *testing.T) {
+	t.Parallel()
+	database := postgres.Create(t)
+	db := postgres.Pool(t, database)
+	const waiting = " FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+	// With a TTL of a second the wait would end before the server looks for deadlocks. This one leaves a busy machine time.
+	const params, ttl = "recipe=advisory&deadlock_timeout=10min", 3 * time.Second
+	holder, first, second := postgres.Store(t, database, params), postgres.Store(t, database, params), postgres.Store(t, database, params)
+	g, _ := sqltest.Must(t, holder, "late", driver.Exclusive, requests.Long)
+	w := requests.Queue(t, first, requests.New("late", driver.Exclusive, ttl))
+	var pid int
+	requests.Eventually(t, "the first statement waits", func() bool { return db.QueryRow("SELECT pid"+waiting).Scan(&pid) == nil })
+	check(t, syscall.Kill(pid, syscall.SIGSTOP))
+	defer syscall.Kill(pid, syscall.SIGCONT)
+	other := requests.Queue(t, second, requests.New("late", driver.Exclusive, ttl))
+	requests.Eventually(t, "the second statement has waited too long, and so has the first", func() (again bool) {
+		check(t, db.QueryRow("SELECT count(DISTINCT (classid, objid)) > 1"+waiting).Scan(&again))
+		return again
+	})
+	sqltest.Release(t, holder, g)
+	check(t, syscall.Kill(pid, syscall.SIGCONT))
+	for range 2 {
+		select {
+		case <-w.Done:
+			sqltest.Release(t, first, w.Granted())
+			w.Done = nil
+		case <-other.Done:
+			sqltest.Release(t, second, other.Granted())
+			other.Done = nil
+		case <-time.After(requests.Timeout):
+			t.Fatal("no waiter gets the lock, which is free")
 		}
 	}
 }

@@ -23,17 +23,17 @@ import (
 // The contenders of this file make the requests that holdfast makes for a lock of a free name and its release, by the
 // client library of the server, and do nothing else. They show how much of a pair is the price of the requests.
 
-// limit returns such a contender.
-func limit(name string, open func(address string) (client, error)) contender {
+// bareRequests returns such a contender.
+func bareRequests(name string, open func(address string) (client, error)) contender {
 	return contender{name: "the bare requests" + name, bare: true, open: open}
 }
 
-// limitOwner is as long as what holdfast writes about an owner.
-const limitOwner = "h2xzmaqerlngiht7-1 host 12345 1795915706585165 "
+// bareOwner is as long as what holdfast writes about an owner.
+const bareOwner = "h2xzmaqerlngiht7-1 host 12345 1795915706585165 "
 
 // These scripts make the calls of holdfast's.
 var (
-	limitLock = rueidis.NewLuaScript(`
+	bareLock = rueidis.NewLuaScript(`
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 if redis.call('HLEN', KEYS[1]) > 0 then return redis.error_reply('ERR held') end
@@ -42,28 +42,28 @@ redis.call('SET', KEYS[2], token, 'GET')
 redis.call('HSET', KEYS[1], 's0', ARGV[1] .. token)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return token`)
-	limitUnlock = rueidis.NewLuaScript(`
+	bareUnlock = rueidis.NewLuaScript(`
 local found = redis.call('HMGET', KEYS[1], 's0', 'm', 's0')
 if not found[1] or not string.find(found[1], ARGV[1], 1, true) then return redis.error_reply('ERR not held') end
 return redis.call('HDEL', KEYS[1], 's0')`)
 )
 
-func openRedisLimit(address string) (client, error) {
+func openRedisRequests(address string) (client, error) {
 	c, err := newRueidis(address)
 	if err != nil {
 		return client{}, err
 	}
 	millis := fmt.Sprint(ttl.Milliseconds())
 	return client{close: c.Close, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
-		key := "limit:{" + name + "}"
-		err := limitLock.Exec(ctx, c, []string{key, key + "token"}, []string{limitOwner, millis}).Error()
+		key := "bare:{" + name + "}"
+		err := bareLock.Exec(ctx, c, []string{key, key + "token"}, []string{bareOwner, millis}).Error()
 		return 0, func() error {
-			return limitUnlock.Exec(context.Background(), c, []string{key}, []string{limitOwner}).Error()
+			return bareUnlock.Exec(context.Background(), c, []string{key}, []string{bareOwner}).Error()
 		}, err
 	}}, nil
 }
 
-func openEtcdLimit(address string) (client, error) {
+func openEtcdRequests(address string) (client, error) {
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Logger: zap.NewNop()})
 	if err != nil {
 		return client{}, err
@@ -83,9 +83,9 @@ func openEtcdLimit(address string) (client, error) {
 		return answer.Header.Revision, nil
 	}
 	return client{close: func() { _ = s.Close(); _ = c.Close() }, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
-		entries := "/limit/" + name + "/"
+		entries := "/bare/" + name + "/"
 		key := entries + "1"
-		revision, err := txn(ctx, clientv3.OpPut(key, limitOwner, clientv3.WithLease(s.Lease())),
+		revision, err := txn(ctx, clientv3.OpPut(key, bareOwner, clientv3.WithLease(s.Lease())),
 			clientv3.Compare(clientv3.ModRevision("/epoch/"+name), "=", 0),
 			clientv3.Compare(clientv3.ModRevision(entries).WithPrefix(), "<", 1),
 			clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
@@ -99,20 +99,20 @@ func openEtcdLimit(address string) (client, error) {
 // The statements of a pair: those of a request that does not wait, and those of its release. NAME is the name, and KEY
 // a number for it.
 var (
-	limitNamed = [2]string{
-		"SELECT IF(IS_FREE_LOCK('gate:NAME'), GET_LOCK('limit:NAME', 0), 0), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), CONNECTION_ID(), @@global.read_only",
-		"SELECT RELEASE_LOCK('limit:NAME'), 1",
+	bareNamed = [2]string{
+		"SELECT IF(IS_FREE_LOCK('gate:NAME'), GET_LOCK('bare:NAME', 0), 0), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), CONNECTION_ID(), @@global.read_only",
+		"SELECT RELEASE_LOCK('bare:NAME'), 1",
 	}
-	limitMariaRow = [2]string{
+	bareMariaRow = [2]string{
 		"START TRANSACTION;SELECT name, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), CONNECTION_ID(), @@global.read_only FROM by_hand WHERE name = 'NAME' FOR UPDATE SKIP LOCKED;SAVEPOINT hf_lock",
 		"ROLLBACK TO SAVEPOINT hf_lock;ROLLBACK;SELECT CONNECTION_ID(), 1",
 	}
 	// $1 is KEY.
-	limitAdvisory = [2]string{
+	bareAdvisory = [2]string{
 		"SELECT CASE WHEN pg_try_advisory_lock($1::bigint) THEN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint END, pg_backend_pid()",
 		"SELECT pg_advisory_unlock($1::bigint)",
 	}
-	limitPgRow = [2]string{
+	barePgRow = [2]string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" +
 			"SELECT set_config('holdfast.gate', CASE WHEN pg_try_advisory_lock_shared(KEY) THEN 'yes' END, true);" +
 			"WITH l AS MATERIALIZED (SELECT name FROM by_hand WHERE name = 'NAME' FOR UPDATE SKIP LOCKED), " +
@@ -123,30 +123,30 @@ var (
 	}
 )
 
-// limitKey returns a number for a name.
-func limitKey(name string) int64 {
+// bareKey returns a number for a name.
+func bareKey(name string) int64 {
 	h := fnv.New32()
 	h.Write([]byte(name))
 	return int64(h.Sum32())
 }
 
-// limitPair returns the functions of pooled that run the statements of a pair.
-func limitPair[C any](statements [2]string, run func(ctx context.Context, c C, statement string, key int64) error) func(context.Context, C, string) (func() error, error) {
+// barePair returns the functions of pooled that run the statements of a pair.
+func barePair[C any](statements [2]string, run func(ctx context.Context, c C, statement string, key int64) error) func(context.Context, C, string) (func() error, error) {
 	return func(_ context.Context, c C, name string) (func() error, error) {
-		ctx, key := context.Background(), limitKey(name)
+		ctx, key := context.Background(), bareKey(name)
 		fill := strings.NewReplacer("NAME", name, "KEY", fmt.Sprint(key))
 		return func() error { return run(ctx, c, fill.Replace(statements[1]), key) }, run(ctx, c, fill.Replace(statements[0]), key)
 	}
 }
 
-func openMariaDBLimit(statements [2]string) func(address string) (client, error) {
+func openMariaDBRequests(statements [2]string) func(address string) (client, error) {
 	return func(address string) (client, error) {
 		db, err := sql.Open("mysql", "root@tcp("+address+")/test?multiStatements=true")
 		if err != nil {
 			return client{}, err
 		}
 		return pooled(func() (*sql.Conn, error) { return db.Conn(context.Background()) }, func(c *sql.Conn) { _ = c.Close() },
-			limitPair(statements, func(ctx context.Context, c *sql.Conn, statement string, _ int64) error {
+			barePair(statements, func(ctx context.Context, c *sql.Conn, statement string, _ int64) error {
 				rows, err := c.QueryContext(ctx, statement)
 				if err != nil {
 					return err
@@ -180,11 +180,11 @@ func openMariaDBLimit(statements [2]string) func(address string) (client, error)
 }
 
 // errNotTaken is the error of a statement that has not locked or freed anything.
-var errNotTaken = errors.New("a statement of the limit has failed")
+var errNotTaken = errors.New("a statement of the bare requests has locked or freed nothing")
 
-func openPostgresLimit(statements [2]string) func(address string) (client, error) {
+func openPostgresRequests(statements [2]string) func(address string) (client, error) {
 	return func(address string) (client, error) {
-		return pgPooled(address, limitPair(statements, func(ctx context.Context, c *pgx.Conn, statement string, key int64) error {
+		return pgPooled(address, barePair(statements, func(ctx context.Context, c *pgx.Conn, statement string, key int64) error {
 			results := []*pgconn.Result{{}}
 			var err error
 			if strings.Contains(statement, "$1") {
@@ -209,11 +209,11 @@ func openPostgresLimit(statements [2]string) func(address string) (client, error
 	}
 }
 
-// openFileLimit opens a client that replaces a record in a file of the name, under flock, once for a lock and once for
+// openFileRequests opens a client that replaces a record in a file of the name, under flock, once for a lock and once for
 // its release.
-func openFileLimit(dir string) (client, error) {
+func openFileRequests(dir string) (client, error) {
 	var files sync.Map
-	record := []byte(strings.Repeat(limitOwner, 5))
+	record := []byte(strings.Repeat(bareOwner, 5))
 	replace := func(f *os.File) error {
 		fd, page := int(f.Fd()), make([]byte, os.Getpagesize())
 		if err := syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
@@ -231,7 +231,7 @@ func openFileLimit(dir string) (client, error) {
 	return client{close: end, lock: func(_ context.Context, name string) (uint64, func() error, error) {
 		f, known := files.Load(name)
 		if !known {
-			opened, err := os.OpenFile(filepath.Join(dir, "limit-"+name), os.O_CREATE|os.O_RDWR, 0o600)
+			opened, err := os.OpenFile(filepath.Join(dir, "bare-"+name), os.O_CREATE|os.O_RDWR, 0o600)
 			if err != nil {
 				return 0, nil, err
 			}
