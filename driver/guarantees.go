@@ -135,6 +135,9 @@ type Guarantees struct {
 	Wake  Wake
 	// Fallback limits the delay by a lost notification, 0 if none can be lost.
 	Fallback time.Duration
+	// Wanted is how a holder learns that a request waits, for the core's Wanted and Sticky: WakePush if Watch of a [Watcher]
+	// reports it, else WakePoll. It is empty if Visible is not VisibleAll.
+	Wanted Wake
 	// TryFirst: a request without Wait costs no more than one with it, and leaves no more at
 	// the store if its answer is lost. The core then uses it as its fast path, on the caller's
 	// goroutine. The core treats every store that needs no network like that.
@@ -189,6 +192,9 @@ func (g Guarantees) Rows() []Row {
 		{"minimum hold", map[bool]string{true: "kept by the store", false: "kept by the process"}[g.Linger]},
 		{"break", g.Break.Describe()},
 		{"inspection", g.inspection()},
+	}
+	if g.Wanted != "" {
+		rows = append(rows, Row{"Wanted, Sticky", string(g.Wanted)})
 	}
 	for _, n := range g.Notes {
 		rows = append(rows, Row{"note", n})

@@ -326,6 +326,7 @@ func (s *store) guarantees(least time.Duration) driver.Guarantees {
 		Linger:  true,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,
+		Wanted:  driver.WakePush,
 		Notes: []string{
 			"all locks of one client with the same TTL share a lease",
 			"the next waiter of the same process queues with the release, at most 5 ms after the grant",

@@ -152,7 +152,7 @@ func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Tokens: "the machine's clock in microseconds, above the last token of the name, also after a crash of the machine. If the directory was deleted or restored, they rise unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeTimeout,
-		Break:    driver.BreakNotify, Visible: driver.VisibleAll,
+		Break:    driver.BreakNotify, Visible: driver.VisibleAll, Wanted: driver.WakePush,
 		Notes: []string{
 			"a file system that is not local is refused, unless filesystem= names it",
 			"only processes of this user, unless mode=0770 or mode=0777 shares the directory",

@@ -134,6 +134,7 @@ func (s *store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Linger:  true,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,
+		Wanted:  driver.WakePush,
 	}, nil
 }
 

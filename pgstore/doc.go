@@ -48,6 +48,9 @@
 // [sqlkit.Sessions]) tries to take that lock in the statement that reads the clock. If another session has it, Advisory
 // releases its lock in the same statement, and Pessimistic ends its transaction by the next one.
 //
+// A client that watches a name for waiters, as the core does for Wanted and Sticky, listens on one connection for all its
+// names. A waiter of such a name notifies it, and other waiters do not: see watches.
+//
 // pg_locks shows the sessions that have locks, and pg_stat_activity shows their owners: the
 // comment of the last statement has the owner, and application_name the tokens. Both end
 // with the session. In the first 20 ms of a grant of [Advisory] only pg_locks shows it. Until then

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// listener receives the notifications of releases for recipe Optimistic. Waiters poll behind a pooler, and in
-// a store over the caller's pool, which has no listener.
+// listener receives notifications: those of releases for recipe Optimistic, and those of waiters for the other recipes,
+// see watches. Clients poll behind a pooler, and in a store over the caller's pool, which has no listener.
 type listener struct {
 	pg   *pgconn.Config
 	last *lastHost
@@ -23,7 +23,12 @@ const connectTimeout = 5 * time.Second
 
 // Watch implements record.Watcher on one connection.
 func (l *listener) Watch(ctx context.Context, changed func(key, id string)) error {
-	link, err := l.connect(ctx, changed)
+	link, err := l.connect(ctx, channel, func(payload string) {
+		data, _ := hex.DecodeString(payload)
+		if id, key, ok := strings.Cut(string(data), "\x00"); ok && key != "" {
+			changed(key, id)
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -38,15 +43,10 @@ func (l *listener) Watch(ctx context.Context, changed func(key, id string)) erro
 // errPooled is the error of a pooler, which passes no notifications.
 var errPooled = driver.Errorf(driver.CodeUnsupported, "there is a pooler before the server")
 
-// connect opens a connection that listens.
-func (l *listener) connect(ctx context.Context, changed func(key, id string)) (*pgLink, error) {
+// connect opens a connection that listens to a channel.
+func (l *listener) connect(ctx context.Context, channel string, receive func(payload string)) (*pgLink, error) {
 	cfg := l.pg.Copy()
-	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
-		data, _ := hex.DecodeString(n.Payload)
-		if id, key, ok := strings.Cut(string(data), "\x00"); ok && key != "" {
-			changed(key, id)
-		}
-	}
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { receive(n.Payload) }
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	link, err := dialLink(ctx, cfg, l.last)

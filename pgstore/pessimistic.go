@@ -51,6 +51,9 @@ func (r pessimistic) gate(key []byte) mark { return hashed("gate\x00"+r.place(),
 // held returns the advisory lock that makes the grants of a name visible.
 func (r pessimistic) held(key []byte) mark { return hashed("held\x00"+r.place(), key) }
 
+// wanted returns the mark of a watched name.
+func (r pessimistic) wanted(key []byte) mark { return hashed("wanted\x00"+r.place(), key) }
+
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {

@@ -222,6 +222,9 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, err
 	}
 	g := Declared(s.cfg.Recipe)
+	if s.cfg.Recipe != Optimistic && s.wanted.unsupported() != nil {
+		g.Wanted = driver.WakePoll
+	}
 	g.Notes = append(g.Notes, f.notes...)
 	if schema, known := s.schema.Facts(); known {
 		g.Notes = append(g.Notes, "the tables are in the schema "+schema)
@@ -249,7 +252,7 @@ func Declared(r Recipe) driver.Guarantees {
 		return g
 	}
 	g := sqlkit.SessionGuarantees(kind, 50*time.Millisecond, unit, "pg_terminate_backend")
-	g.Shared, g.Mixed = true, true
+	g.Shared, g.Mixed, g.Wanted = true, true, driver.WakePush
 	g.Notes = []string{
 		sqlkit.ConnectionsNote,
 		sqlkit.WaitNote,
@@ -258,6 +261,7 @@ func Declared(r Recipe) driver.Guarantees {
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old one still serves clients, both grant, and no client notices: stop it first",
 		"on a user's pool a ping every half second detects the end of a connection",
+		"a process that uses Sticky or Wanted listens on one more connection. Behind a pooler and on a user's pool it gets no notifications, so it reads once a second",
 		"readers cannot block a writer forever. The server serves writers in order, but a waiter repeats a statement after 5s, or after a shorter TTL of at least 1s: others may then get the lock before it",
 		"a waiter has a snapshot for at most 10s: CREATE INDEX CONCURRENTLY waits for its end, and vacuum removes no row that was deleted or changed later",
 	}

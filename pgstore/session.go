@@ -250,12 +250,12 @@ func (m mark) args() string {
 }
 
 // sights returns the advisory locks of the server that match where, with the sessions that hold them
-// or wait for them.
+// or wait for them. The view pg_stat_activity would cost more, for the names of databases and users.
 func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([]found, error) {
 	a, err := side.Run(ctx, `SELECT l.pid, extract(epoch FROM a.backend_start), l.granted, a.application_name, a.query,
 		(extract(epoch FROM coalesce(l.waitstart, a.query_start)) * 1000000)::bigint, (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint,
 		a.state, coalesce(host(a.client_addr), ''), l.classid, l.objid, l.objsubid, coalesce(a.wait_event_type, '')
-		FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+		FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_get_activity(NULL) a ON a.pid = l.pid
 		WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) AND (`+where+`)
 		ORDER BY l.granted DESC, l.waitstart NULLS FIRST`)
 	if err != nil {

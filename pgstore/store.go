@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,8 +37,8 @@ type engine = sqlkit.Engine
 // valueTable implements Get and Put.
 type valueTable = sqlkit.Values
 
-// Store is one client of a PostgreSQL server. It implements [driver.Store], Inspector, Breaker, Swapper, Values
-// and Exposer.
+// Store is one client of a PostgreSQL server. It implements [driver.Store], Inspector, Breaker, Watcher, Swapper,
+// Values and Exposer.
 type Store struct{ *store }
 
 type store struct {
@@ -50,6 +51,9 @@ type store struct {
 	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
 	schema *sqlkit.Probe[string] // of holdfast's tables
+	wanted *watches
+	// wantedMark returns the mark of a watched name.
+	wantedMark func(key []byte) mark
 
 	oneHost bool // the store opens its own connections, to one server
 }
@@ -189,15 +193,18 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
 	s.schema = sqlkit.NewProbe(s.findSchema)
 	s.valueTable = newValues(s)
+	s.wanted, s.wantedMark = newWatches(listen), wantedMark
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w record.Watcher
 		if listen != nil {
 			w = listen
 		}
+		s.wanted = newWatches(nil) // not those of waiters
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = s.onSessions(newPessimistic(s))
+		r := newPessimistic(s)
+		s.engine, s.wantedMark = s.onSessions(r), r.wanted
 	case Advisory:
 		s.engine = s.onSessions(advisory{sessions{s: s}})
 	}
@@ -225,11 +232,24 @@ func (s *store) onSessions(r sqlkit.Recipe) engine {
 // String returns where the locks are, without a password.
 func (s *store) String() string { return s.where }
 
+// Watch implements driver.Watcher for waiters only. For recipe Optimistic, behind a pooler and on a caller's pool it returns
+// an error of code CodeUnsupported.
+func (s *store) Watch(ctx context.Context, name string, changed func()) error {
+	if name == "" {
+		return errNoNotifications
+	}
+	if err := (sessions{s: s}).findRows(ctx); err != nil {
+		return err
+	}
+	return s.wanted.watch(ctx, s.wantedMark(slices.Concat(sqlkit.NamePrefix(s.cfg.Namespace), []byte(name))), changed)
+}
+
 // Exposed implements driver.Exposer for a store that opens its own connections.
 func (s *store) Exposed() string { return s.cfg.Exposure }
 
 // Close closes the connections, and so ends the grants of Advisory and Pessimistic.
 func (s *store) Close(ctx context.Context) error {
+	s.wanted.close()
 	err := s.engine.Close(ctx)
 	s.links.Close()
 	if s.own != nil {
@@ -274,4 +294,5 @@ var _ interface {
 	driver.Store
 	driver.Inspector
 	driver.Breaker
+	driver.Watcher
 } = (*store)(nil)

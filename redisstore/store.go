@@ -193,6 +193,7 @@ func (s *store) Client() Client { return s.srv.Client }
 // declare completes the guarantees.
 func (s *store) declare(g *driver.Guarantees) {
 	g.Order, g.Fallback, g.Visible = driver.OrderFIFO, fallbackInterval, driver.VisibleAll
+	g.Wanted = driver.WakePush
 	g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger, g.Reserves = true, true, true, true, true, true
 	g.Tokens = "the server's clock in microseconds, above the last token that the server or this client has seen. " +
 		"After a flush, a restart without data or a failover they may fall for a new client, if the clock was set back. " +

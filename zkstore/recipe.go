@@ -104,6 +104,7 @@ func (s *store) guarantees(longest time.Duration) driver.Guarantees {
 		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,
+		Wanted:  driver.WakePush,
 		Notes: []string{
 			fmt.Sprintf("a crash frees the lock when the session expires: the TTL plus %s, and up to two more ticks", s.slack()),
 			fmt.Sprintf("the servers' tickTime must be at most %s (set it with tick=)", s.cfg.tick),

@@ -62,7 +62,7 @@ func TestStoresListsGuarantees(t *testing.T) {
 		}
 	}
 	// Scripts rely on these fields.
-	keys := []string{"kind", "scope", "crash_frees", "paused_holder", "order", "wake", "wake_fallback_seconds",
+	keys := []string{"kind", "scope", "crash_frees", "paused_holder", "order", "wake", "wake_fallback_seconds", "wanted",
 		"shared", "semaphore", "mixed_limits", "slots", "tokens", "early_end", "early_end_notice_seconds", "ttl",
 		"min_hold_kept_by_store", "break", "inspection", "notes"}
 	slices.Sort(keys)

@@ -93,6 +93,8 @@ type Harness struct {
 	// Outside opens a client just outside of Guarantees.Reach, and Within one that differs from those of Open as far
 	// as Reach allows; nil if the harness cannot, or there is none.
 	Outside, Within func(t testing.TB, namespace string) driver.Store
+	// WatchesWaiters reports that Watch reports only requests that begin to wait.
+	WatchesWaiters bool
 	// Background names functions, as in a stack trace, whose goroutines belong to the
 	// harness and are no leak.
 	Background []string

@@ -38,6 +38,9 @@ func guaranteesAreWhole(e *env) {
 	if _, ok := s.(driver.Breaker); ok != (g.Break != driver.BreakNone) {
 		e.Errorf("breaking: declared %q, implemented %t", g.Break, ok)
 	}
+	if (g.Wanted != "") != (g.Visible == driver.VisibleAll) {
+		e.Errorf("Wanted is declared as %q, and an inspection shows %s", g.Wanted, g.Visible.Describe())
+	}
 	if s.String() == "" {
 		e.Error("String is empty")
 	}

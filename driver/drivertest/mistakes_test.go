@@ -439,7 +439,7 @@ func (c *client) send() driver.Instant {
 
 func (c *client) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	g, err := c.Store.Guarantees(ctx)
-	g.Visible, g.Break = driver.VisibleNothing, driver.BreakNone // a client has Store's methods alone
+	g.Visible, g.Wanted, g.Break = driver.VisibleNothing, "", driver.BreakNone // a client has Store's methods alone
 	if c.declare != nil {
 		c.declare(&g)
 	}

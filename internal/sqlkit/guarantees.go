@@ -37,6 +37,7 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
 	g.MinTTL, g.Granularity, g.Visible, g.VisibleAfter = minTTL, unit, driver.VisibleAll, VisibleAfter
+	g.Wanted = driver.WakePoll
 	return g
 }
 

@@ -347,6 +347,7 @@ func (w *wait) watch() {
 		if refused || w.is(&w.polls) || slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted }) {
 			w.set(&w.waited)
 			w.report(sights)
+			w.announce()
 			break
 		}
 		if poll.Sleep(w.watching) != nil {
@@ -378,6 +379,23 @@ func (w *wait) watch() {
 // report reports that the request is queued, and the holders.
 func (w *wait) report(sights []Sight) {
 	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
+}
+
+// Announcer is a recipe that can notify the clients that watch a key for waiters.
+type Announcer interface {
+	// Announce notifies these clients, if there are any, that a request waits. It uses another link.
+	Announce(ctx context.Context, side Link, key []byte) error
+}
+
+// announce notifies the clients that watch the name. They also read the state once a second, so an error does not matter.
+func (w *wait) announce() {
+	r, ok := w.e.recipe.(Announcer)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
+	defer cancel()
+	_ = w.e.withSideLink(ctx, func(side Link) error { return r.Announce(ctx, side, w.l.request.Key) })
 }
 
 // runs reports whether the session runs a statement.

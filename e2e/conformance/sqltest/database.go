@@ -312,6 +312,7 @@ func Conformance(t *testing.T, d *Database) {
 				// No clock is set: tokens are times of the server's clock, and fall if it is set back.
 				h.TTL = d.SessionTTL
 				h.OpenWithoutFallback = h.Open // the server queues
+				h.WatchesWaiters = true
 			} else {
 				servertest.Clock(t, &h, server.Process)
 				if h.SetClock != nil { // later tests use the server, too

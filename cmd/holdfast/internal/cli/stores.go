@@ -39,6 +39,7 @@ type guarantees struct {
 	Order     string   `json:"order"`
 	Wake      string   `json:"wake"`
 	Fallback  float64  `json:"wake_fallback_seconds"`
+	Wanted    string   `json:"wanted"` // empty if waiters are not shown
 	Shared    bool     `json:"shared"`
 	Semaphore bool     `json:"semaphore"`
 	Mixed     bool     `json:"mixed_limits"`
@@ -62,7 +63,7 @@ type ttl struct {
 func infoOf(g holdfast.Guarantees) *guarantees {
 	s := &guarantees{
 		Kind: g.Kind, Scope: string(g.Scope), Crash: string(g.Crash), Pause: string(g.Pause), Order: string(g.Order),
-		Wake: string(g.Wake), Fallback: g.Fallback.Seconds(),
+		Wake: string(g.Wake), Fallback: g.Fallback.Seconds(), Wanted: string(g.Wanted),
 		Shared: g.Shared, Semaphore: g.Semaphore, Mixed: g.Mixed, Slots: g.Slots,
 		Tokens: g.Tokens, EarlyEnd: append([]string{}, g.EarlyEnd...), Notice: g.Notice.Seconds(),
 		Linger: g.Linger, Break: string(g.Break), Visible: string(g.Visible), Notes: append([]string{}, g.Notes...),
