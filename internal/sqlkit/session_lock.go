@@ -383,12 +383,13 @@ type Announcer interface {
 }
 
 // announce notifies the clients that watch the name. They also read the state once a second, so an error does not matter.
+// It ends with the wait, so that a grant does not wait for another link.
 func (w *wait) announce() {
 	r, ok := w.e.recipe.(Announcer)
 	if !ok {
 		return
 	}
-	ctx, cancel := context.WithTimeout(w.ctx, cancelTimeout)
+	ctx, cancel := context.WithTimeout(w.watching, cancelTimeout)
 	defer cancel()
 	_ = w.e.withSideLink(ctx, func(side Link) error { return r.Announce(ctx, side, w.l.request.Key) })
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -120,7 +119,7 @@ func foreign(holders []driver.Holder) bool {
 	return len(holders) == 0 || slices.ContainsFunc(holders, func(h driver.Holder) bool { return h.Note != "" })
 }
 
-// granted returns the grant of an answer "TOKEN" or "TOKEN VALUE", and registers it.
+// granted returns the grant of an answer "TOKEN", and registers it.
 func (a *pending) granted(rep server.Reply) (driver.Grant, error) {
 	s, r := a.s, a.r
 	token, err := strconv.ParseUint(rep.Values[0], 10, 64)
@@ -131,9 +130,6 @@ func (a *pending) granted(rep server.Reply) (driver.Grant, error) {
 	h := &handle{own: a.st.own}
 	h.LateUntil = a.lateUntil
 	h.SetLead(a.lead)
-	if len(rep.Values) > 1 {
-		h.value = strings.Clone(rep.Values[1])
-	}
 	if s.layout != RedissonFenced {
 		s.srv.HighWater.Raise(s.bucket(r.Name), token)
 	}

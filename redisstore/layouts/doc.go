@@ -24,12 +24,6 @@
 // then commands that the server has just accepted. So a missing right, a full server or a
 // hash slot that moves leaves a lock as it was.
 //
-// In the layout plain, a release and a renewal are one command of the server, which
-// compares the whole value. Servers without such a command run a script. The value is
-// unique to the grant, so a late or repeated command has no effect on another grant. The
-// client relies only on the answer that the command was applied. After any other answer it
-// runs the script.
-//
 // All deadlines are by the server's clock. Where Redisson writes the Java client's wall
 // clock (queue entries of a fair lock, permits), the scripts write the server's time in the
 // same unit. A Java client whose clock is ahead then ends them early. The guarantees state

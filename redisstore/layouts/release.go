@@ -44,10 +44,6 @@ func (s *store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 	}
 	st := &step{id: g.ID, own: h.own, late: h.LateUntil, key: s.key(g.Name), verbArg: strconv.FormatUint(g.Token, 10)}
 	s.srv.Held.Forget(g.ID)
-	if done, err := s.deleteIfEqual(ctx, st, h); done || err != nil {
-		s.turns.released(st.key, false)
-		return err
-	}
 	rep, err := s.eval(ctx, s.verbs.release, st)
 	if err == nil && rep.Kind != 'R' {
 		return driver.NotHeld(g.Name, g.Token)
@@ -73,29 +69,18 @@ func (s *store) listening(key string, rep server.Reply) bool {
 
 // renew sets new deadlines for grants.
 func (s *store) renew(ctx context.Context, grants []driver.Grant, lead time.Duration) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
-	steps := make([]step, len(grants))
+	calls := make([]server.Call, len(grants))
 	for i := range grants {
 		g := &grants[i]
 		h, err := server.HandleOf[*handle](g)
 		if err != nil {
 			return slices.Repeat([]driver.Renewal{{Err: err}}, len(grants))
 		}
-		steps[i] = step{id: g.ID, own: h.own, ttl: server.TTL(g.TTL, lead), limit: g.Limit, key: s.key(g.Name)}
+		calls[i] = s.call(&step{id: g.ID, own: h.own, ttl: server.TTL(g.TTL, lead), limit: g.Limit, key: s.key(g.Name)})
 	}
-	// The scripts handle the grants that the server's own commands do not renew.
-	var left []int
-	var calls []server.Call
-	for i, decided := range s.setIfEqual(ctx, grants, steps, answers) {
-		if !decided {
-			left, calls = append(left, i), append(calls, s.call(&steps[i]))
-		}
-	}
-	if len(left) == 0 {
-		return answers
-	}
+	answers := make([]driver.Renewal, len(grants))
 	for i, a := range s.srv.EvalRenewals(ctx, s.verbs.renew, calls) {
-		answers[left[i]] = s.srv.Renewed(&grants[left[i]], a, grants[left[i]].TTL)
+		answers[i] = s.srv.Renewed(&grants[i], a, grants[i].TTL)
 	}
 	return answers
 }

@@ -22,7 +22,6 @@ type store struct {
 	verbs    *verbs
 	client   string // its UUID
 	channels *channels
-	compares conditional
 	turns    turns
 }
 
@@ -40,8 +39,7 @@ var (
 // handle is the store's own data in a grant.
 type handle struct {
 	server.Lease
-	own   string
-	value string // of the name's key, in the layout plain
+	own string
 }
 
 // Option changes how a store is opened. The options are [FairWait], and those of package redisstore:

@@ -1,4 +1,4 @@
--- acquire returns G token value (granted), B ms records... (not granted), L (too late), or V (the
+-- acquire returns G token (granted), B ms records... (not granted), L (too late), or V (the
 -- request was rolled back, or its grant was taken away). ARGV 13 is 1 to return the holders.
 if now > late then return {'L', text(now)} end
 local ended = call('HMGET', B, 'v:' .. id, 'b:' .. own)
@@ -32,4 +32,4 @@ else
   write(token)
   token = grab(token) or token
 end
-return {'G', text(now), text(token), stored()}
+return {'G', text(now), text(token)}

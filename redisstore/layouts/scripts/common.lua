@@ -7,7 +7,6 @@
 --   extend()       sets the grant's deadline to a full TTL from now
 --   drop()         ends the grant, and notifies waiters
 --   leave()        removes the queue entry of own
---   stored()       returns the value of the name's key, if the client compares it
 --   holders(add)   calls add(owner, record or '', milliseconds left) for each holder
 --
 -- KEYS: the name's key, the side key (the key beside it), and the keys of the rules. ARGV:
@@ -120,7 +119,6 @@ end
 
 local held, blocked, grab, extend, drop, holders
 local leave = function() end
-local stored = function() end
 local begin = function() end
 
 -- forget removes what write has written for own, and for grants that have expired. Without a holder

@@ -1,7 +1,5 @@
--- One string for each name, "holdfast ID TOKEN SINCE OWNER" if this library has written it. If the
--- server has commands for that, the client compares the whole value: see conditional.go.
+-- One string for each name, "holdfast ID TOKEN SINCE OWNER" if this library has written it.
 local value
-stored = function() return value end
 
 -- mine returns the owner in a value and the record of its grant, if this library has written it.
 local function mine(from)
