@@ -189,8 +189,12 @@ func (sessions) Ended(err error) bool {
 	return false
 }
 
-// sessionRow returns the condition for the session's row of pg_stat_activity.
+// sessionRow returns the condition for the session's row of pg_stat_activity. A role that other code has set may be shown
+// only the number of the session. The condition may then match a later session with this number.
 func sessionRow(id sqlkit.Identity) string {
+	if id.Since == "" {
+		return fmt.Sprintf("pid = %d", id.Conn)
+	}
 	return fmt.Sprintf("pid = %d AND extract(epoch FROM backend_start) = %s", id.Conn, id.Since)
 }
 
@@ -200,9 +204,13 @@ func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity
 	return a.Last() != nil, err
 }
 
-// End ends a session and reports whether it is gone.
+// End ends a session, unless it may be that of another client, and reports whether it is gone.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	a, err := side.Run(ctx, "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
+	end := "pg_catalog.pg_terminate_backend(pid)"
+	if id.Since == "" {
+		end = "1" // the server ends the session when it notices that its connection is closed
+	}
+	a, err := side.Run(ctx, "SELECT "+end+" FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
 	if err != nil {
 		return false, err
 	}

@@ -106,21 +106,7 @@ func cancelledWaitStrandsNothing(t *testing.T, d *Database) {
 		s := d.Store(t, database, params)
 		g, _ := Must(t, s, "cancel", driver.Exclusive, time.Minute)
 		for range 5 {
-			ctx, cancel := context.WithCancel(t.Context())
-			r, _ := Request("cancel", driver.Exclusive, time.Minute)
-			w := requests.QueueWith(t, ctx, s, r)
-			cancel()
-			<-w.Done
-			if w.Err == nil {
-				t.Fatalf("granted while it is held: %+v", w.Grant)
-			}
-			switch c := s.Classify(w.Err); c {
-			case driver.CodeWithdrawn:
-			case driver.CodeUnknown: // the server has not confirmed the end in time
-				requests.Undone(t, s, r)
-			default:
-				t.Errorf("a cancelled wait returns %v: %v", c, w.Err)
-			}
+			cancelWait(t, s, "cancel")
 			st, err := s.Inspect(t.Context(), "cancel")
 			if err != nil || len(st.Waiters) != 0 {
 				t.Errorf("after a cancelled wait: %+v, %v", st, err)
@@ -130,6 +116,26 @@ func cancelledWaitStrandsNothing(t *testing.T, d *Database) {
 		next, _ := Must(t, s, "cancel", driver.Exclusive, time.Minute)
 		Release(t, s, next)
 	})
+}
+
+// cancelWait cancels a request that waits for a lock that is held. It requires that the request ends.
+func cancelWait(t *testing.T, s Store, name string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, _ := Request(name, driver.Exclusive, time.Minute)
+	w := requests.QueueWith(t, ctx, s, r)
+	cancel()
+	<-w.Done
+	if w.Err == nil {
+		t.Fatalf("granted while it is held: %+v", w.Grant)
+	}
+	switch c := s.Classify(w.Err); c {
+	case driver.CodeWithdrawn:
+	case driver.CodeUnknown: // the server has not confirmed the end in time
+		requests.Undone(t, s, r)
+	default:
+		t.Errorf("a cancelled wait returns %v: %v", c, w.Err)
+	}
 }
 
 // waiterLeavesDeadConnection lets the connection of a waiter carry nothing any more, while it stays open. It requires
