@@ -42,7 +42,7 @@ type Watcher interface {
 	// Watch returns the context's error. Changes may coalesce, and a call may come without a
 	// change. changed does not block.
 	//
-	// A store that cannot report all changes reports at least a request that begins to wait, if Guarantees.Wanted is push.
+	// A store that cannot report all changes reports at least a request that has waited for a moment, if Guarantees.Wanted is push.
 	// The core reads the state once a second, too. Watch of a client that gets no notifications, or none for any name,
 	// returns an error of code CodeUnsupported.
 	Watch(ctx context.Context, name string, changed func()) error

@@ -60,7 +60,8 @@ func (l *listener) connect(ctx context.Context, channel string, receive func(pay
 		err = errPooled
 	}
 	if err == nil {
-		_, err = link.Run(ctx, "SET idle_session_timeout = 0", "LISTEN "+channel)
+		_, err = link.Run(ctx, "SET idle_session_timeout = 0", "SET tcp_keepalives_idle = 15", "SET tcp_keepalives_interval = 5",
+			"SET tcp_keepalives_count = 3", "LISTEN "+channel)
 	}
 	if err != nil {
 		link.Close()

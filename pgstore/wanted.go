@@ -63,6 +63,9 @@ const (
 	// listenOn is how long the connection listens after the last watch. A name that is kept again and again is watched
 	// as often.
 	listenOn = 10 * time.Second
+	// listenCheck is how long the connection may be silent before the client asks the server for an answer: a proxy may
+	// have dropped it.
+	listenCheck = 15 * time.Second
 	// listenRetry is the longest pause after a failure to listen. The pauses are random, see watchRetry of package record.
 	listenRetry = 500 * time.Millisecond
 )
@@ -243,9 +246,13 @@ func (w *watches) listen() error {
 		} else if err = link.conn.WaitForNotification(ctx); ctx.Err() != nil {
 			err = nil
 		}
-		idle := ctx.Err() == context.DeadlineExceeded && wait == listenOn
+		silent := ctx.Err() == context.DeadlineExceeded
+		idle := silent && wait == listenOn
 		end()
 		kick()
+		if silent && wait == listenCheck && err == nil {
+			err = w.mark(link, []string{"SELECT ''"})
+		}
 		if err != nil || idle || w.Stopped() {
 			return err
 		}
@@ -258,7 +265,7 @@ func (w *watches) plan(kick context.CancelFunc) (script []string, wait time.Dura
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.kick = kick
-	wait = time.Hour
+	wait = listenCheck
 	now := time.Now()
 	for key, n := range w.names {
 		has := "pg_catalog.pg_try_advisory_lock(%[1]s)"
@@ -285,7 +292,7 @@ func (w *watches) plan(kick context.CancelFunc) (script []string, wait time.Dura
 	return script, wait
 }
 
-// mark runs a script of plan.
+// mark runs a script of plan, or a statement that returns no mark.
 func (w *watches) mark(link *pgLink, script []string) error {
 	ctx, cancel := context.WithTimeout(w.Ctx, sqlkit.AnswerWithin)
 	defer cancel()
@@ -298,6 +305,9 @@ func (w *watches) mark(link *pgLink, script []string) error {
 	for i := range answers {
 		row := answers.First(i)
 		n := w.names[row.Text(0)]
+		if n == nil {
+			continue
+		}
 		if n.marked = row.True(1); n.marked {
 			n.next, n.pause = time.Time{}, markAgain
 		}

@@ -27,8 +27,7 @@ var inspections = map[string][]string{
 // and completion, refuse every invalid input. TestBadInputIsRefused does the same for run.
 func TestInspectionsRefuseBadInput(t *testing.T) {
 	long := strings.Repeat("n", 513)
-	type bad struct{ args, message []string }
-	cases := map[string]bad{
+	for name, c := range map[string]struct{ args, message []string }{
 		"ls, two":               {[]string{"ls", "a", "b"}, []string{"2 arguments", "one PREFIX, or none"}},
 		"ls, long":              {[]string{"ls", long}, []string{"PREFIX", "513", "512"}},
 		"ls, waiters":           {[]string{"ls", "--waiters=all"}, []string{"--waiters", `"all"`, "true or false"}},
@@ -66,24 +65,7 @@ func TestInspectionsRefuseBadInput(t *testing.T) {
 		"completion, none":      {[]string{"completion"}, []string{"no shell given", "completion --help"}},
 		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{`"bash"`, "completion zsh"}},
 		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "completion"}},
-	}
-	for sub, args := range inspections {
-		for flag, c := range map[string]bad{
-			"namespace":  {[]string{"--namespace", long}, []string{"--namespace", "513", "128"}},
-			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "memory, "}},
-			"a path":     {[]string{"--store", "/var/locks"}, []string{"--store", "scheme", "file:///"}},
-			"store-file": {[]string{"--store-file", "no-such-file"}, []string{"--store-file", "no-such-file"}},
-			"both":       {[]string{"--store", "memory://", "--store-file", "f"}, []string{"--store", "--store-file"}},
-			"unknown":    {[]string{"--strore", "f"}, []string{"--strore"}},
-			"short":      {[]string{"-s"}, []string{"-s", "two dashes"}},
-		} {
-			cases[sub+", "+flag] = bad{append(slices.Clone(args), c.args...), c.message}
-		}
-		if sub != "break" { // break has no --json
-			cases[sub+", JSON"] = bad{append(slices.Clone(args), "--json=5"), []string{"--json", `"5"`, "true or false"}}
-		}
-	}
-	for name, c := range cases {
+	} {
 		t.Run(name, func(t *testing.T) { refuses(t, c.args, append(c.message, "--help")...) })
 	}
 }

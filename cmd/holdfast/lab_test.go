@@ -34,9 +34,6 @@ func TestLabConvictsMistake(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "clock-token", "report.html")); err != nil {
 		t.Error(err)
 	}
-	r = w.run("lab", "no-such").expectStatus(t, 64)
-	contains(t, r.stderr, `no mistake or story "no-such"`, "clock-token")
-	w.run("lab", "--all", "clock-token").expectStatus(t, 64)
 }
 
 // TestLabPlaysStory: lab plays a story that needs no server, and a story whose server is missing.

@@ -57,9 +57,6 @@ type ZooKeeperTLS struct {
 	KeyStore, TrustStore string
 }
 
-// ZooKeeperInstalled returns ErrNoZooKeeper if no ZooKeeper can be started.
-func ZooKeeperInstalled() error { return new(ZooKeeperConfig).complete() }
-
 // complete sets the defaults and the classpath. It returns ErrNoZooKeeper if no server can be started.
 func (c *ZooKeeperConfig) complete() error {
 	c.Tick = cmp.Or(c.Tick, 100*time.Millisecond)

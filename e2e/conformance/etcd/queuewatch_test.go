@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
@@ -16,26 +15,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/servers"
 )
 
-// gate delays the answers to the next transaction, and can end the stream of watches.
+// gate is an interceptor that can end the stream of watches.
 type gate struct {
-	mu      sync.Mutex
-	reached chan struct{} // closed when the answer has come; nil if no answer is to be delayed
-	through chan struct{} // closed when the answer may pass
-	closed  chan struct{} // no stream opens before this is closed; nil if streams may open
-	end     context.CancelFunc
-}
-
-func (g *gate) txn(_ *etcdserverpb.TxnRequest, send func() error) error {
-	err := send()
-	g.mu.Lock()
-	reached, through := g.reached, g.through
-	g.reached = nil
-	g.mu.Unlock()
-	if reached != nil {
-		close(reached)
-		<-through
-	}
-	return err
+	*interceptor
+	mu     sync.Mutex
+	closed chan struct{} // no stream opens before this is closed; nil if streams may open
+	end    context.CancelFunc
 }
 
 func (g *gate) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -65,7 +50,7 @@ func (g *gate) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clien
 func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client, other := c.direct(t), c.open(t)
-	g := &gate{}
+	g := &gate{interceptor: newInterceptor()}
 	s := over(t, c.direct(t, onTxn(g.txn), func(cfg *clientv3.Config) {
 		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(g.stream))
 	}))
@@ -95,12 +80,9 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 			queue(t, other, request(name, 1, time.Hour))
 			delete = append(delete, keyOf(t, client, name))
 		}
-		reached, through, closed := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		g.mu.Lock()
-		g.reached, g.through = reached, through
-		g.mu.Unlock()
+		entry, closed := g.stopBeforeReturn(), make(chan struct{})
 		w := submit(t, s, request(name, 1, time.Hour))
-		receive(t, test.what+": the answer to the entry", reached)
+		receive(t, test.what+": the answer to the entry", entry.reached)
 		if test.own { // delete it first: after the others it would be a grant that is lost
 			delete = append([]string{keyOf(t, client, name)}, delete...)
 		}
@@ -112,7 +94,7 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 		}
 		remove(t, client, delete...)
 		if test.behind {
-			close(through)
+			entry.resume()
 		}
 		if test.lost {
 			g.mu.Lock()
@@ -121,7 +103,7 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 			close(closed)
 		}
 		if !test.behind {
-			close(through)
+			entry.resume()
 		}
 		err := w.Ended()
 		switch {

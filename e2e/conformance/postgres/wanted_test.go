@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/internal/must"
+	"github.com/holdfast-go/holdfast/internal/servers"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
@@ -114,6 +115,30 @@ func TestWaiterNotifiesEachWatch(t *testing.T) {
 			return n == 0
 		})
 	})
+}
+
+// TestListenerLeavesADeadConnection: the connection that listens carries nothing any more, while it stays open. The client
+// listens on another one.
+func TestListenerLeavesADeadConnection(t *testing.T) {
+	t.Parallel()
+	database := postgres.Create(t)
+	db := postgres.Pool(t, database)
+	proxy, err := servers.NewProxy(postgres.Server(t).Address)
+	check(t, err)
+	t.Cleanup(proxy.Close)
+	holder, s := postgres.Store(t, database, "recipe=advisory"), postgres.StoreAt(t, proxy.Address(), database, "recipe=advisory")
+	g, _ := sqltest.Must(t, holder, "dead", driver.Exclusive, requests.Long)
+	w := watch(t, s, "dead")
+	first := listening(t, db)
+	proxy.Mute()
+	requests.Eventually(t, "another session listens", func() bool {
+		var n int
+		check(t, db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1 AND query LIKE 'SELECT ''%,%'", first).Scan(&n))
+		return n > 0
+	})
+	waits(t, holder, "dead", w)
+	w.end(t)
+	sqltest.Release(t, holder, g)
 }
 
 // TestWaitWithoutAWatchNotifiesNobody: while no client watches a name, no client is notified, however many wait.

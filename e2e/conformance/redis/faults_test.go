@@ -1,7 +1,6 @@
 package redis
 
 import (
-	"context"
 	"errors"
 	"math"
 	"strings"
@@ -138,47 +137,6 @@ func TestTombstoneExpiresWithoutCleanup(t *testing.T) {
 	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.CodeBusy {
 		t.Errorf("a request with an expired tombstone: %v", err)
 	}
-}
-
-// TestPromotedReplicaKeepsAcknowledgedGrant: a replica acknowledges a grant and becomes the primary. The
-// holder keeps its grant, and the waiter is next.
-func TestPromotedReplicaKeepsAcknowledgedGrant(t *testing.T) {
-	t.Parallel()
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
-	p := proxy(t, g.Primary)
-	url := "redis://" + p.Address() + "?replicas=1"
-	a, b := open(t, url), open(t, url)
-	held := acknowledged(t, a, "x")
-	w := queue(t, b, request("x", driver.Exclusive, long))
-
-	g.Primary.Kill()
-	if _, err := g.Replicas[0].Do(t.Context(), "REPLICAOF", "NO", "ONE"); err != nil {
-		t.Fatal(err)
-	}
-	check(t, p.Redirect(g.Replicas[0].Address()))
-	// The next grant waits for this replica of the new primary.
-	more, err := servers.StartRedis(t.Context(), t.TempDir(), "--replicaof", strings.ReplaceAll(g.Replicas[0].Address(), ":", " "))
-	check(t, err)
-	t.Cleanup(more.Kill)
-	check(t, (&servers.RedisReplicas{Primary: g.Replicas[0], Replicas: []*servers.Redis{more}}).Linked(t.Context()))
-	// The holder still has the acknowledged grant.
-	for end := time.Now().Add(testTimeout); ; {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		answer := a.Renew(ctx, []driver.Grant{held})
-		cancel()
-		if answer[0].Err == nil {
-			break
-		}
-		if a.Classify(answer[0].Err) == driver.CodeNotHeld || time.Now().After(end) {
-			t.Fatal(answer[0].Err)
-		}
-	}
-	w.Pending()
-	check(t, a.Release(t.Context(), held, 0))
-	rises(t, held, w.Granted())
 }
 
 // TestUnacknowledgedGrantIsRolledBack: a grant that no replica acknowledges fails and is removed. A renewal

@@ -161,54 +161,7 @@ func TestReplicasAcknowledgeBeforeStart(t *testing.T) {
 	}
 }
 
-// TestReleaseBesideConfirmation: the confirmation of a grant and its release are applied in either order,
-// on two connections. The release succeeds, and nothing is left.
-func TestReleaseBesideConfirmation(t *testing.T) {
-	r := start(t)
-	gate := newGate(t, r.Address())
-	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
-	slow := open(t, "redis://"+gate.Address())
-	release(t, slow, must(t, slow, provisional("connected")))
-	for _, first := range []string{"confirmation", "release"} {
-		for end := time.Now().Add(testTimeout); ; {
-			s, _, g := started(t, "n", a, b)
-			if first == "confirmation" {
-				if answer := renewed(t, slow, g); answer.Err != nil {
-					if elapsed, _ := g.SentAt.Elapsed(); elapsed < g.TTL || time.Now().After(end) {
-						t.Fatal(answer.Err)
-					}
-					continue
-				}
-			} else {
-				gate.hold()
-			}
-			late := make(chan driver.Renewal, 1)
-			go func() { late <- slow.Renew(t.Context(), []driver.Grant{g})[0] }()
-			if first == "confirmation" {
-				<-late
-			}
-			err := s.Release(t.Context(), g, 0)
-			gate.release()
-			if first == "release" {
-				if answer := <-late; answer.Err == nil {
-					t.Errorf("a confirmation after the release: %+v", answer)
-				}
-			}
-			if err != nil {
-				if elapsed, _ := g.SentAt.Elapsed(); first == "confirmation" || elapsed < g.TTL || time.Now().After(end) {
-					t.Fatal(err)
-				}
-				continue // the machine was too busy
-			}
-			break
-		}
-		if left := leftovers(t, r); len(left) > 0 {
-			t.Errorf("%s first: %v", first, left)
-		}
-	}
-}
-
-// TestReleaseWhileSlotMoves: the hash slot of a lock moves, with its key and without its counter. A
+// TestReleaseWhileSlotMoves: the hash slot of a lock moves, and its counter has moved already. A
 // release succeeds without the counter, and the waiter confirms its grant.
 func TestReleaseWhileSlotMoves(t *testing.T) {
 	c := cluster(t)
@@ -223,8 +176,9 @@ func TestReleaseWhileSlotMoves(t *testing.T) {
 	if answer := renewed(t, b, g); answer.Err != nil {
 		t.Skip("the machine was too busy to confirm in time")
 	}
-	check(t, c.BeginMove(t.Context(), slot, from, to))
 	next := queue(t, d, provisional(name))
+	check(t, c.BeginMove(t.Context(), slot, from, to))
+	check(t, c.MoveKey(t.Context(), counterOf(name), from, to))
 	if err := b.Release(t.Context(), g, 0); err != nil {
 		t.Error(err)
 	}
