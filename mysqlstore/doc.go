@@ -56,12 +56,10 @@
 // statement sleeps for as many microseconds, and reads the time again. Shared grants and permits read
 // the clock one after the other, behind a named lock, so that no two have the same token.
 //
-// A session recipe keeps no token after the grant. So if the clock is set back, or a server is promoted whose clock is
-// behind, tokens are below earlier ones for as long as the clock is. With [DurableTokens] each grant raises a row to the
-// larger of the clock and one more than its last value, and commits that first. So tokens rise then, too, and after a
-// restart. Optimistic does the same with the row of the name. A server that is promoted without the last commits has an older
-// row. There the tokens rise if its clock is past the last token. That is so unless a clock was set back, or its clock is
-// behind by more than the failover took.
+// A session recipe keeps no token after the grant. So if the clock is set back, or a server is
+// promoted whose clock is behind, tokens are below earlier ones for as long as the clock is. With
+// [DurableTokens] they rise then, too, and so do those of [Optimistic]. [sqlkit.Sessions] explains
+// both, and the exception: a server that is promoted without the last commits.
 //
 // Each name has a gate, which is a named lock. A waiter of [Pessimistic] or [Named] first takes the gate,
 // and then waits for the lock while it has the gate. The other waiters wait for the gate, in the order in
@@ -79,8 +77,8 @@
 // ends the session that has this named lock, in one statement. If no session has it, the
 // session is gone. A connection number is no identity: after a failover the new server may
 // have given the number to another program.
-// A KILL may arrive late. The client never uses a session again after it has begun to end its
-// statement, so such a KILL finds no session, or one that only waits for its end.
+// A KILL may arrive late. The client never uses a session again after it has begun to end it, so
+// such a KILL finds no session, or one that only waits for its end.
 //
 // No decision about a lock depends on the records of holders in holdfast_session. A session
 // has a named lock for each grant that it records, and the row counts while the session has

@@ -100,13 +100,10 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 	if r.at(s).sysdateNow {
 		got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
 	}
-	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			answers, err := s.Run(ctx, raiseHighWater(a)...)
-			return countedGrant(a, got, answers, err)
-		})
-	}
-	return got, nil
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		answers, err := s.Run(ctx, raiseHighWater(a)...)
+		return countedGrant(a, got, answers, err)
+	})
 }
 
 // script returns the statements of Lock. If separate statements read the clock, their answers
@@ -122,15 +119,15 @@ func (r named) script(s *sqlkit.Session, a *sqlkit.LockRequest) []string {
 		label, take = comment(a), fmt.Sprintf("IF(%s, GET_LOCK(%s, %d) + 0 * RELEASE_LOCK(%s), NULL)", enter(a.Key), lock, forever, gate(a.Key))
 	}
 	query := "SELECT " + label + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
-	pause := ""
-	if r.tokens(a) > 1 {
-		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", lock, r.pause(a))
+	twice := ""
+	if a.ClockTokens() > 1 {
+		twice = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", lock, pause(a))
 	}
 	if r.at(s).sysdateNow {
-		return append([]string{query}, r.clocks(a, pause)...)
+		return append([]string{query}, clocks(a, twice)...)
 	}
-	if pause != "" {
-		query += ", " + pause + ", " + sysdate
+	if twice != "" {
+		query += ", " + twice + ", " + sysdate
 	}
 	return []string{query}
 }
@@ -138,9 +135,6 @@ func (r named) script(s *sqlkit.Session, a *sqlkit.LockRequest) []string {
 // Pass keeps the lock if no session waits at its gate, and otherwise frees it, in one
 // statement.
 func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.Got{}, sqlkit.PassRefused, nil
-	}
 	lock := r.lockOf(old)
 	answers, err := s.Run(ctx, fmt.Sprintf("SELECT CASE WHEN COALESCE(IS_USED_LOCK(%s), 0) <> CONNECTION_ID() THEN -1 WHEN IS_FREE_LOCK(%s) THEN %s ELSE RELEASE_LOCK(%[1]s) - 1 END, @@global.read_only",
 		lock, gate(old.Key), clock))
@@ -176,12 +170,6 @@ func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequ
 		r.s.record.end(a.ID)
 	}
 	return answers.First(0).True(0), nil
-}
-
-// Clear frees a lock that was granted while the statement was being cancelled.
-func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()", "SELECT GET_LOCK("+identityLock(s.ID)+", 0)")
-	return err
 }
 
 // Survey returns the holders that are recorded, and the waiters. For a single name without a

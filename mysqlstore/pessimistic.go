@@ -18,15 +18,12 @@ type pessimistic struct {
 
 func newPessimistic(s *store) pessimistic {
 	name := func(name []byte) string { return asText(string(name)) }
-	return pessimistic{sessions{s: s}, &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit, Name: name}}
+	return pessimistic{sessions{s: s}, &sqlkit.NameRows{Table: s.cfg.Table, Column: s.cfg.Column, Key: lit, Name: name, In: dialect.In}}
 }
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
-		return 0, err
-	}
-	return sqlkit.RoundTTL(q.TTL, unit)
+	return r.s.cfg.CheckRow(q, unit)
 }
 
 // rowIf returns the condition that finds a name's row if its column permits fits. The subquery reads
@@ -140,14 +137,11 @@ func locked(err error) bool { return isError(err, errLockWait, errStatementTime)
 
 // grant returns got. If tokens are durable, it first replaces the tokens of got.
 func (r pessimistic) grant(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			// The commit uses another connection, since this one's transaction is open.
-			answers, err := r.s.commit(ctx, raiseHighWater(a)...)
-			return countedGrant(a, got, answers, err)
-		})
-	}
-	return got, nil
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		// The commit uses another connection, since this one's transaction is open.
+		answers, err := r.s.commit(ctx, raiseHighWater(a)...)
+		return countedGrant(a, got, answers, err)
+	})
 }
 
 // A savepoint that is set when the row is locked ends with the transaction. A rollback to it
@@ -175,9 +169,6 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 // Pass proves that the transaction still exists, and keeps it if no session waits at the
 // gate. Otherwise, on MariaDB, it ends the transaction.
 func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.Got{}, sqlkit.PassRefused, nil
-	}
 	// The proof follows the reading of the clock.
 	script := []string{fmt.Sprintf("SELECT @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", gate(r.rowOf(old.Key)), clock), proveSavepoint}
 	ifOthersWait := sqlkit.PassRefused
@@ -227,7 +218,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 	if a.Limit == driver.Exclusive {
 		script = append(script, setSavepoint)
 		if r.at(s).sysdateNow {
-			script = append(append(script, r.clocks(a, r.pause(a))...), proveSavepoint)
+			script = append(append(script, clocks(a, pause(a))...), proveSavepoint)
 		}
 	} else {
 		if size := sqlkit.Kind(a.Limit); size > 0 {
@@ -261,8 +252,8 @@ func (r pessimistic) selectRow(s *sqlkit.Session, a *sqlkit.LockRequest, wait bo
 	if a.Wait {
 		label = comment(a)
 	}
-	if r.tokens(a) > 1 && !r.at(s).sysdateNow {
-		later = ", " + r.pause(a) + ", " + sysdate
+	if a.ClockTokens() > 1 && !r.at(s).sysdateNow {
+		later = ", " + pause(a) + ", " + sysdate
 	}
 	return fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), @@global.read_only%s FROM %s %s",
 		label, r.Permits(), sysdate, later, row, mode)
@@ -313,12 +304,6 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		r.s.record.end(a.ID)
 	}
 	return answers.Last().Int(0) == s.ID.Conn, nil
-}
-
-// Clear ends the transaction.
-func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "ROLLBACK")
-	return err
 }
 
 // Locked locks the row for a moment, if it is free. A row that exists and that the server skips is locked.

@@ -398,14 +398,11 @@ func Declared(r Recipe) driver.Guarantees {
 		return g
 	}
 	g := sqlkit.SessionGuarantees(kind, unit, unit, "KILL")
-	g.Notes = []string{
-		sqlkit.ConnectionsNote,
-		sqlkit.WaitNote,
-		sqlkit.PassNote,
+	g.Notes = append(g.Notes,
 		"the server's wait_timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",
 		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. If an old primary remains writable or cannot be reached, its holders notice the loss after the TTL",
-	}
+	)
 	if r == Named {
 		g.Reach = "every client of the server, in all its databases"
 	}
@@ -413,7 +410,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Shared, g.Semaphore, g.Slots, g.Order = true, true, true, driver.OrderNone
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another, and cannot block a writer forever",
-			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits those for shared locks, until they stop. Neither keeps out a writer",
+			sqlkit.PermitsNote,
 			"MariaDB serves writers in order",
 			"a held lock is an open transaction in the server's list; it does not hold back the purge of old rows",
 		)

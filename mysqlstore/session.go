@@ -18,7 +18,7 @@ import (
 //   - prove runs the recipe's proof that the session still has its lock, and restarts the timer. Once the grant
 //     has stood for a while, prove records its holder in holdfast_session.
 //   - Runs reports whether the session runs a statement.
-//   - Cancel, End and Evict end a statement, a session, or a grant. They run on another connection.
+//   - End and Evict end a session, or a grant. They run on another connection.
 //   - Cause and Ended find out why a session has ended.
 //
 // survey reads what the sessions have recorded.
@@ -146,13 +146,6 @@ func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity
 		err = sqlkit.ErrReadOnly
 	}
 	return a.Last().Int(1) > 0, err
-}
-
-// Cancel ends the statement of a session. The server finds the session by its identity and
-// ends the statement in one step.
-func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
-	_, err := side.Run(ctx, "KILL QUERY IS_USED_LOCK("+identityLock(id)+")")
-	return unlessGone(err)
 }
 
 // End ends a session and reports whether it is gone from the server. On a server that has

@@ -45,7 +45,7 @@ type store struct {
 	cfg    *config
 	where  string
 	dial   func(context.Context) (sqlkit.Link, error) // opens a connection
-	links  *sqlkit.Pool                               // for commits beside an open transaction
+	links  *sqlkit.Pool                               // for Optimistic, for Get and Put, and for commits beside an open transaction
 	record *recorder
 	dialer *sqlkit.Dialer       // nil if the store takes its connections from the caller's pool
 	server *sqlkit.Probe[facts] // of the first server
@@ -184,14 +184,14 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 		return s.know(ctx, l)
 	})
 	s.record = newRecorder(s)
-	s.valueTable = newValues(s)
+	s.valueTable = sqlkit.NewValues(c.Namespace, &dialect, faults{}, s.links)
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), s.connect), table{}, faults{}, nil, s.skew, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(s.links, &dialect, faults{}, nil, s.skew, c.Namespace)
 	case Pessimistic:
-		s.engine = s.onSessionsOf(newPessimistic(s))
+		s.engine = c.OnSessions(s.connect, newPessimistic(s), s.links, s.connections)
 	case Named:
-		s.engine = s.onSessionsOf(named{sessions{s: s}})
+		s.engine = c.OnSessions(s.connect, named{sessions{s: s}}, s.links, s.connections)
 	}
 	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
@@ -200,20 +200,15 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	return &Store{s}, nil
 }
 
-// onSessionsOf returns the engine of a recipe on sessions.
-func (s *store) onSessionsOf(r sqlkit.Recipe) engine {
-	e := sqlkit.NewSessions(s.connect, r, s.cfg.Idle(4), s.cfg.Namespace)
-	e.MaxConns = func() int {
-		f, _ := s.server.Facts()
-		return s.cfg.SessionsOf(f.connections)
-	}
-	s.links.Limit(sqlkit.SideLinks)
-	return e
+// connections returns how many connections the server accepts of the user.
+func (s *store) connections(ctx context.Context) (int64, error) {
+	f, err := s.server.Read(ctx)
+	return f.connections, err
 }
 
 // commit runs statements on a connection without a transaction, at a server that accepts writes.
 func (s *store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
-	return s.links.RunAtPrimary(ctx, faults{}, "SELECT @@global.read_only", isReadOnly, statements...)
+	return s.links.RunAtPrimary(ctx, faults{}, &dialect, statements...)
 }
 
 // String returns where the locks are, without a password.

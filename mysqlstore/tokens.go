@@ -16,24 +16,15 @@ const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 // zone is UTC. NOW and UTC_TIMESTAMP are evaluated before the wait.
 const sysdate = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
 
-// tokens returns how many tokens the script that takes a lock reserves. The counter
-// reserves durable tokens.
-func (r sessions) tokens(a *sqlkit.LockRequest) int {
-	if r.s.cfg.Durable {
-		return 1
-	}
-	return a.Tokens
-}
-
 // pause returns an expression that waits for one microsecond per token of a request.
-func (r sessions) pause(a *sqlkit.LockRequest) string {
-	return fmt.Sprintf("SLEEP(%.6f)", (time.Duration(r.tokens(a)) * time.Microsecond).Seconds())
+func pause(a *sqlkit.LockRequest) string {
+	return fmt.Sprintf("SLEEP(%.6f)", (time.Duration(a.ClockTokens()) * time.Microsecond).Seconds())
 }
 
 // clocks returns statements that read the clock, and for several tokens a second time after a
 // pause. They are for servers on which SYSDATE is the time of the statement.
-func (r sessions) clocks(a *sqlkit.LockRequest, pause string) []string {
-	if r.tokens(a) == 1 {
+func clocks(a *sqlkit.LockRequest, pause string) []string {
+	if a.ClockTokens() == 1 {
 		return []string{"SELECT " + clock}
 	}
 	return []string{"SELECT " + clock, "DO " + pause, "SELECT " + clock}

@@ -99,13 +99,10 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Tokens: int(row.Int(2)), Slot: driver.NoSlot}
-	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			answers, err := s.Run(ctx, r.durableStatement(a))
-			return durableGrant(a, got, answers, err)
-		})
-	}
-	return got, nil
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		answers, err := s.Run(ctx, r.durableStatement(a))
+		return durableGrant(a, got, answers, err)
+	})
 }
 
 // await waits for the lock. A statement that waits again has the gate alone. So it is not overtaken by others that wait
@@ -120,12 +117,12 @@ func (r advisory) await(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 		enter = "SELECT pg_catalog.pg_advisory_unlock_all() WHERE " + ifFlag("gate", "true")
 	}
 	answers, err := s.Run(ctx, append(script, fmt.Sprintf("WITH w AS MATERIALIZED (%s), l AS MATERIALIZED (SELECT pg_catalog.pg_advisory_lock%s(%s) FROM w), %s",
-		enter, shared, m.args(), grantOf(r.clockFor(a), r.severalTokens(a))))...)
+		enter, shared, m.args(), grantOf(r.clockFor(a), severalTokens(a))))...)
 	switch {
 	case waitedTooLong(err) && (shared != "" || a.Label.Waited == 0):
 		// A statement that waits too long at the moment of the grant fails, and its session has the lock. A shared lock may
 		// also have waited for its turn to read the clock.
-		err = r.Clear(ctx, s)
+		_, err = s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
 	case waitedTooLong(err):
 		err = nil
 	}
@@ -146,8 +143,8 @@ const pass = "SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::bigint) 
 // in one statement.
 func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	m, err := r.mark(old.Key)
-	p, ok := s.Link.(preparer)
-	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable {
+	p, ok := s.Link.(*pgLink)
+	if err != nil || !ok || m.sub != 1 {
 		return sqlkit.Got{}, sqlkit.PassRefused, err
 	}
 	limitTokens(next)
@@ -178,23 +175,16 @@ func grantOf(token, n string) string {
 }
 
 // severalTokens returns how many tokens a request reserves, as an argument of grantOf. It is empty for one.
-func (r advisory) severalTokens(a *sqlkit.LockRequest) string {
-	if n := r.tokens(a); n > 1 {
+func severalTokens(a *sqlkit.LockRequest) string {
+	if n := a.ClockTokens(); n > 1 {
 		return strconv.Itoa(n)
 	}
 	return ""
 }
 
-// These are the statements of a try for an exclusive lock. tryOne reserves one token, and
-// trySeveral reserves $2 tokens. CASE evaluates the clock after its condition, and so with the
-// lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
-const (
-	tryOne = "SELECT CASE WHEN pg_catalog.pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_catalog.pg_backend_pid()"
-	// clockIfTaken is the token, NULL if the query l did not take the lock.
-	clockIfTaken = "CASE WHEN ok THEN " + clock + " END"
-)
-
-var trySeveral = "WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock($1::bigint) AS ok), " + grantOf(clockIfTaken, "$2::bigint")
+// tryOne is the statement of a try for an exclusive lock that reserves one token. CASE evaluates the clock after its
+// condition, and so with the lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
+const tryOne = "SELECT CASE WHEN pg_catalog.pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_catalog.pg_backend_pid()"
 
 // clockFor returns the expression for the token. Shared grants read the clock one after the
 // other, so that no two have the same token.
@@ -210,14 +200,11 @@ func turnMark(key []byte) mark { return hashed("token\x00", key) }
 
 // try takes the lock if it is free.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		if n := r.severalTokens(a); n != "" {
-			return p.prepared(ctx, trySeveral, m.args(), n)
-		}
+	if p, ok := s.Link.(*pgLink); ok && a.Limit == driver.Exclusive && m.sub == 1 && a.ClockTokens() == 1 {
 		return p.prepared(ctx, tryOne, m.args())
 	}
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_lock%s(%s) AS ok), %s", sharedSuffix(a), m.args(),
-		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", r.severalTokens(a))))
+		grantOf("CASE WHEN ok THEN "+r.clockFor(a)+" END", severalTokens(a))))
 	return answers.Last(), err
 }
 
@@ -240,7 +227,7 @@ var errMoved = fmt.Errorf("the connection has another backend than before: a poo
 // it evaluates the expression anew.
 func (r sessions) durableStatement(a *sqlkit.LockRequest) string {
 	return fmt.Sprintf("UPDATE %s SET token = GREATEST(pg_catalog.set_config('holdfast.mark', token::pg_catalog.text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
-		" RETURNING pg_catalog.current_setting('holdfast.mark'), token", r.s.in(floorTable), clock, sqlkit.Bucket(a.Key))
+		" RETURNING pg_catalog.current_setting('holdfast.mark'), token", r.s.in(sqlkit.FloorTable), clock, sqlkit.Bucket(a.Key))
 }
 
 // durableGrant returns the grant with the tokens in the answer of durableStatement.
@@ -262,7 +249,7 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 	if err != nil {
 		return false, err
 	}
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
+	if p, ok := s.Link.(*pgLink); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
 		row, err := p.prepared(ctx, "SELECT pg_catalog.pg_advisory_unlock($1::bigint)", m.args())
 		return row.True(0), err
 	}
@@ -275,12 +262,6 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 		return false, err
 	}
 	return answers.Last().True(0), nil
-}
-
-// Clear frees a lock that was granted while the statement was being cancelled.
-func (r advisory) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
-	return err
 }
 
 // Survey returns the holders and waiters in pg_locks.

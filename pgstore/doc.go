@@ -35,12 +35,10 @@
 // grants and permits read the clock one after the other. For several tokens the statement
 // reads the clock repeatedly, until as many microseconds have passed.
 //
-// A session recipe keeps no token after the grant. So if the clock is set back, or a server is promoted whose clock is
-// behind, tokens are below earlier ones for as long as the clock is. With [DurableTokens] each grant raises a row to the
-// larger of the clock and one more than its last value, and commits that first. So tokens rise then, too, and after a
-// restart. Optimistic does the same with the row of the name. A server that is promoted without the last commits has an older
-// row. There the tokens rise if its clock is past the last token. That is so unless a clock was set back, or its clock is
-// behind by more than the failover took.
+// A session recipe keeps no token after the grant. So if the clock is set back, or a server is
+// promoted whose clock is behind, tokens are below earlier ones for as long as the clock is. With
+// [DurableTokens] they rise then, too, and so do those of [Optimistic]. [sqlkit.Sessions] explains
+// both, and the exception: a server that is promoted without the last commits.
 //
 // A waiter of [Advisory] shares an advisory lock of the name, its gate, as long as its first statement runs. From the
 // second one on it has the gate alone. A waiter of [Pessimistic] has the gate before the row alone. Such a waiter keeps

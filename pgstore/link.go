@@ -20,95 +20,66 @@ import (
 // pgLink is a link over pgx's lowest layer. Run uses the simple protocol: a script is one
 // round trip, and the server prepares nothing.
 type pgLink struct {
-	conn  *pgconn.PgConn
-	gone  <-chan struct{}
-	watch func()
-	cut   func()        // closes the connection below pgx
-	ender *sqlkit.Ender // nil for a connection of database/sql
-
-	// Only the goroutine that runs a prepared statement uses these fields.
-	statements map[string]*pgconn.StatementDescription
-	text       []byte   // the arguments of a statement, and then its row
-	values     [][]byte // the arguments: parts of text
-
-	mu           sync.Mutex
-	busy, closed bool
+	*sqlkit.Connection
+	conn       *pgconn.PgConn
+	statements map[string]*pgconn.StatementDescription // only the goroutine that runs a prepared statement uses it
 }
 
-func (l *pgLink) Gone() <-chan struct{} { return l.gone }
-
-func (l *pgLink) Watch() {
-	if l.watch != nil {
-		l.watch()
-	}
+// newLink makes a link of a connection and the network connection below it; nil for one of a user's pool.
+func newLink(c *pgconn.PgConn, below *sqlkit.Conn) *pgLink {
+	return &pgLink{conn: c, Connection: sqlkit.NewConnection(below, func() {
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = c.Close(ended) // sends the termination message without waiting
+		if below != nil {
+			_ = below.Close()
+		}
+	})}
 }
 
 func (l *pgLink) Run(ctx context.Context, statements ...string) (_ sqlkit.Answers, err error) {
-	ctx, err = l.begin(ctx)
+	unwatched, err := l.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer l.finish(&err)
-	return runPg(ctx, l.conn, statements)
+	defer l.Finish(ctx, &err)
+	return runPg(unwatched, l.conn, statements)
 }
 
-// begin marks the link busy for a statement, and returns the context for pgx. The ender
-// closes the connection when ctx ends. pgx would do the same at a higher cost.
+// begin calls Begin. It returns an error if pgx has closed the connection, which nothing else uses from here on.
 func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || l.conn.IsClosed() {
-		return nil, sqlkit.ErrUnsent
+	unwatched, err := l.Begin(ctx)
+	if err == nil && l.conn.IsClosed() {
+		err = sqlkit.ErrUnsent
+		l.Finish(ctx, &err)
 	}
-	l.busy = true
-	if l.ender == nil {
-		return ctx, nil
-	}
-	l.ender.Begin(ctx)
-	return context.Background(), nil
+	return unwatched, err
 }
 
-// finish ends the use of the link. If Close was called meanwhile, finish ends the connection. It sets err if
-// the connection has ended although the answer came.
-func (l *pgLink) finish(err *error) {
-	if l.ender != nil {
-		if late := l.ender.Stop(); *err == nil {
-			*err = late
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.busy = false; l.closed {
-		l.end()
-	}
-}
-
-// preparer is a link that can keep statements prepared. Preparing pays only if the link
-// lasts.
-type preparer interface {
-	// prepared runs a statement, which is prepared the first time, and returns its first
-	// row.
-	prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error)
-}
-
+// prepared runs a statement, which is prepared the first time, and returns its first row. Preparing pays only if the link
+// lasts, so links of a user's pool have no such method.
 func (l *pgLink) prepared(ctx context.Context, statement string, args ...string) (_ sqlkit.Row, err error) {
-	ctx, err = l.begin(ctx)
+	unwatched, err := l.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer l.finish(&err)
+	defer l.Finish(ctx, &err)
 	described, ok := l.statements[statement]
 	if !ok {
-		if described, err = l.prepare(ctx, statement); err != nil {
+		if described, err = l.prepare(unwatched, statement); err != nil {
 			return nil, err
 		}
 	}
+	values := make([][]byte, len(args))
+	for i, a := range args {
+		values[i] = []byte(a)
+	}
 	// With the description that Prepare returned, the server need not send one with each
 	// result.
-	r := l.conn.ExecStatement(ctx, described, l.arguments(args), nil, nil)
+	r := l.conn.ExecStatement(unwatched, described, values, nil, nil)
 	var row sqlkit.Row
 	if r.NextRow() {
-		row = l.row(r.Values())
+		row = rowOf(r.Values())
 	}
 	if _, err := r.Close(); err != nil {
 		return nil, err
@@ -128,29 +99,11 @@ func (l *pgLink) prepare(ctx context.Context, statement string) (*pgconn.Stateme
 	return described, nil
 }
 
-// arguments copies the arguments of a statement. They are valid until the next call of arguments or row.
-func (l *pgLink) arguments(args []string) [][]byte {
-	l.text, l.values = l.text[:0], l.values[:0]
-	for _, a := range args {
-		l.text = append(l.text, a...)
-	}
-	rest := l.text
-	for _, a := range args {
-		l.values, rest = append(l.values, rest[:len(a)]), rest[len(a):]
-	}
-	return l.values
-}
-
-// row copies a row. Its columns share one string.
-func (l *pgLink) row(values [][]byte) sqlkit.Row {
-	l.text = l.text[:0]
-	for _, v := range values {
-		l.text = append(l.text, v...)
-	}
-	rest, row := string(l.text), make(sqlkit.Row, len(values))
+// rowOf copies a row.
+func rowOf(values [][]byte) sqlkit.Row {
+	row := make(sqlkit.Row, len(values))
 	for i, v := range values {
-		row[i] = sql.NullString{String: rest[:len(v)], Valid: v != nil}
-		rest = rest[len(v):]
+		row[i] = sql.NullString{String: string(v), Valid: v != nil}
 	}
 	return row
 }
@@ -164,11 +117,7 @@ func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.A
 		set := sqlkit.Rows{}
 		columns := len(rr.FieldDescriptions())
 		for rr.NextRow() {
-			row := make(sqlkit.Row, columns)
-			for i, v := range rr.Values() {
-				row[i] = sql.NullString{String: string(v), Valid: v != nil}
-			}
-			set = append(set, row)
+			set = append(set, rowOf(rr.Values()))
 		}
 		if _, err := rr.Close(); err != nil {
 			_ = m.Close()
@@ -179,30 +128,6 @@ func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.A
 		}
 	}
 	return all, m.Close()
-}
-
-// Close closes the connection. If a statement runs, Close cuts the connection, and finish
-// does the rest.
-func (l *pgLink) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return
-	}
-	l.closed = true
-	if l.busy {
-		l.cut()
-	} else {
-		l.end()
-	}
-}
-
-// end closes the connection. It sends the termination message without waiting.
-func (l *pgLink) end() {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	_ = l.conn.Close(ctx)
-	l.cut()
 }
 
 // lastHost is the host to which a store has connected last, HOST:PORT.
@@ -305,8 +230,7 @@ func dialNow(ctx context.Context, cfg *pgconn.Config, h *lastHost) (*pgLink, err
 		w.Close()
 	}
 	h.connected(hostOf(last.RemoteAddr().String()))
-	cut := func() { last.Close() }
-	return &pgLink{conn: c, gone: last.Gone(), watch: last.Watch, cut: cut, ender: sqlkit.NewEnder(cut)}, nil
+	return newLink(c, last), nil
 }
 
 // wrap makes a link of a connection of database/sql's pgx driver. It returns nil for
@@ -316,5 +240,5 @@ func wrap(dc any) sqlkit.Link {
 	if !ok {
 		return nil
 	}
-	return &pgLink{conn: c.Conn().PgConn(), cut: func() {}}
+	return newLink(c.Conn().PgConn(), nil)
 }

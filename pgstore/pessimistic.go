@@ -40,7 +40,7 @@ func newPessimistic(s *store) pessimistic {
 // place distinguishes the rows of one table and column from others. So locks of other schemas have other marks.
 func (r pessimistic) place() string {
 	if r.s.cfg.Table == "" {
-		return r.s.in(nameTable)
+		return r.s.in(sqlkit.NameTable)
 	}
 	return strings.ToLower(strings.ReplaceAll(r.s.in(r.s.cfg.Table), `"`, "") + "." + r.s.cfg.Column) // two spellings of one table
 }
@@ -56,10 +56,7 @@ func (r pessimistic) wanted(key []byte) mark { return hashed("wanted\x00"+r.plac
 
 // Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
-		return 0, err
-	}
-	return sqlkit.RoundTTL(q.TTL, unit)
+	return r.s.cfg.CheckRow(q, unit)
 }
 
 // Lock locks the row.
@@ -107,10 +104,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
 			got.Slot = int(row.Int(3))
 		}
-		if r.s.cfg.Durable {
-			return r.durableToken(ctx, s, a, got)
-		}
-		return got, nil
+		return r.durableToken(ctx, s, a, got)
 	}
 	if passedGate && !locked {
 		return sqlkit.Got{}, r.Missed(ctx, s, a, wait, before)
@@ -201,7 +195,7 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 		fits = fmt.Sprintf("l.permits = %d", k)
 		if k > 0 {
 			with += fmt.Sprintf(", p AS MATERIALIZED (SELECT slot FROM %s WHERE name = %s AND slot < %d AND EXISTS (SELECT 1 FROM l WHERE l.permits = %d) ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED)",
-				r.s.in(slotTable), lit(a.Key), k, k)
+				r.s.in(sqlkit.SlotTable), lit(a.Key), k, k)
 			slot, from = "p.slot", "l LEFT JOIN p ON true"
 			fits += " AND p.slot IS NOT NULL"
 		}
@@ -212,7 +206,7 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_catalog.pg_advisory_xact_lock_shared(%s)::pg_catalog.text IS NOT NULL THEN %s END AS token FROM %s)",
 		slot, fits, r.held(a.Key).args(), clock, from)
 	tokens, grant := "1", "t"
-	if n := r.tokens(a); n > 1 {
+	if n := a.ClockTokens(); n > 1 {
 		with += ", g AS MATERIALIZED (SELECT t.*, " + tokenCount("token", strconv.Itoa(n)) + " AS tokens FROM t)"
 		tokens, grant = "tokens", "g"
 	}
@@ -223,9 +217,6 @@ func (r pessimistic) grantQuery(a *sqlkit.LockRequest, wait bool) string {
 // Pass keeps the transaction if no session waits at the gate. The statement names the next
 // holder.
 func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
-	if r.s.cfg.Durable {
-		return sqlkit.Got{}, sqlkit.PassRefused, nil
-	}
 	limitTokens(next)
 	gate, last := r.gate(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
 	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_catalog.pg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_catalog.pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
@@ -266,7 +257,7 @@ func (r pessimistic) setName(a *sqlkit.LockRequest, token, tokens, slot string) 
 
 // durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
-	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+	return sqlkit.DurableToken(ctx, a, got, func(ctx context.Context) (sqlkit.Got, error) {
 		answers, err := r.s.links.Run(ctx, r.durableStatement(a))
 		got, err := durableGrant(a, got, answers, err)
 		if err == nil {
@@ -282,7 +273,7 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %[1]s AND permits <> %[2]d FOR UPDATE SKIP LOCKED),
 		u AS (UPDATE %[3]s n SET permits = %[2]d FROM l WHERE n.name = l.name RETURNING n.name),
 		i AS (INSERT INTO %[4]s (name, slot) SELECT u.name, g FROM u, pg_catalog.generate_series(0, %[2]d - 1) AS g ON CONFLICT DO NOTHING)
-		SELECT pg_catalog.count(*) FROM u`, r.Row(a.Key), k, r.s.in(nameTable), r.s.in(slotTable)))
+		SELECT pg_catalog.count(*) FROM u`, r.Row(a.Key), k, r.s.in(sqlkit.NameTable), r.s.in(sqlkit.SlotTable)))
 	if err != nil {
 		return err
 	}
@@ -300,12 +291,6 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.Lo
 		return false, err
 	}
 	return answers.Last().Int(0) == s.ID.Conn, nil
-}
-
-// Clear ends the transaction and leaves the gate.
-func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "ROLLBACK", "SELECT pg_catalog.pg_advisory_unlock_all()")
-	return err
 }
 
 // Survey reads pg_locks. A session with the mark of holders is a holder. A session that waits for the

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"time"
 
@@ -57,14 +56,14 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	defer l.Close()
-	a, err := l.Run(ctx, "SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), pg_catalog.current_setting('track_activity_query_size'), pg_catalog.current_setting('track_activities'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'), "+
+	a, err := l.Run(ctx, "SELECT pg_catalog.current_setting('server_version_num'), pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('transaction_read_only'), (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'track_activity_query_size'), pg_catalog.current_setting('track_activities'), pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'), "+
 		allowed+", (SELECT pg_catalog.has_language_privilege(oid, 'USAGE') FROM pg_catalog.pg_language WHERE lanname = 'plpgsql')")
 	if err != nil {
 		return f, unreached(err)
 	}
 	r := a.Last()
 	inRecovery, readOnly := r.True(1), r.Text(2) == "on"
-	f = facts{version: r.Int(0), shows: parseSize(r.Text(3)), connections: r.Int(7), catches: r.True(8)}
+	f = facts{version: r.Int(0), shows: int(r.Int(3)), connections: r.Int(7), catches: r.True(8)}
 	switch {
 	case inRecovery:
 		return f, s.refuse(replica)
@@ -193,22 +192,6 @@ func (s *store) probeColumn(ctx context.Context, l sqlkit.Link, located string) 
 	return kind == "bytea", nil
 }
 
-// parseSize parses a size in the server's notation.
-func parseSize(s string) int {
-	unit := 1
-	for _, u := range []struct {
-		name string
-		size int
-	}{{"kB", 1 << 10}, {"MB", 1 << 20}, {"B", 1}} {
-		if t, ok := strings.CutSuffix(s, u.name); ok {
-			s, unit = t, u.size
-			break
-		}
-	}
-	n, _ := strconv.Atoi(s)
-	return n * unit
-}
-
 // facts returns what the probe has read from the server.
 func (s *store) facts() facts {
 	f, _ := s.server.Facts()
@@ -253,10 +236,7 @@ func Declared(r Recipe) driver.Guarantees {
 	}
 	g := sqlkit.SessionGuarantees(kind, 50*time.Millisecond, unit, "pg_terminate_backend")
 	g.Shared, g.Mixed, g.Wanted = true, true, driver.WakePush
-	g.Notes = []string{
-		sqlkit.ConnectionsNote,
-		sqlkit.WaitNote,
-		sqlkit.PassNote,
+	g.Notes = append(g.Notes,
 		"the server's idle timeout, set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the machine continues to run",
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old one still serves clients, both grant, and no client notices: stop it first",
@@ -264,7 +244,7 @@ func Declared(r Recipe) driver.Guarantees {
 		"a process that uses Sticky or Wanted listens on one more connection. Behind a pooler and on a user's pool it gets no notifications, so it reads once a second",
 		"readers cannot block a writer forever. The server serves writers in order, but a waiter repeats a statement after 5s, or after a shorter TTL of at least 1s: others may then get the lock before it",
 		"a waiter has a snapshot for at most 10s: CREATE INDEX CONCURRENTLY waits for its end, and vacuum removes no row that was deleted or changed later",
-	}
+	)
 	switch r {
 	case Advisory:
 		g.Order = driver.OrderNone
@@ -273,7 +253,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Reach = reachSchema
 		g.Notes = append(g.Notes,
 			"on one name, readers and semaphores of each size wait for one another",
-			"waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits those for shared locks, until they stop. Neither keeps out a writer",
+			sqlkit.PermitsNote,
 			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later",
 		)
 	}

@@ -14,16 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// holdfast's tables.
-const (
-	rowTable    = "holdfast_row"
-	floorTable  = "holdfast_floor"
-	nameTable   = "holdfast_name"
-	slotTable   = "holdfast_slot"
-	valuesTable = "holdfast_value"
-)
-
-var ownTables = []string{rowTable, floorTable, nameTable, slotTable, valuesTable}
+var ownTables = []string{sqlkit.RowTable, sqlkit.FloorTable, sqlkit.NameTable, sqlkit.SlotTable, sqlkit.ValueTable}
 
 // initSchema is where Init creates the tables without InSchema.
 const initSchema = "public"

@@ -118,15 +118,6 @@ func limitTokens(a *sqlkit.LockRequest) {
 	}
 }
 
-// tokens returns how many tokens the statement that takes the lock reserves. The counter
-// reserves durable tokens.
-func (r sessions) tokens(a *sqlkit.LockRequest) int {
-	if r.s.cfg.Durable {
-		return 1
-	}
-	return a.Tokens
-}
-
 // tokenCount returns an expression for how many tokens a grant has. The server evaluates it with the lock,
 // and reads the clock until it is n microseconds after token, the first one. The value is then n, or one
 // if the clock does not get there. pg_sleep would wait for a millisecond.
@@ -207,12 +198,6 @@ func sessionRow(id sqlkit.Identity) string {
 func (r sessions) Runs(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
 	a, err := side.Run(ctx, "SELECT 1 FROM pg_catalog.pg_stat_get_activity("+fmt.Sprint(id.Conn)+") WHERE "+sessionRow(id)+" AND wait_event IS DISTINCT FROM 'ClientRead'")
 	return a.Last() != nil, err
-}
-
-// Cancel ends the statement of a session.
-func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
-	_, err := side.Run(ctx, "SELECT pg_catalog.pg_cancel_backend(pid) FROM pg_catalog.pg_stat_activity WHERE "+sessionRow(id))
-	return err
 }
 
 // End ends a session and reports whether it is gone.

@@ -47,7 +47,7 @@ type store struct {
 	cfg    *config
 	where  string
 	dial   dialer
-	links  *sqlkit.Pool // for Get and Put, and for commits beside an open transaction
+	links  *sqlkit.Pool // for Optimistic, for Get and Put, and for commits beside an open transaction
 	own    io.Closer    // makes the connections: a dialer, or a pool over the caller's pgxpool; nil on a caller's pool
 	server *sqlkit.Probe[facts]
 	schema *sqlkit.Probe[string] // of holdfast's tables
@@ -133,41 +133,39 @@ const hostTimeout = 2 * time.Second
 // afterwards. The store notices the loss of such a connection within a second. Optimistic cannot
 // listen through a pool, and polls.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
-	c, err := configure(o)
-	if err != nil {
-		return nil, err
-	}
 	if db == nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
+		return nil, errNoPool
 	}
-	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
-		return nil, errPoolOfOne(c.Recipe)
-	}
-	c.Over(func() { sqlkit.EndIdle(db) })
-	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
-	return s.open(ctx, nil)
+	return openOver(ctx, o, db.Stats().MaxOpenConnections, func() { sqlkit.EndIdle(db) }, func() (*sql.DB, io.Closer) { return db, nil })
 }
 
 // NewPool opens a store over the caller's pgxpool, as New does over a sql.DB.
 func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, error) {
+	if pool == nil {
+		return nil, errNoPool
+	}
+	return openOver(ctx, o, int(pool.Config().MaxConns), pool.Reset, func() (*sql.DB, io.Closer) {
+		db := stdlib.OpenDBFromPool(pool)
+		return db, db
+	})
+}
+
+var errNoPool = driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
+
+// openOver opens a store over a caller's pool of at most so many connections. lender returns what lends them, and what
+// the store closes.
+func openOver(ctx context.Context, o []Option, most int, endIdle func(), lender func() (db *sql.DB, own io.Closer)) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
 		return nil, err
 	}
-	if pool == nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
+	if most == 1 && c.Recipe != Optimistic {
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for. The store needs another one to end a wait or to show a holder: allow two or more connections, or use recipe=optimistic", c.Recipe)
 	}
-	if pool.Config().MaxConns == 1 && c.Recipe != Optimistic {
-		return nil, errPoolOfOne(c.Recipe)
-	}
-	db := stdlib.OpenDBFromPool(pool)
-	c.Over(pool.Reset)
-	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
+	c.Over(endIdle)
+	db, own := lender()
+	s := &store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: own}
 	return s.open(ctx, nil)
-}
-
-func errPoolOfOne(r Recipe) error {
-	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for. The store needs another one to end a wait or to show a holder: allow two or more connections, or use recipe=optimistic", r)
 }
 
 // lend returns a dialer that takes connections out of a caller's pool.
@@ -192,7 +190,8 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	}
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
 	s.schema = sqlkit.NewProbe(s.findSchema)
-	s.valueTable = newValues(s)
+	d := s.dialect()
+	s.valueTable = sqlkit.NewValues(s.cfg.Namespace, d, rowFaults{}, s.links)
 	s.wanted, s.wantedMark = newWatches(listen), wantedMark
 	switch s.cfg.Recipe {
 	case Optimistic:
@@ -201,12 +200,12 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 			w = listen
 		}
 		s.wanted = newWatches(nil) // not those of waiters
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{s}, rowFaults{}, w, nil, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(s.links, d, rowFaults{}, w, nil, s.cfg.Namespace)
 	case Pessimistic:
 		r := newPessimistic(s)
-		s.engine, s.wantedMark = s.onSessions(r), r.wanted
+		s.engine, s.wantedMark = s.cfg.OnSessions(s.dial, r, s.links, s.connections), r.wanted
 	case Advisory:
-		s.engine = s.onSessions(advisory{sessions{s: s}})
+		s.engine = s.cfg.OnSessions(s.dial, advisory{sessions{s: s}}, s.links, s.connections)
 	}
 	err := s.server.Open(ctx)
 	if _, reached := s.server.Facts(); reached && s.usesTables() {
@@ -221,12 +220,10 @@ func (s *store) open(ctx context.Context, listen *listener) (*Store, error) {
 	return &Store{s}, nil
 }
 
-// onSessions returns the engine of a recipe on sessions.
-func (s *store) onSessions(r sqlkit.Recipe) engine {
-	e := sqlkit.NewSessions(s.dial, r, s.cfg.Idle(4), s.cfg.Namespace)
-	e.MaxConns = func() int { return s.cfg.SessionsOf(s.facts().connections) }
-	s.links.Limit(sqlkit.SideLinks)
-	return e
+// connections returns how many connections the server accepts of the user.
+func (s *store) connections(ctx context.Context) (int64, error) {
+	f, err := s.server.Read(ctx)
+	return f.connections, err
 }
 
 // String returns where the locks are, without a password.

@@ -1,8 +1,6 @@
 package pgstore
 
 import (
-	"context"
-	"encoding/hex"
 	"fmt"
 	"strings"
 
@@ -11,13 +9,6 @@ import (
 
 // clock is an SQL expression: the time at which the server evaluates it, in microseconds since 1970.
 const clock = "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint"
-
-// table builds the statements of the optimistic recipe. [sqlkit.Table] documents the methods. Other code may have left
-// any search path in a session, so that every statement names the schemas of its tables and functions.
-type table struct{ s *store }
-
-// Resolve implements [sqlkit.Resolver].
-func (t table) Resolve(ctx context.Context) error { return t.s.resolve(ctx) }
 
 // readOnly is an SQL expression: whether the server refuses the writes of this session, as a replica or a demoted primary.
 const readOnly = "pg_catalog.current_setting('transaction_read_only') = 'on'"
@@ -36,31 +27,23 @@ var quotes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
 // anyway.
 const flushed = "pg_catalog.set_config('synchronous_commit', pg_catalog.replace(pg_catalog.current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL" // mutation: postgres-flushed
 
-func (t table) Read(name []byte, bucket int) string {
-	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state, "+readOnly+" FROM %s f LEFT JOIN %s r ON r.name = %s WHERE f.bucket = %d",
-		clock, t.s.in(floorTable), t.s.in(rowTable), lit(name), bucket)
-}
-
-func (t table) Find(names [][]byte) string {
-	all := make([]string, len(names))
-	for i, name := range names {
-		all[i] = lit(name)
+// dialect returns the parts of the statements of recipe Optimistic and of values. Other code may have left
+// any search path in a session, so that every statement names the schemas of its tables and functions.
+func (s *store) dialect() *sqlkit.Dialect {
+	return &sqlkit.Dialect{
+		In: s.in, Found: s.resolve, Lit: lit, Text: ascii, Together: s.updateEach, Channel: channel,
+		Clock: clock, ReadOnly: readOnly, Hex: "pg_catalog.encode(%s, 'hex')", Length: "pg_catalog.length(%s)",
+		Flushed: flushed, Keep: " ON CONFLICT DO NOTHING", // mutation: postgres-first
+		PutNew: func(insert string) []string {
+			return []string{"INSERT " + insert + " WHERE " + flushed + " ON CONFLICT DO NOTHING RETURNING 1"}
+		},
+		PutOver: func(update string) []string { return []string{update + " AND " + flushed + " RETURNING 1"} },
 	}
-	return fmt.Sprintf("SELECT %s, pg_catalog.encode(name, 'hex'), version, token, state, "+readOnly+" FROM %s WHERE name IN (%s)", clock, t.s.in(rowTable), strings.Join(all, ", "))
 }
 
-func (t table) Insert(name []byte, bucket int, w sqlkit.Write) string {
-	return fmt.Sprintf("INSERT INTO %s (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s WHERE %s < %d AND "+flushed+" ON CONFLICT DO NOTHING", // mutation: postgres-first
-		t.s.in(rowTable), lit(name), bucket, w.Version, w.Token, w.Expires, w.Now, ascii(w.State), clock, w.Deadline)
-}
-
-func (t table) Update(name []byte, old int64, w sqlkit.Write) string {
-	return fmt.Sprintf("UPDATE %s SET version = %d, token = %d, expires = %d, touched = %d, state = %s WHERE name = %s AND version = %d AND %s < %d AND "+flushed,
-		t.s.in(rowTable), w.Version, w.Token, w.Expires, w.Now, ascii(w.State), lit(name), old, clock, w.Deadline)
-}
-
-// UpdateEach first locks the rows that no other transaction has locked, so that it never waits.
-func (t table) UpdateEach(changes []sqlkit.Change) string {
+// updateEach implements UpdateEach of [sqlkit.Table]. It first locks the rows that no other transaction has locked, so
+// that it never waits.
+func (s *store) updateEach(changes []sqlkit.Change) string {
 	var names, all []string
 	for _, c := range changes {
 		names = append(names, lit(c.Name))
@@ -71,33 +54,8 @@ func (t table) UpdateEach(changes []sqlkit.Change) string {
 		"UPDATE %[1]s r SET version = c.version, token = c.token, expires = c.expires, touched = c.touched, state = c.state "+
 		"FROM locked, (VALUES %[3]s) AS c (name, old, version, token, expires, touched, state, deadline) "+
 		"WHERE r.name = locked.name AND r.name = c.name AND r.version = c.old AND %[4]s < c.deadline AND "+flushed,
-		t.s.in(rowTable), strings.Join(names, ", "), strings.Join(all, ", "), clock)
+		s.in(sqlkit.RowTable), strings.Join(names, ", "), strings.Join(all, ", "), clock)
 }
 
 // channel carries the waiters that are notified, and their names.
 const channel = "holdfast"
-
-// Wake encodes a name for a notification, which is a text of less than 8000 bytes. The longest
-// name has about 1300 digits.
-func (table) Wake(name []byte, id string) string {
-	return "NOTIFY " + channel + ", '" + hex.EncodeToString([]byte(id+"\x00"+string(name))) + "'"
-}
-
-func (t table) List(prefix []byte) string {
-	return fmt.Sprintf("SELECT %s, pg_catalog.encode(name, 'hex'), state FROM %s WHERE name >= %s AND substring(name FOR %d) = %s AND expires > %s",
-		clock, t.s.in(rowTable), lit(prefix), len(prefix), lit(prefix), clock)
-}
-
-func (t table) Idle(micros int64, maxRows int) string {
-	return fmt.Sprintf("SELECT pg_catalog.encode(name, 'hex'), bucket, version, token FROM %s "+
-		"WHERE expires < %s - %d AND touched < %s - %d LIMIT %d", // mutation: postgres-sweep
-		t.s.in(rowTable), clock, micros, clock, micros, maxRows)
-}
-
-func (t table) Raise(bucket int, token int64) string {
-	return fmt.Sprintf("UPDATE %s SET token = GREATEST(token, %d) WHERE bucket = %d", t.s.in(floorTable), token, bucket)
-}
-
-func (t table) Delete(name []byte, version int64) string {
-	return fmt.Sprintf("DELETE FROM %s WHERE name = %s AND version = %d", t.s.in(rowTable), lit(name), version)
-}

@@ -124,7 +124,7 @@ if _, err := s.Run(ctx, insert); err != nil {`),
 		"redis-reserved": mutation.With("k + count - 1", "k"),
 	}},
 	{"a sweep removes the row of a live client", "postgres", "TestConformance/optimistic/OperatorsBesideLockers", mutation.Plants{
-		"postgres-sweep": mutation.With("WHERE ", "WHERE touched > 0 OR "),
+		"sql-sweep": mutation.With("WHERE ", "WHERE touched > 0 OR "),
 	}},
 	{"a guard accepts a token again after a larger one", "redis", "TestGuardSuite/PausedHolder", mutation.Plants{
 		"redis-guard": mutation.Is("if redis.call('SADD', KEYS[2] .. ':', token) == 1 and seen and seen > token then return {seen} end"),
@@ -178,7 +178,7 @@ func TestFormerDefectsAreConvicted(t *testing.T) {
 	}
 }
 
-var serverStores = []string{"redisstore", "etcdstore", "zkstore", "mysqlstore", "pgstore", "console"}
+var serverStores = []string{"redisstore", "etcdstore", "zkstore", "internal/sqlkit", "mysqlstore", "pgstore", "console"}
 
 // TestMistakesBuild builds the command with all mistakes and former defects at once. So a change of the source
 // that a plant does not fit is found without a check.

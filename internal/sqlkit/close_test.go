@@ -89,16 +89,18 @@ func TestCheckSkipsSessionInRenewal(t *testing.T) {
 	must.Succeed(t, err)
 	e.mu.Lock()
 	l := e.leases["1"]
-	l.since = time.Now().Add(time.Hour) // the engine's own checks see a young grant
-	l.recordAt = l.since
+	l.due = time.Now().Add(time.Hour) // the alarm sees a young grant
 	p := e.pingLocked(l, false)
 	e.mu.Unlock()
 	<-r.begun
 	pinged := func() bool {
-		e.tendOnce(l.since.Add(2 * recordAfter))
+		e.mu.Lock()
+		l.due = time.Now()
+		e.mu.Unlock()
+		e.tend(l.s)
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return l.recordAt.IsZero()
+		return l.due.IsZero()
 	}
 	checked := make(chan bool)
 	go func() {

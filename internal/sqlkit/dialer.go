@@ -3,7 +3,6 @@ package sqlkit
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,8 +28,9 @@ type Dialer struct {
 	// Contact, if set, records the connections that dial opens.
 	Contact *contact.Contact
 
+	results chan dialled // serves its receivers, which are calls of Dial, in their order
 	mu      sync.Mutex
-	waiting []chan dialled // the calls, the longest wait first
+	waiting int
 	dialing int
 }
 
@@ -41,38 +41,30 @@ type dialled struct {
 
 // NewDialer makes a Dialer that opens one connection by dial.
 func NewDialer(dial func(context.Context) (Link, error)) *Dialer {
-	return &Dialer{dial: dial, calls: calls.New()}
+	return &Dialer{dial: dial, calls: calls.New(), results: make(chan dialled)}
 }
 
 // Dial opens a connection.
 func (d *Dialer) Dial(ctx context.Context) (Link, error) {
-	got := make(chan dialled, 1)
 	d.mu.Lock()
-	if d.dialing < min(len(d.waiting)+1, dialsAtOnce) {
+	if d.dialing < min(d.waiting+1, dialsAtOnce) {
 		if !d.calls.Go(d.serve) {
 			d.mu.Unlock()
 			return nil, calls.ErrClosed
 		}
 		d.dialing++
 	}
-	d.waiting = append(d.waiting, got)
+	d.waiting++
 	d.mu.Unlock()
 	select {
-	case r := <-got:
+	case r := <-d.results:
 		return r.link, r.err
 	case <-ctx.Done():
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.waiting--
+		return nil, d.explain(ctx.Err())
 	}
-	d.mu.Lock()
-	i := slices.Index(d.waiting, got)
-	if i >= 0 {
-		d.waiting = slices.Delete(d.waiting, i, i+1)
-	}
-	d.mu.Unlock()
-	if i < 0 {
-		r := <-got
-		return r.link, r.err
-	}
-	return nil, d.explain(ctx.Err())
 }
 
 // explain explains the error of a dial. A user with a wrong port needs that: a server of MySQL speaks first, and many
@@ -99,13 +91,15 @@ func (d *Dialer) serve() {
 func (d *Dialer) deliver(r dialled) (more bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.waiting) > 0 {
-		d.waiting[0] <- r
-		d.waiting = d.waiting[1:]
-	} else if r.err == nil {
-		r.link.Close()
+	select {
+	case d.results <- r:
+		d.waiting--
+	default: // a call may be about to wait, and gets the next one
+		if r.err == nil {
+			r.link.Close()
+		}
 	}
-	if more = d.dialing <= min(len(d.waiting), dialsAtOnce); !more {
+	if more = d.dialing <= min(d.waiting, dialsAtOnce); !more {
 		d.dialing--
 	}
 	return more

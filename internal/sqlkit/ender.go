@@ -9,31 +9,25 @@ import (
 	"github.com/holdfast-go/holdfast/internal/deadline"
 )
 
-// Ender ends a connection when the context of its present statement ends. For the deadline of a
-// [deadline.Context] it uses one timer for all statements of the connection. So a statement that
-// is answered in time costs no timer and no context of its own. Ender does not stop the timer
-// after a statement. It sets the timer again only for an earlier deadline, or when the timer
-// fires before the deadline of the present statement.
+// ender ends a connection when the context of its present statement ends. For the deadline of a
+// [deadline.Context] it uses one alarm for all statements of the connection. So a statement that
+// is answered in time costs no timer and no context of its own.
 //
-// One goroutine at a time calls Begin and Stop.
-type Ender struct {
-	end func()
+// One goroutine at a time calls begin and stop.
+type ender struct {
+	end func() // is called on a goroutine of its own
 
 	mu    sync.Mutex
-	timer *time.Timer
-	fires time.Time // when the timer fires, zero if it does not
+	alarm alarm     // calls expired
 	at    time.Time // the deadline of the present statement, zero if it has none
 	ended bool      // end was called for the present statement
 
-	stop    func() bool    // ends the watch of the present statement's context, or nil
+	unwatch func() bool    // ends the watch of the present statement's context, or nil
 	running sync.WaitGroup // calls of end at the end of a context
 }
 
-// NewEnder makes an Ender. It calls end on a goroutine of its own.
-func NewEnder(end func()) *Ender { return &Ender{end: end} }
-
-// Begin calls end when ctx ends, until Stop.
-func (e *Ender) Begin(ctx context.Context) {
+// begin calls end when ctx ends, until stop.
+func (e *ender) begin(ctx context.Context) {
 	if request, ok := ctx.(deadline.Context); ok {
 		ctx = request.Caller()
 		at, hasDeadline := request.Deadline()
@@ -47,7 +41,7 @@ func (e *Ender) Begin(ctx context.Context) {
 		return
 	}
 	e.running.Add(1)
-	e.stop = context.AfterFunc(ctx, func() {
+	e.unwatch = context.AfterFunc(ctx, func() {
 		defer e.running.Done()
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -56,54 +50,42 @@ func (e *Ender) Begin(ctx context.Context) {
 	})
 }
 
-// arm makes the timer fire at the deadline or earlier.
-func (e *Ender) arm(at time.Time) {
+// arm sets the alarm for the deadline.
+func (e *ender) arm(at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.at = at
-	if e.fires.IsZero() || at.Before(e.fires) {
-		e.set()
-	}
+	e.alarm.set(at, e.expired)
 }
 
-// set makes the timer fire at the deadline. The caller holds mu.
-func (e *Ender) set() {
-	e.fires = e.at
-	if left := time.Until(e.at); e.timer == nil {
-		e.timer = time.AfterFunc(left, e.expired)
-	} else {
-		e.timer.Reset(left)
-	}
-}
-
-// expired is called by the timer, possibly for the deadline of a statement that has ended.
-func (e *Ender) expired() {
+// expired is called by the alarm, possibly for the deadline of a statement that has ended.
+func (e *ender) expired() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.fires = time.Time{}
+	e.alarm.reset()
 	switch {
 	case e.at.IsZero():
 	case time.Now().Before(e.at):
-		e.set()
+		e.alarm.set(e.at, e.expired)
 	default:
 		e.ended = true
 		e.end()
 	}
 }
 
-// Stop ends what Begin has begun. After it has returned, end no longer runs, and the
-// connection may have another user. Stop returns the error of a statement whose connection
+// stop ends what begin has begun. After it has returned, end no longer runs, and the
+// connection may have another user. stop returns the error of a statement whose connection
 // has ended, also if the answer came at that moment: the server ends the session with the connection.
-func (e *Ender) Stop() error {
+func (e *ender) stop() error {
 	e.mu.Lock()
 	e.at = time.Time{}
 	e.mu.Unlock()
-	if e.stop != nil {
-		if e.stop() {
+	if e.unwatch != nil {
+		if e.unwatch() {
 			e.running.Done()
 		}
 		e.running.Wait()
-		e.stop = nil
+		e.unwatch = nil
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -31,8 +31,8 @@ func TestEnderEndsWithContext(t *testing.T) {
 		"context without deadline": cancelled,
 	} {
 		ended := make(chan struct{})
-		e := NewEnder(func() { close(ended) })
-		e.Begin(ctx)
+		e := &ender{end: func() { close(ended) }}
+		e.begin(ctx)
 		select {
 		case <-ended:
 		case <-time.After(time.Minute):
@@ -43,13 +43,13 @@ func TestEnderEndsWithContext(t *testing.T) {
 }
 
 // requireEnded requires that the present statement was ended, and the next one is not.
-func requireEnded(t *testing.T, e *Ender, name string) {
+func requireEnded(t *testing.T, e *ender, name string) {
 	t.Helper()
-	if err := e.Stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
+	if err := e.stop(); !partly(err) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%s: %v, want an error of a statement that the server may have executed", name, err)
 	}
-	e.Begin(context.Background())
-	if err := e.Stop(); err != nil {
+	e.begin(context.Background())
+	if err := e.stop(); err != nil {
 		t.Errorf("%s: %v after the next statement", name, err)
 	}
 }
@@ -58,17 +58,17 @@ func requireEnded(t *testing.T, e *Ender, name string) {
 // ended, does not end the connection of the next one.
 func TestEnderIgnoresLateTimer(t *testing.T) {
 	ends := 0
-	e := NewEnder(func() { ends++ })
+	e := &ender{end: func() { ends++ }}
 	caller, cancel := context.WithCancel(t.Context())
 	for range 2 {
-		e.Begin(dated{caller, time.Now().Add(time.Hour)})
+		e.begin(dated{caller, time.Now().Add(time.Hour)})
 		e.expired()
-		e.Stop()
+		e.stop()
 		e.expired()
 	}
 	cancel()
-	e.Begin(dated{context.Background(), time.Now().Add(time.Hour)})
-	e.Stop()
+	e.begin(dated{context.Background(), time.Now().Add(time.Hour)})
+	e.stop()
 	if ends != 0 {
 		t.Errorf("ended %d times", ends)
 	}
@@ -79,11 +79,11 @@ func TestEnderIgnoresLateTimer(t *testing.T) {
 func TestEnderTimerServesManyStatements(t *testing.T) {
 	for name, first := range map[string]time.Duration{"earlier": time.Millisecond, "later": time.Hour} {
 		ended := make(chan time.Time, 1)
-		e := NewEnder(func() { ended <- time.Now() })
-		e.Begin(dated{context.Background(), time.Now().Add(first)})
-		e.Stop()
+		e := &ender{end: func() { ended <- time.Now() }}
+		e.begin(dated{context.Background(), time.Now().Add(first)})
+		e.stop()
 		at := time.Now().Add(50 * time.Millisecond)
-		e.Begin(dated{context.Background(), at})
+		e.begin(dated{context.Background(), at})
 		select {
 		case end := <-ended:
 			if early := at.Sub(end); early > 0 {

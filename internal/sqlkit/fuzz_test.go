@@ -42,8 +42,9 @@ func FuzzStoredValue(f *testing.F) {
 	f.Add("v1", hex.EncodeToString([]byte("data")), false)
 	f.Add("", "zz", true)
 	f.Fuzz(func(t *testing.T, version, data string, null bool) {
-		v := Values{Namespace: "ns", Sort: func(err error) (error, bool) { return err, false }, Read: func([]byte) string { return "" },
-			Run: func(context.Context, ...string) (Answers, error) {
+		v := Values{namespace: "ns", faults: certain{},
+			dialect: &Dialect{In: func(string) string { return "" }, Lit: func([]byte) string { return "" }},
+			run: func(context.Context, ...string) (Answers, error) {
 				if null {
 					return Answers{{Row{{}, {}}}}, nil
 				}

@@ -37,18 +37,17 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
 	g.MinTTL, g.Granularity, g.Visible, g.VisibleAfter = minTTL, unit, driver.VisibleAll, VisibleAfter
+	g.Notes = []string{
+		"a held lock and a waiter cost a connection each, at most max_conns in a process; further requests wait in the process",
+		"a waiter whose connection a proxy has dropped and keeps open continues on another one, within 5s after the grant to the dead one",
+		"the next waiter of the same process requests the lock with a release within 5 ms of the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant",
+	}
 	g.Wanted = driver.WakePoll
 	return g
 }
 
-// ConnectionsNote is a note in the guarantees of recipes on sessions.
-const ConnectionsNote = "a held lock and a waiter cost a connection each, at most max_conns in a process; further requests wait in the process"
-
-// WaitNote is a note in the guarantees of recipes on sessions.
-const WaitNote = "a waiter whose connection a proxy has dropped and keeps open continues on another one, within 5s after the grant to the dead one"
-
-// PassNote is a note in the guarantees of recipes that are a [Passer].
-const PassNote = "the next waiter of the same process requests the lock with a release within 5 ms of the grant. If no other client of holdfast waits, the session hands the lock off, within 5 ms of the first grant"
+// PermitsNote is a note in the guarantees of recipes of row locks.
+const PermitsNote = "waiters for semaphores poll, at most 100ms apart, without an order: clients that take permits or shared locks again and again may keep out waiters for permits, and permits those for shared locks, until they stop. Neither keeps out a writer"
 
 // OptimisticGuarantees returns the guarantees of a store with the engine of [NewOptimistic]. wakes
 // reports whether the store listens; otherwise its waiters poll.

@@ -2,7 +2,9 @@ package sqlkit
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,25 +55,6 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 	})
 }
 
-// TestSessionsStayIfUsedTogether: the rule of TestPoolKeepsLinksUsedTogether also holds for
-// sessions.
-func TestSessionsStayIfUsedTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dialled := 0
-		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
-		defer e.Close(t.Context())
-		take := func() (*Session, error) { return e.take(t.Context(), &driver.Request{}) }
-		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }
-		idle := func() int {
-			synctest.Wait()
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			return len(e.idle)
-		}
-		staysTogether(t, use, idle, &dialled)
-	})
-}
-
 // staysTogether: with at least 2 and at most 8 idle ones, those that were in use at the same time stay for a while, and
 // unused ones end.
 func staysTogether(t *testing.T, use func(n int), idle func() int, dialled *int) {
@@ -98,10 +81,10 @@ func staysTogether(t *testing.T, use func(n int), idle func() int, dialled *int)
 	}
 }
 
-// useTogether takes n links or sessions, and returns them when it has all of them.
-func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)) {
+// useTogether takes n links, and returns them when it has all of them.
+func useTogether(t *testing.T, n int, take func() (Link, error), put func(Link)) {
 	t.Helper()
-	var all []T
+	var all []Link
 	for range n {
 		one, err := take()
 		must.Succeed(t, err)
@@ -118,7 +101,7 @@ func TestRequestsWaitForSessionsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
 		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
-		e.MaxConns = func() int { return 2 }
+		e.MaxConns = func(context.Context) (int, error) { return 2, nil }
 		defer e.Close(t.Context())
 		first, _ := e.take(t.Context(), &driver.Request{})
 		second, _ := e.take(t.Context(), &driver.Request{})
@@ -153,11 +136,159 @@ func TestRequestsWaitForSessionsInOrder(t *testing.T) {
 		synctest.Wait()
 		e.drop(second)
 		synctest.Wait()
-		if !slices.Equal(order, []int{-1, 0, 2, 3}) || len(e.queue) > 0 {
-			t.Errorf("order %v, %d waiting", order, len(e.queue))
+		if !slices.Equal(order, []int{-1, 0, 2, 3}) || len(e.slots) > 0 {
+			t.Errorf("order %v, %d sessions in use", order, len(e.slots))
 		}
 		if dialled > 3 {
 			t.Errorf("dialled %d", dialled)
+		}
+	})
+}
+
+// TestSessionsFreeTheirSlots: a request may take a session before the request that has put it back frees its slot.
+func TestSessionsFreeTheirSlots(t *testing.T) {
+	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &quiet{}, Idle{Min: 8, Max: 8}, "")
+	e.MaxConns = func(context.Context) (int, error) { return 100, nil }
+	defer e.Close(t.Context())
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 5000 {
+				s, err := e.take(t.Context(), &driver.Request{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				e.put(s)
+			}
+		})
+	}
+	all.Wait()
+	if len(e.slots) > 0 {
+		t.Errorf("%d slots of no session", len(e.slots))
+	}
+}
+
+// endingLink is a link that its test ends.
+type endingLink struct {
+	countedLink
+	gone chan struct{}
+}
+
+func (l *endingLink) Gone() <-chan struct{} { return l.gone }
+
+// placed is a recipe whose sessions are at other servers in turn.
+type placed struct {
+	quiet
+	servers []string
+}
+
+func (r *placed) Begin(context.Context, Link) (Identity, error) {
+	id := Identity{Server: r.servers[0]}
+	r.servers = r.servers[1:]
+	return id, nil
+}
+
+// TestIdleSessionsEnd: an idle session is closed when its connection has ended, when its server is demoted, and when it
+// was not needed for sessionIdleFor.
+func TestIdleSessionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var links []*endingLink
+		dial := func(context.Context) (Link, error) {
+			l := &endingLink{gone: make(chan struct{})}
+			links = append(links, l)
+			return l, nil
+		}
+		e := NewSessions(dial, &placed{servers: []string{"a", "b", "c"}}, Idle{Min: 8, Max: 8}, "")
+		defer e.Close(t.Context())
+		var all []*Session
+		for range 3 {
+			s, err := e.take(t.Context(), &driver.Request{})
+			must.Succeed(t, err)
+			all = append(all, s)
+		}
+		for _, s := range all {
+			e.put(s)
+		}
+		require := func(after string, want ...bool) {
+			t.Helper()
+			synctest.Wait()
+			for i, l := range links {
+				if l.closed.Load() != want[i] {
+					t.Errorf("after %s: session %d closed %t", after, i, !want[i])
+				}
+			}
+		}
+		close(links[0].gone)
+		require("the end of a connection", true, false, false)
+		e.demoted("b")
+		require("a demotion", true, true, false)
+		time.Sleep(sessionIdleFor - time.Second)
+		require("a while", true, true, false)
+		time.Sleep(time.Second)
+		require("a rest", true, true, true)
+	})
+}
+
+// answering is a link with one answer.
+type answering struct {
+	countedLink
+	answers Answers
+}
+
+func (l *answering) Run(context.Context, ...string) (Answers, error) { return l.answers, nil }
+
+// TestUnknownStateIsReadOnly: a server that does not answer whether it accepts writes is no primary.
+func TestUnknownStateIsReadOnly(t *testing.T) {
+	for name, answers := range map[string]Answers{"empty": nil, "no row": {nil, nil}, "NULL": {{Row{{}}}, nil}, "read-only": {{textRow("1")}, nil}} {
+		p := NewPool(Idle{Min: 1, Max: 1}, func(context.Context) (Link, error) { return &answering{answers: answers}, nil })
+		if _, err := p.RunAtPrimary(t.Context(), certain{}, &Dialect{}, "write"); !errors.Is(err, ErrReadOnly) {
+			t.Errorf("%s: %v", name, err)
+		}
+		p.Close()
+	}
+}
+
+// TestOneRequestReadsTheLimit: while the server does not answer, one request at a time reads its limit of connections.
+// A waiter returns after the timeout of an answer, and each request when the store is closed.
+func TestOneRequestReadsTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reading, most, answers := 0, 0, false
+		e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &quiet{}, Idle{Min: 2, Max: 8}, "")
+		e.MaxConns = func(ctx context.Context) (int, error) {
+			if answers {
+				return 2, nil
+			}
+			reading++
+			most = max(most, reading)
+			<-ctx.Done()
+			reading--
+			return 0, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+		}
+		var all sync.WaitGroup
+		take := func(wait bool) {
+			for range 3 {
+				all.Go(func() {
+					if _, err := e.take(t.Context(), &driver.Request{Wait: wait}); driver.CodeOf(err) != driver.CodeUnavailable {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+		}
+		take(true)
+		time.Sleep(AnswerWithin)
+		all.Wait()
+		answers = true
+		s, err := e.take(t.Context(), &driver.Request{})
+		must.Succeed(t, err)
+		e.put(s)
+		answers, e.slots = false, nil
+		take(false)
+		must.Report(t, e.Close(t.Context()))
+		all.Wait()
+		if most != 1 {
+			t.Errorf("%d requests read the limit at once", most)
 		}
 	})
 }
@@ -174,7 +305,7 @@ func (free) Lock(context.Context, *Session, *LockRequest) (Got, error) {
 func TestTryOfOwnLockIsBusyWithoutSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &free{}, Idle{}, "")
-		e.MaxConns = func() int { return 1 }
+		e.MaxConns = func(context.Context) (int, error) { return 1, nil }
 		defer e.Close(t.Context())
 		request := func(id, name string, limit int) driver.Request {
 			return driver.Request{ID: id, Name: name, Limit: limit, TTL: time.Hour, From: noRequester{}}

@@ -103,77 +103,109 @@ func (l *mappedLink) Run(ctx context.Context, statements ...string) (Answers, er
 
 func (l *mappedLink) giveBack() { giveBack(l.Link) }
 
-// SQLLink makes a link of a connection of a database/sql driver and the network connection
-// below it. With multi the driver accepts several statements at once.
-func SQLLink(c driver.Conn, multi bool, below *Conn) Link {
-	return &sqlLink{conn: c, multi: multi, below: below, ender: NewEnder(func() { _ = below.Close() })}
-}
-
-type sqlLink struct {
-	conn  driver.Conn
-	multi bool
-	below *Conn
-	ender *Ender
+// Connection is a driver's connection, which is closed once, and not while a statement uses it. A [Link] embeds it.
+type Connection struct {
+	below *Conn  // the network connection; nil for one that the driver ends with the context of a statement
+	end   func() // closes the driver's connection
+	ender *ender // nil without below
 
 	mu           sync.Mutex
 	busy, closed bool
 }
 
-func (l *sqlLink) Gone() <-chan struct{} { return l.below.Gone() }
-func (l *sqlLink) Watch()                { l.below.Watch() }
-
-// Close closes the driver's connection. If a statement runs, Close closes the connection below
-// the driver, and the end of the statement closes the driver's.
-func (l *sqlLink) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return
+// NewConnection returns a connection that end closes. below is the network connection below it, or nil for one of a
+// user's pool.
+func NewConnection(below *Conn, end func()) *Connection {
+	c := &Connection{below: below, end: end}
+	if below != nil {
+		c.ender = &ender{end: func() { _ = below.Close() }}
 	}
-	l.closed = true
-	if l.busy {
-		_ = l.below.Close()
-	} else {
-		_ = l.conn.Close() // the driver sends its termination message
+	return c
+}
+
+// Gone implements [Link].
+func (c *Connection) Gone() <-chan struct{} {
+	if c.below == nil {
+		return nil
+	}
+	return c.below.Gone()
+}
+
+// Watch implements [Link].
+func (c *Connection) Watch() {
+	if c.below != nil {
+		c.below.Watch()
 	}
 }
 
-// begin marks the link busy.
-func (l *sqlLink) begin() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return driver.ErrBadConn
+// Close closes the driver's connection, which sends its termination message. If a statement runs, Close closes the
+// connection below the driver, and Finish closes the driver's.
+func (c *Connection) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+	case !c.busy:
+		c.end()
+	case c.below != nil:
+		_ = c.below.Close()
 	}
-	l.busy = true
-	return nil
+	c.closed = true
 }
 
-// finish ends the use of the link. If Close was called meanwhile, finish closes the driver's connection.
-func (l *sqlLink) finish() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.busy = false; l.closed {
-		_ = l.conn.Close()
+// Begin reserves the connection for a statement, and returns the context for the driver. At the end of ctx the ender
+// ends the connection. A driver would do the same at a higher cost.
+func (c *Connection) Begin(ctx context.Context) (context.Context, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, ErrUnsent
+	}
+	c.busy = true
+	if c.ender == nil {
+		return ctx, nil
+	}
+	c.ender.begin(ctx)
+	return context.Background(), nil
+}
+
+// Finish ends the use by the statement whose context is ctx. It sets its error if the connection has ended although the
+// answer came.
+func (c *Connection) Finish(ctx context.Context, err *error) {
+	if c.ender != nil {
+		if late := c.ender.stop(); *err == nil {
+			*err = late
+		}
+		if *err != nil && ctx.Err() != nil {
+			*err = fmt.Errorf("%w: %w", ctx.Err(), *err)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy = false; c.closed {
+		c.end()
 	}
 }
 
-func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error) {
-	if err := l.begin(); err != nil {
+// SQLLink makes a link of a connection of a database/sql driver and the network connection
+// below it. With multi the driver accepts several statements at once.
+func SQLLink(c driver.Conn, multi bool, below *Conn) Link {
+	return &sqlLink{NewConnection(below, func() { _ = c.Close() }), c, multi}
+}
+
+type sqlLink struct {
+	*Connection
+	conn  driver.Conn
+	multi bool
+}
+
+func (l *sqlLink) Run(ctx context.Context, statements ...string) (_ Answers, err error) {
+	unwatched, err := l.Begin(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer l.finish()
-	// At the end of ctx the ender ends the connection. A driver would do the same, with one
-	// more goroutine for each statement.
-	l.ender.Begin(ctx)
-	a, err := runAll(context.Background(), l.conn, l.multi, statements)
-	if late := l.ender.Stop(); err == nil {
-		err = late
-	}
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", ctx.Err(), err)
-	}
-	return a, err
+	defer l.Finish(ctx, &err)
+	return runAll(unwatched, l.conn, l.multi, statements)
 }
 
 // runAll executes statements, as one script if multi.

@@ -1,6 +1,7 @@
 package sqlkit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -45,26 +46,32 @@ func (o *Options[R]) Protect(p storeurl.Protection) (err error) {
 	return err
 }
 
-// SessionsOf returns how many sessions a store may have at a server that accepts so many connections of its
-// user. Other clients need connections too, and so do other processes of the same program. It returns 2 if
-// the limit is unknown, and 0, no limit, on a caller's pool, which has its own.
-func (o *Options[R]) SessionsOf(limit int64) int {
-	switch {
-	case o.MaxIdle == 0:
-		return 0
-	case o.MaxConns > 0:
-		return o.MaxConns
-	}
-	return max(int(limit/partOfLimit), 2)
-}
-
-// partOfLimit is the part of a server's connections that the sessions of a store use by default.
+// partOfLimit is the part of the connections that a server accepts of its user which the sessions of a store use by
+// default. Other clients need connections too, and so do other processes of the same program.
 const partOfLimit = 4
 
 // Idle returns the limits of a pool that keeps at least ready connections open, or MaxIdle if
 // that is less.
 func (o *Options[R]) Idle(ready int) Idle {
 	return Idle{Min: min(ready, o.MaxIdle), Max: o.MaxIdle, EndIdle: o.EndIdle}
+}
+
+// OnSessions returns the engine of a recipe on sessions. connections returns how many connections the server accepts
+// of its user. links are for commits beside a session.
+func (o *Options[R]) OnSessions(dial func(context.Context) (Link, error), r Recipe, links *Pool, connections func(context.Context) (int64, error)) Engine {
+	e := NewSessions(dial, r, o.Idle(4), o.Namespace)
+	e.Durable = o.Durable
+	if o.MaxIdle > 0 { // else the caller's pool has a limit of its own
+		e.MaxConns = func(ctx context.Context) (int, error) {
+			if o.MaxConns > 0 {
+				return o.MaxConns, nil
+			}
+			n, err := connections(ctx)
+			return max(int(n/partOfLimit), 2), err
+		}
+	}
+	links.Limit(SideLinks)
+	return e
 }
 
 // Over makes the options those of a store over a caller's pool, which keeps its own idle connections. endIdle ends
@@ -143,13 +150,13 @@ func join[S ~string](all []S, separator string) string {
 	return strings.Join(texts, separator)
 }
 
-// CheckLimit returns CodeUnsupported for a semaphore on the user's own table, which has no rows for
-// permits.
-func (o *Options[R]) CheckLimit(limit int) error {
-	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
-		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of your own has no rows for permits", limit)
+// CheckRow implements Check of a [Recipe] of row locks. It returns CodeUnsupported for a semaphore on the user's own
+// table, which has no rows for permits.
+func (o *Options[R]) CheckRow(r *driver.Request, unit time.Duration) (time.Duration, error) {
+	if o.Table != "" && r.Limit != driver.Exclusive && r.Limit != driver.Unlimited {
+		return 0, driver.Errorf(driver.CodeUnsupported, "limit %d: a table of your own has no rows for permits", r.Limit)
 	}
-	return nil
+	return RoundTTL(r.TTL, unit)
 }
 
 // NotUnique returns the reason to refuse a user's table in which a name may have two rows. found are

@@ -78,7 +78,7 @@ func TestOptionsTakeURLParameters(t *testing.T) {
 		t.Error("a namespace with a NUL is allowed")
 	}
 	for limit, fits := range map[int]bool{driver.Exclusive: true, 3: false, driver.Unlimited: true} {
-		err := own.CheckLimit(limit)
+		_, err := own.CheckRow(&driver.Request{Limit: limit, TTL: time.Second}, time.Second)
 		if fits && err != nil || !fits && driver.CodeOf(err) != driver.CodeUnsupported {
 			t.Errorf("limit %d: %v", limit, err)
 		}

@@ -15,29 +15,36 @@ import (
 // Pool keeps idle links ready.
 type Pool struct {
 	dial  func(context.Context) (Link, error)
-	lanes chan struct{} // holds a value for each call of Run; nil if their number has no limit
+	lanes chan struct{} // holds a value for each call of use; nil if their number has no limit
 
-	mu      sync.Mutex
-	limits  Idle
-	idle    []idleLink
-	surplus *time.Timer // ends links that are idle beyond limits.Min
-	closed  bool
+	mu     sync.Mutex
+	limits Idle
+	idle   []idleLink
+	alarm  alarm // calls tend
+	closed bool
 }
 
 type idleLink struct {
-	link  Link
-	since time.Time
+	link    Link
+	since   time.Time
+	watched bool
 }
 
-// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
-const idleFor = time.Minute
+const (
+	// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
+	idleFor = time.Minute
+	// sessionIdleFor is how long an idle session is kept for the next lock.
+	sessionIdleFor = 30 * time.Second
+	// watchAfter is how long a link is idle before its end is noticed at once.
+	watchAfter = 20 * time.Millisecond
+)
 
 // NewPool makes a pool that opens links by dial. idle limits its idle links.
 func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
 	return &Pool{dial: dial, limits: idle}
 }
 
-// Limit makes at most n calls of Run at the same time use links of the pool. The others wait.
+// Limit makes at most n calls of Run and use at the same time have links of the pool. The others wait.
 func (p *Pool) Limit(n int) { p.lanes = make(chan struct{}, n) }
 
 // Get takes an idle link or opens one. reused reports that the link was idle: it may have
@@ -47,7 +54,7 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	for len(p.idle) > 0 && !p.closed {
 		i := p.idle[len(p.idle)-1]
 		p.idle = p.idle[:len(p.idle)-1]
-		if ended(i.link) || time.Since(i.since) > idleFor {
+		if ended(i.link) || time.Since(i.since) > i.spare() {
 			i.link.Close()
 			continue
 		}
@@ -89,70 +96,105 @@ func (p *Pool) Put(l Link) {
 		l.Close()
 		return
 	}
-	var oldest Link
+	var old []idleLink
 	if len(p.idle) >= p.limits.current() {
-		oldest = p.idle[0].link
-		p.idle = slices.Delete(p.idle, 0, 1)
+		old = p.takeOldest(1)
 	}
-	p.idle = append(p.idle, idleLink{l, time.Now()})
-	if oldest == nil && len(p.idle) > p.limits.Min && p.surplus == nil {
-		p.surplus = time.AfterFunc(surplusFor, p.endSurplus)
-	}
+	p.idle = append(p.idle, idleLink{link: l, since: time.Now()})
+	p.alarm.set(time.Now().Add(watchAfter), p.tend)
 	p.mu.Unlock()
-	l.Watch()
-	if oldest != nil {
-		oldest.Close()
-	}
+	closeAll(old)
 }
 
-// endSurplus closes links that were not needed for a while, except the least number that
-// the pool keeps.
-func (p *Pool) endSurplus() {
+// tend closes links that were not needed, and watches the others. A link that is soon used again is not watched,
+// since that would cost as much as a statement.
+func (p *Pool) tend() {
 	p.mu.Lock()
-	n := 0
-	for n < len(p.idle)-p.limits.Min && time.Since(p.idle[n].since) >= surplusFor {
-		n++
+	p.alarm.reset()
+	var old, kept []idleLink
+	soon := idleFor
+	for n, i := range p.idle { // the longest idle come first
+		limit := i.spare()
+		if n < len(p.idle)-p.limits.Min {
+			limit = min(limit, surplusFor)
+		}
+		idle := time.Since(i.since)
+		if idle >= limit || ended(i.link) {
+			old = append(old, i)
+			continue
+		}
+		if idle >= watchAfter && !i.watched {
+			i.watched = true
+			i.link.Watch()
+		} else if !i.watched {
+			limit = watchAfter
+		}
+		kept, soon = append(kept, i), min(soon, limit-idle)
 	}
-	old := p.takeOldest(n)
-	p.surplus = nil
-	if len(p.idle) > p.limits.Min {
-		p.surplus = time.AfterFunc(surplusFor-time.Since(p.idle[0].since), p.endSurplus)
+	if p.idle = kept; len(kept) > 0 && !p.closed {
+		p.alarm.set(time.Now().Add(soon), p.tend)
 	}
 	p.mu.Unlock()
 	closeAll(old)
 }
 
-// Run runs statements on a link of the pool. If an idle link had ended before anything was
-// sent, Run takes another one. If a link does not answer in time, Run also closes the links
-// that were idle since the send: they may have fallen silent too. Otherwise each of the
+// spare returns how long the link is kept. The server's timer may end a session after its TTL.
+func (i idleLink) spare() time.Duration {
+	s, ok := i.link.(*Session)
+	switch {
+	case !ok:
+		return idleFor
+	case s.TTL > 0:
+		return min(sessionIdleFor, s.TTL/2)
+	}
+	return sessionIdleFor
+}
+
+// Run runs statements on a link of the pool.
+func (p *Pool) Run(ctx context.Context, statements ...string) (a Answers, err error) {
+	err = p.use(ctx, func(l Link) error {
+		a, err = l.Run(ctx, statements...)
+		return err
+	})
+	return a, err
+}
+
+// use calls f with a link of the pool. If an idle link had ended before anything was
+// sent, use takes another one. If a server is read-only, use tries once more, because a new link may lead to the new
+// primary. If a link does not answer in time, use also closes the
+// links that were idle since the send: they may have fallen silent too. Otherwise each of the
 // next calls would wait for another of them.
-func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
+func (p *Pool) use(ctx context.Context, f func(Link) error) error {
 	if p.lanes != nil {
 		select {
 		case p.lanes <- struct{}{}:
 			defer func() { <-p.lanes }()
 		case <-ctx.Done():
-			return nil, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+			return driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
 		}
 	}
-	for {
+	for demoted := false; ; {
 		l, reused, err := p.Get(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		sent := time.Now()
-		a, err := l.Run(ctx, statements...)
-		if err == nil {
+		if err = f(l); err == nil {
 			p.Put(l)
-			return a, nil
+			return nil
 		}
 		l.Close()
-		p.flushSilent(ctx, sent)
-		if !unsent(err) {
-			return nil, err
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			p.flush(sent)
 		}
-		if !reused || ctx.Err() != nil {
-			return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
+		switch {
+		case errors.Is(err, ErrReadOnly) && !demoted && ctx.Err() == nil:
+			p.Flush()
+			demoted = true
+		case !unsent(err):
+			return err
+		case !reused || ctx.Err() != nil:
+			return driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 	}
 }
@@ -176,45 +218,49 @@ func (p *Pool) Flush() {
 	}
 }
 
-// RunAtPrimary runs statements at a server that accepts writes. It runs query before them, and readOnly reports whether
-// the answer is that of a read-only server. The statements must have no effect at such a server. RunAtPrimary then closes
-// the idle links and tries once more, because a new link may lead to the new primary.
-func (p *Pool) RunAtPrimary(ctx context.Context, faults Faults, query string, readOnly func(answer string) bool, statements ...string) (Answers, error) {
-	script := append([]string{query}, statements...)
-	for fresh := false; ; fresh = true {
-		a, err := p.Run(ctx, script...)
-		coded, _ := faults.Sort(err)
-		demoted := errors.Is(coded, ErrReadOnly) || err == nil && readOnly(a.First(0).Text(0))
-		switch {
-		case demoted && fresh:
-			return nil, ErrReadOnly
-		case demoted:
-			p.Flush()
-		case err != nil:
-			return nil, err
-		default:
-			return a[1:], nil
+// RunAtPrimary runs statements at a server that accepts writes. Before them it asks whether the server does. The
+// statements must have no effect at one that does not.
+func (p *Pool) RunAtPrimary(ctx context.Context, faults Faults, d *Dialect, statements ...string) (Answers, error) {
+	var a Answers
+	err := p.use(ctx, func(l Link) (err error) {
+		a, err = l.Run(ctx, append([]string{"SELECT " + d.ReadOnly}, statements...)...)
+		if is := a.First(0).Text(0); err == nil && (is == "" || readOnly(is)) {
+			return ErrReadOnly
 		}
+		return orReadOnly(faults, err)
+	})
+	if err != nil {
+		return nil, err
 	}
+	return a[1:], nil
 }
 
-// flushSilent closes the links that were idle when a statement was sent which had no answer in time.
-func (p *Pool) flushSilent(ctx context.Context, sent time.Time) {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		p.flush(sent)
+// orReadOnly returns err, with ErrReadOnly if it is the error of a read-only server.
+func orReadOnly(f Faults, err error) error {
+	if coded, _ := f.Sort(err); errors.Is(coded, ErrReadOnly) {
+		return coded
 	}
+	return err
 }
 
 // flush closes the links that have been idle since that time or longer.
 func (p *Pool) flush(since time.Time) {
+	p.end(func(i idleLink) bool { return !i.since.After(since) })
+}
+
+// end closes the idle links for which is returns true.
+func (p *Pool) end(is func(idleLink) bool) {
+	var ending []idleLink
 	p.mu.Lock()
-	n := 0 // the longest idle come first
-	for n < len(p.idle) && !p.idle[n].since.After(since) {
-		n++
-	}
-	old := p.takeOldest(n)
+	p.idle = slices.DeleteFunc(p.idle, func(i idleLink) bool {
+		if is(i) {
+			ending = append(ending, i)
+			return true
+		}
+		return false
+	})
 	p.mu.Unlock()
-	closeAll(old)
+	closeAll(ending)
 }
 
 // takeOldest removes the n links that were idle for longest. The caller holds mu.
@@ -235,9 +281,6 @@ func (p *Pool) Close() {
 	p.mu.Lock()
 	idle := p.idle
 	p.idle, p.closed = nil, true
-	if p.surplus != nil {
-		p.surplus.Stop()
-	}
 	p.mu.Unlock()
 	closeAll(idle)
 }

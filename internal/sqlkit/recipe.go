@@ -19,13 +19,14 @@ type Recipe interface {
 	Check(r *driver.Request) (time.Duration, error)
 	// Lock requests a grant, and waits for it if a.Wait. ErrBusy means that the lock is
 	// held and that the session is as before. After ErrWaitAgain the engine calls Lock again. After any other error the
-	// engine closes the session.
+	// engine closes the session, and waits for its end at the server if the request waits and its context has ended.
 	Lock(ctx context.Context, s *Session, a *LockRequest) (Got, error)
+	// Pass replaces the session's exclusive grant old by a grant of next, which has the same name and TTL,
+	// unless another session waits for the lock: waiters announce themselves; see [Sessions]. Pass does not wait. After an
+	// error the engine closes the session.
+	Pass(ctx context.Context, s *Session, old, next *LockRequest) (Got, PassOutcome, error)
 	// Unlock ends the session's grant. It returns false if the session has none.
 	Unlock(ctx context.Context, s *Session, a *LockRequest) (bool, error)
-	// Clear removes what a cancelled Lock has left. After an error the engine closes the
-	// session, and waits for its end at the server.
-	Clear(ctx context.Context, s *Session) error
 	// Ping proves that the session still has the grant and that the server may still
 	// grant, and sets the server's timer to a.Left. If a.Record is set it also records the
 	// holder, and then sets a.Recorded. An error ends the session.
@@ -40,8 +41,6 @@ type Recipe interface {
 
 	// Runs reports whether a session runs a statement. It uses another link.
 	Runs(ctx context.Context, side Link, id Identity) (bool, error)
-	// Cancel ends the statement of a session. It uses another link.
-	Cancel(ctx context.Context, side Link, id Identity) error
 	// End ends a session, unless it is gone, and reports whether it is gone.
 	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
 	// Survey returns grants and waiters: of one name, or of all that begin with the key. It
@@ -86,8 +85,9 @@ type Session struct {
 	// TTL is the present value of the server's session timeout. The recipe sets it.
 	TTL time.Duration
 
-	idleSince time.Time // zero while it is in use
-	lease     *lease    // the request that uses the session
+	lease   *lease // the request that uses the session
+	limited bool   // it is one of the sessions that the engine limits
+	alarm   alarm  // calls tend
 }
 
 // LockRequest is a request for a lock, as a recipe gets it.
@@ -107,6 +107,8 @@ type LockRequest struct {
 	// the grant has stood for recordAfter: a record of a short lock costs more than it is
 	// worth.
 	Recorded, Record bool
+	// Durable reports that a counter reserves the tokens, and commits them; see DurableToken.
+	Durable bool
 	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
 	Left time.Duration
 	// Token, Reserved and Slot are those of the grant, once there is one: its first token,

@@ -40,20 +40,16 @@ type NameRows struct {
 	Table, Column string // of the user's table, or empty
 	// Key returns a key as a literal of holdfast's table, and Name returns a name as one of the user's table.
 	Key, Name func([]byte) string
-	// In returns the name of a table in the schema that has it. If In is nil, the names have no schema.
+	// In returns the name of a table with its schema.
 	In func(table string) string
 }
 
 func (r *NameRows) find(key []byte) (table, column, value string) {
-	in := r.In
-	if in == nil {
-		in = func(table string) string { return table }
-	}
 	if r.Table == "" {
-		return in("holdfast_name"), "name", r.Key(key)
+		return r.In(NameTable), "name", r.Key(key)
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
-	return in(r.Table), r.Column, r.Name(name)
+	return r.In(r.Table), r.Column, r.Name(name)
 }
 
 // Own distinguishes a user's table and column from others. It is empty for holdfast's table. A schema and the case of

@@ -306,10 +306,10 @@ func (r *rows) List(ctx context.Context, prefix string) iter.Seq2[record.Entry, 
 	}
 }
 
-// resolve calls Resolve of the table, if it has that method.
+// resolve returns when the table can build statements.
 func (r *rows) resolve(ctx context.Context) error {
-	if t, ok := r.table.(Resolver); ok {
-		return t.Resolve(ctx)
+	if d, ok := r.table.(*Dialect); ok {
+		return d.resolve(ctx)
 	}
 	return nil
 }

@@ -26,15 +26,18 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 	return e.finish(ctx, l, nil)
 }
 
-// finish closes a session and waits until the server has ended it. Then it returns outcome. The
-// grant of the session is over in any case.
+// finish closes a session and waits until the server has ended it, or the engine is closed. Then it returns outcome.
+// The grant of the session is over in any case.
 func (e *Sessions) finish(ctx context.Context, l *lease, outcome error) error {
 	ctx, end := e.Bind(ctx)
 	defer end()
+	return e.finishOn(ctx, l, outcome)
+}
+
+func (e *Sessions) finishOn(ctx context.Context, l *lease, outcome error) error {
 	e.mu.Lock()
 	l.granted, l.closed, l.ending = false, true, true
 	e.mu.Unlock()
-	l.end()
 	e.drop(l.s)
 	if err := e.awaitEnd(ctx, l.s.ID); err != nil {
 		return e.closedOr(err)
@@ -75,19 +78,8 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return err
 	}
 	defer e.Leave()
-	l, err := e.beginRelease(ctx, g)
-	if err != nil {
-		return err
-	}
-	defer l.unlock()
-	mayHaveEnded := e.mayHaveEnded(l)
-	unlocked, err := e.recipe.Unlock(ctx, l.s, &l.request)
-	if err != nil || !unlocked {
-		return e.releaseFailed(ctx, l, mayHaveEnded, err)
-	}
-	e.forget(l)
-	e.put(l.s)
-	return nil
+	_, err := e.releaseTo(ctx, g, nil)
+	return err
 }
 
 // beginRelease reserves the session of a grant for its release. If it cannot do so, it makes certain

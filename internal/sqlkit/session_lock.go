@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -74,15 +75,23 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 		return driver.Grant{}, err
 	}
 	l := e.newLease(s, r, ttl)
-	w := &wait{e: e, l: l, ctx: ctx}
 	l.since = time.Now()
+	var w *wait
 	if r.Wait {
-		l.wait = w
+		w = &wait{e: e, l: l, ctx: ctx}
+		w.watching, w.over = context.WithCancel(ctx)
 	}
 	e.mu.Lock()
-	e.leases[r.ID] = l
-	s.lease = l
-	e.tend()
+	if e.Stopped() {
+		e.mu.Unlock()
+		e.drop(s)
+		return driver.Grant{}, calls.ErrClosed
+	}
+	e.leases[r.ID], s.lease = l, l
+	if r.Wait {
+		l.wait, l.due = w, l.since.Add(recordAfter)
+		e.visit(l)
+	}
 	e.mu.Unlock()
 
 	var got Got
@@ -95,13 +104,21 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	switch {
 	case err == error(ErrBusy):
 		return driver.Grant{}, e.busy(ctx, l)
+	case ctx.Err() != nil && err == nil: // the session is alive, and has the lock
+		err = e.undoLock(ctx, l)
+		e.drop(s)
+		if err != nil {
+			return driver.Grant{}, err
+		}
+		e.forget(l)
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+	case ctx.Err() != nil && r.Wait:
+		return driver.Grant{}, e.withdraw(ctx, l, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()})
 	case err != nil:
-		return driver.Grant{}, e.failed(ctx, l, w, err)
-	case ctx.Err() != nil:
-		return driver.Grant{}, e.withdraw(ctx, l)
+		return driver.Grant{}, e.failed(ctx, l, err)
 	}
 	l.set(got)
-	if w.waited {
+	if r.Wait && w.waited.Load() {
 		// The owner may have changed since the statement that waited was sent.
 		l.request.Owner = r.From.Owner()
 		l.request.Label.Owner = l.request.Owner
@@ -117,39 +134,48 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 // busy ends a request for a lock that is held. Its error names the holders, unless the request is
 // only the first try.
 func (e *Sessions) busy(ctx context.Context, l *lease) error {
+	busy := &driver.BusyError{}
+	if !l.request.First {
+		sights, _, err := e.recipe.Survey(ctx, l.s, l.request.Key, false)
+		if err != nil {
+			e.drop(l.s) // the session has no lock and no pending statement
+			e.forget(l)
+			return busy
+		}
+		busy.Holders = e.state(l.request.Name, sights).Holders
+	}
 	e.forget(l)
-	if l.request.First {
-		e.put(l.s)
-		return &driver.BusyError{}
-	}
-	sights, _, err := e.recipe.Survey(ctx, l.s, l.request.Key, false)
-	if err != nil {
-		e.drop(l.s) // the session has no lock and no pending statement
-		return &driver.BusyError{}
-	}
-	holders := e.state(l.request.Name, sights).Holders
 	e.put(l.s)
-	return &driver.BusyError{Holders: holders}
+	return busy
 }
 
-// withdraw releases the lock of a request that its caller has cancelled.
-func (e *Sessions) withdraw(ctx context.Context, l *lease) error {
+// withdraw ends the session of a request, which may wait for the lock or have it, and returns outcome. If the server
+// does not confirm that in time, the outcome is unknown. It does so also while the engine is being closed: a server may
+// not notice that the connection of a waiter is closed.
+func (e *Sessions) withdraw(ctx context.Context, l *lease, outcome error) error {
 	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
-	unlocked, err := e.recipe.Unlock(brief, l.s, &l.request)
-	cancel()
-	e.drop(l.s)
-	if err != nil || !unlocked {
+	defer cancel()
+	if err := e.finishOn(brief, l, nil); err != nil {
 		return e.unknown(l, err)
 	}
-	e.forget(l)
-	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+	return outcome
+}
+
+// undoLock releases the lock of a request that has failed, or ends its session if that does not answer.
+func (e *Sessions) undoLock(ctx context.Context, l *lease) error {
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
+	defer cancel()
+	if unlocked, err := e.recipe.Unlock(brief, l.s, &l.request); unlocked && err == nil {
+		return nil
+	}
+	return e.withdraw(ctx, l, nil)
 }
 
 // newLease returns a locked lease for a request.
 func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
-	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
+	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1)}
 	l.busy <- struct{}{}
-	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Left: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Left: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot, Durable: e.Durable}
 	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
 	l.request.Tokens = tokens(&r)
 	return l
@@ -187,17 +213,19 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
 	}
-	l.granted, l.wait, l.since, l.sent = true, nil, time.Now(), sent
-	l.recordAt = l.since.Add(recordAfter)
+	l.granted, l.since, l.sent = true, time.Now(), sent
+	l.due = l.since.Add(recordAfter)
 	if l.heldSince.IsZero() {
 		l.heldSince = l.since
 	}
-	e.tend() // at the short interval: after a wait it is the long one
+	e.visit(l)
+	if !e.proving && (l.s.Gone() == nil || l.s.ID.Server != "") {
+		e.proving = true
+		e.Tasks.Go(e.prove)
+	}
 	e.mu.Unlock()
 	l.unlock()
-	if l.s.Gone() == nil {
-		e.Tasks.Go(func() { e.watchByPing(l) })
-	} else if ended(l.s.Link) {
+	if ended(l.s.Link) {
 		// The session ended before the grant, when the goroutine that watches it found no
 		// grant to report.
 		e.Tasks.Go(func() { e.connectionEnded(l.s) })
@@ -207,20 +235,19 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 }
 
 // failed returns the error of a Lock. Its code depends on what may be left at the server.
-func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
-	if w.cancelled {
-		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
-		cleared := e.recipe.Clear(brief, l.s) == nil
-		cancel()
-		e.drop(l.s) // a cancellation may still reach the session
-		if !cleared {
-			return e.unknown(l, err)
+func (e *Sessions) failed(ctx context.Context, l *lease, err error) error {
+	coded, retry := e.recipe.Sort(err)
+	_, locked := errors.AsType[*lockedError](err)
+	if locked {
+		if unended := e.undoLock(ctx, l); unended != nil {
+			// Neither error is wrapped: an error of a link does not prove the state of the lock.
+			return driver.Errorf(driver.CodeUnknown, "%v, and the server has not confirmed that the lock is given back: %v", err, unended)
 		}
-		e.forget(l)
-		return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+		if !retry && driver.CodeOf(coded) == driver.CodeUnknown { // the end of the session makes the outcome known
+			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
 	}
 	e.drop(l.s)
-	coded, retry := e.recipe.Sort(err)
 	switch {
 	case unsent(err) && l.request.Label.Waited == 0:
 		e.forget(l)
@@ -262,75 +289,42 @@ func (e *Sessions) forget(l *lease) {
 		l.s.lease = nil
 	}
 	l.granted = false
-	l.end()
 }
 
-// wait runs a Lock that may block, and the goroutines beside it.
+// wait runs a Lock that may block, and the goroutine beside it.
 type wait struct {
 	e *Sessions
 	l *lease
 	// ctx is the context of the request, and watching that of watch. It ends when Lock has returned.
 	ctx, watching context.Context
+	over          func() // ends watching
 
-	mu        sync.Mutex
-	over      bool // Lock has returned
-	waited    bool // the server has confirmed that the request is in its queue
-	polls     bool // no statement waits
-	cancelled bool
-	beside    sync.WaitGroup
+	waited atomic.Bool // the server has confirmed that the request is in its queue
+	polls  atomic.Bool // no statement waits
+	beside sync.WaitGroup
 }
 
 // lock calls the recipe's Lock, which may block in the server. After recordAfter another
-// goroutine watches the wait. When the context of the request ends, a
-// goroutine cancels the statement.
+// goroutine watches the wait.
 func (w *wait) lock() (got Got, err error) {
-	statement, cut := context.WithCancel(context.WithoutCancel(w.ctx))
-	defer cut()
-	watching, over := context.WithCancel(w.ctx)
-	w.watching = watching
-	w.l.request.Waiting = func() { w.set(&w.waited, &w.polls) }
-	stop := context.AfterFunc(w.ctx, func() { w.begin(func() { w.cancel(cut) }) })
+	w.l.request.Waiting = func() {
+		w.waited.Store(true)
+		w.polls.Store(true)
+	}
 	for {
-		got, err = w.e.recipe.Lock(statement, w.l.s, &w.l.request)
+		got, err = w.e.recipe.Lock(w.ctx, w.l.s, &w.l.request)
 		if err != ErrWaitAgain || w.ctx.Err() != nil {
 			break
 		}
-		w.set(&w.waited)
+		w.waited.Store(true)
 		w.l.request.Label.Waited = time.Since(w.l.since)
 	}
-	w.set(&w.over)
-	over()
-	stop()
+	w.e.mu.Lock()
+	w.l.wait = nil
+	w.e.mu.Unlock()
+	w.over()
 	w.beside.Wait()
 	return got, err
-}
-
-// begin runs f during the wait, unless the wait is over.
-func (w *wait) begin(f func()) {
-	w.mu.Lock()
-	if w.over {
-		w.mu.Unlock()
-		return
-	}
-	w.beside.Add(1)
-	w.mu.Unlock()
-	defer w.beside.Done()
-	f()
-}
-
-// set sets flags.
-func (w *wait) set(flags ...*bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, f := range flags {
-		*f = true
-	}
-}
-
-func (w *wait) is(flag *bool) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return *flag
 }
 
 // watch searches the server's queue until it finds the request. If the user has no right to see the queue, the server
@@ -338,14 +332,15 @@ func (w *wait) is(flag *bool) bool {
 // and closes the session if it runs no statement, twice. The answer of the statement that waited is lost then: a proxy
 // may have dropped the connection, and continue to answer the probes of TCP.
 func (w *wait) watch() {
+	defer w.beside.Done()
 	poll := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
 	for {
 		sights, refused, _ := w.survey()
-		if w.is(&w.over) {
+		if w.watching.Err() != nil {
 			return
 		}
-		if refused || w.is(&w.polls) || slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted }) {
-			w.set(&w.waited)
+		if refused || w.polls.Load() || slices.ContainsFunc(sights, func(s Sight) bool { return s.Conn == w.l.s.ID.Conn && !s.Granted }) {
+			w.waited.Store(true)
 			w.report(sights)
 			w.announce()
 			break
@@ -357,11 +352,11 @@ func (w *wait) watch() {
 	pause, silent := watchEvery, false
 	for turn := 1; backoff.Sleep(w.watching, pause) == nil; turn++ {
 		if turn%reportEach == 0 {
-			if sights, _, err := w.survey(); err == nil && !w.is(&w.over) {
+			if sights, _, err := w.survey(); err == nil && w.watching.Err() == nil {
 				w.report(sights)
 			}
 		}
-		if w.is(&w.polls) {
+		if w.polls.Load() {
 			continue
 		}
 		runs, err := w.runs()
@@ -425,52 +420,7 @@ func (w *wait) survey() (sights []Sight, refused bool, err error) {
 	return sights, refused, err
 }
 
-// cancel makes the server cancel the statement. If that does not end the wait in time,
-// cancel closes the connection. The session is not used again.
-func (w *wait) cancel(cut func()) {
-	w.mu.Lock()
-	w.cancelled = true
-	w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
-	defer cancel()
-	// A cancellation may arrive before the statement, so it is repeated.
-	for pause := time.Millisecond; !w.is(&w.over); pause *= 2 {
-		err := w.e.withSideLink(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
-		if err != nil || backoff.Sleep(ctx, pause) != nil {
-			cut()
-			w.l.s.Close()
-			return
-		}
-	}
-}
-
 // withSideLink calls f with a link that no session uses.
 func (e *Sessions) withSideLink(ctx context.Context, f func(Link) error) error {
-	select {
-	case e.lanes <- struct{}{}:
-		defer func() { <-e.lanes }()
-	case <-ctx.Done():
-		return driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
-	}
-	for {
-		l, reused, err := e.side.Get(ctx)
-		if err != nil {
-			return err
-		}
-		sent := time.Now()
-		if err = f(l); err == nil {
-			e.side.Put(l)
-			return nil
-		}
-		l.Close()
-		e.side.flushSilent(ctx, sent)
-		if coded, _ := e.recipe.Sort(err); errors.Is(coded, ErrReadOnly) {
-			e.side.Flush()
-		} else if !unsent(err) {
-			return err
-		}
-		if !reused || ctx.Err() != nil {
-			return err
-		}
-	}
+	return e.side.use(ctx, func(l Link) error { return orReadOnly(e.recipe, f(l)) })
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
@@ -72,15 +73,11 @@ func (p *ping) renewal(ctx context.Context, g driver.Grant) driver.Renewal {
 	return driver.Renewal{SentAt: p.sent, TTL: g.TTL}
 }
 
-// pingLocked begins a ping, or returns the present one of the same kind. A ping may take as long as
+// pingLocked begins a ping, or returns the present one if that suffices. A ping may take as long as
 // the TTL: a client that gives it up must give up the session. The caller holds mu.
 func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
-	present := &l.renewal
-	if proveOnly {
-		present = &l.proof
-	}
-	if *present != nil {
-		return *present
+	if p := l.ping; p != nil && (proveOnly || !p.proveOnly) {
+		return p
 	}
 	p := &ping{proveOnly: proveOnly, done: make(chan struct{})}
 	if e.Stopped() {
@@ -88,7 +85,7 @@ func (e *Sessions) pingLocked(l *lease, proveOnly bool) *ping {
 		close(p.done)
 		return p
 	}
-	*present = p
+	l.ping = p
 	e.Tasks.Go(func() { e.runPing(l, p) })
 	return p
 }
@@ -146,14 +143,13 @@ func (e *Sessions) pinged(l *lease, p *ping, unrecorded bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if unrecorded {
-		l.recordAt = time.Now().Add(recordAgain)
+		l.due = time.Now().Add(recordAgain)
+		e.visit(l)
 	}
-	if p.proveOnly {
-		l.proof = nil
-		return
+	if l.ping == p {
+		l.ping = nil
 	}
-	l.renewal = nil
-	if p.ok {
+	if p.ok && !p.proveOnly {
 		l.sent = p.sent
 	}
 }
@@ -177,63 +173,42 @@ func (e *Sessions) pingFailed(l *lease, p *ping) {
 // one.
 func (e *Sessions) demoted(server string) {
 	e.side.Flush()
+	e.idle.end(func(i idleLink) bool { return i.link.(*Session).ID.Server == server })
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for s := range e.all {
-		switch l := s.lease; {
-		case s.ID.Server != server:
-		case l == nil:
-			e.retireLocked(s)
-		case l.granted && !l.closed:
+	for _, l := range e.leases {
+		if l.s.ID.Server == server && l.granted && !l.closed {
 			e.pingLocked(l, true)
 		}
 	}
 }
 
-// proveLocked pings one session of each server that was not pinged for proveAfter, each time
-// another session. The caller holds mu.
-func (e *Sessions) proveLocked(now time.Time) {
+// prove calls proveOnce as long as there are grants that need it.
+func (e *Sessions) prove() {
+	for backoff.Sleep(e.Ctx, proveAfter) == nil && e.proveOnce() {
+	}
+}
+
+// proveOnce pings the sessions with grants whose connections do not report their end, and one session of each server
+// that may be demoted, each time another one. It returns false if there is none.
+func (e *Sessions) proveOnce() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.proving = false
 	oldest := map[string]*lease{}
-	for s := range e.all {
-		l := s.lease
-		if l == nil || !l.granted || l.closed || s.ID.Server == "" || s.Gone() == nil {
-			continue
-		}
-		if o := oldest[s.ID.Server]; o == nil || l.proved.Before(o.proved) {
-			oldest[s.ID.Server] = l
-		}
-	}
-	for server := range e.proved {
-		if oldest[server] == nil {
-			delete(e.proved, server)
-		}
-	}
-	for server, l := range oldest {
-		switch last := e.proved[server]; {
-		case last.IsZero():
-			e.proved[server] = now // the grants themselves were the proof
-		case now.Sub(last) >= proveAfter:
-			e.proved[server], l.proved = now, now
+	for _, l := range e.leases {
+		switch o := oldest[l.s.ID.Server]; {
+		case !l.granted || l.closed:
+		case l.s.Gone() == nil:
+			e.proving = true
 			e.pingLocked(l, true)
+		case l.s.ID.Server != "" && (o == nil || l.proved.Before(o.proved)):
+			oldest[l.s.ID.Server] = l
 		}
 	}
-}
-
-// watchByPing pings a session whose connection does not report its end.
-func (e *Sessions) watchByPing(l *lease) {
-	t := time.NewTicker(proveAfter)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			e.mu.Lock()
-			p := e.pingLocked(l, true)
-			e.mu.Unlock()
-			<-p.done
-		case <-l.done:
-			return
-		case <-e.Ctx.Done():
-			return
-		}
+	for _, l := range oldest {
+		e.proving, l.proved = true, time.Now()
+		e.pingLocked(l, true)
 	}
+	return e.proving
 }

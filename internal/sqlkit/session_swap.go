@@ -7,15 +7,6 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Passer is a [Recipe] whose sessions can hand an exclusive lock off to the next request. Its
-// waiters announce themselves; see [Sessions].
-type Passer interface {
-	// Pass replaces the session's grant old by a grant of next, which has the same name and TTL,
-	// unless another session waits for the lock. Pass does not wait. After an error the engine
-	// closes the session.
-	Pass(ctx context.Context, s *Session, old, next *LockRequest) (Got, PassOutcome, error)
-}
-
 // PassOutcome is the outcome of a Pass.
 type PassOutcome int
 
@@ -54,7 +45,7 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	}
 	brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), AnswerWithin))
 	defer cancel()
-	next, err := e.releaseTo(brief, old, r)
+	next, err := e.releaseTo(brief, old, &r)
 	released(err)
 	if next == nil {
 		return e.Acquire(ctx, r)
@@ -62,9 +53,9 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	return e.grant(next, next.sent)
 }
 
-// releaseTo releases old. If the session has handed its lock off to r, releaseTo returns the lease of r.
-func (e *Sessions) releaseTo(ctx context.Context, old driver.Grant, r driver.Request) (*lease, error) {
-	ttl, invalid := e.recipe.Check(&r)
+// releaseTo releases old. If the session has handed its lock off to r, which may be nil, releaseTo returns the lease of
+// r.
+func (e *Sessions) releaseTo(ctx context.Context, old driver.Grant, r *driver.Request) (*lease, error) {
 	l, err := e.beginRelease(ctx, old)
 	if err != nil {
 		return nil, err
@@ -73,11 +64,11 @@ func (e *Sessions) releaseTo(ctx context.Context, old driver.Grant, r driver.Req
 	mayHaveEnded := e.mayHaveEnded(l)
 	var next *lease
 	outcome := PassRefused
-	if p, ok := e.recipe.(Passer); ok && invalid == nil && e.canPass(l, &r, ttl) {
-		next = e.newLease(l.s, r, ttl)
+	if r != nil && e.canPass(l, r) {
+		next = e.newLease(l.s, *r, l.request.TTL)
 		next.sent, next.heldSince = driver.Now(), l.heldSince
 		var got Got
-		got, outcome, err = p.Pass(ctx, l.s, &l.request, &next.request)
+		got, outcome, err = e.recipe.Pass(ctx, l.s, &l.request, &next.request)
 		next.set(got)
 	}
 	if err == nil && outcome == PassRefused {
@@ -104,9 +95,10 @@ func (e *Sessions) releaseTo(ctx context.Context, old driver.Grant, r driver.Req
 
 // canPass reports whether the session of a lease can hand its lock off to a request. The caller has
 // reserved the session. A grant that has stood for long is not handed off: it is recorded, and only
-// Unlock removes the record.
-func (e *Sessions) canPass(l *lease, r *driver.Request, ttl time.Duration) bool {
+// Unlock removes the record. Neither is one whose next token has to be committed.
+func (e *Sessions) canPass(l *lease, r *driver.Request) bool {
 	a := &l.request
-	return a.Name == r.Name && a.Limit == driver.Exclusive && r.Limit == driver.Exclusive && a.TTL == ttl && !a.Record &&
+	ttl, err := e.recipe.Check(r)
+	return err == nil && !e.Durable && a.Name == r.Name && a.Limit == driver.Exclusive && r.Limit == driver.Exclusive && a.TTL == ttl && !a.Record &&
 		(l.s.TTL == 0 || l.s.TTL == ttl) && time.Since(l.heldSince) < driver.HandoffTime
 }

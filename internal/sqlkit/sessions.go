@@ -3,7 +3,6 @@ package sqlkit
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -36,12 +35,17 @@ import (
 // between the two, and no row has to record the last token. If the clock is set back between
 // them the grant has one token.
 //
-// A durable token is the new value of a committed counter. Several tokens of a grant are the
-// last values above the old one, from the reading of the clock on.
+// No clock token is kept after its grant. So if the clock is set back, or a server is promoted whose clock is
+// behind, tokens are below earlier ones for as long as the clock is. A durable token is the new value of a committed
+// counter: the larger of the clock and one more than its last value. Several tokens of a grant are the
+// last values above the old one, from the reading of the clock on. So tokens rise then, too, and after a
+// restart. The recipe optimistic does the same with the row of the name. A server that is promoted without the last
+// commits has an older row. There the tokens rise if its clock is past the last token. That is so unless a clock was set
+// back, or its clock is behind by more than the failover took.
 //
 // # A lock that is handed off
 //
-// Swap hands the lock of a session off to the next grant, if the recipe is a [Passer] and no other session
+// Swap hands the lock of a session off to the next grant, if no other session
 // waits for the lock. The session keeps the lock, and one statement makes the next grant of it. Exclusion
 // holds because the lock does not change its session. Nothing uses the session meanwhile, and the statement
 // proves, like a ping, that it still has the lock. Validity runs from the send of this statement, after which
@@ -64,7 +68,9 @@ import (
 //
 // A request whose answer was lost had a session, which has an identity at the server. Undo
 // closes the connection and waits, on another one, until that identity is gone. After that
-// nothing of the request stands or can appear.
+// nothing of the request stands or can appear. A wait that is given up ends in the same way. A
+// request that has got the lock, but no durable token or no caller any more, releases the lock on
+// its session. It ends in the same way only if the release fails.
 //
 // If a session ends before the answer to a release, the release may have been too late. The
 // timer or an operator may have ended the session before, and another client may have held
@@ -81,27 +87,23 @@ import (
 // server with grants is pinged every half second, and if it finds the server demoted, all
 // others are. Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
 type Sessions struct {
-	// MaxConns returns how many sessions the engine may have, or 0 if there is no limit. Further requests wait in
-	// the order in which they came. If MaxConns is nil, there is no limit.
-	MaxConns func() int
+	// MaxConns returns how many sessions the engine may have, at least 1. Its error has a code. Further
+	// requests wait in the order in which they came. If MaxConns is nil, there is no limit.
+	MaxConns func(context.Context) (int, error)
+	// Durable makes the tokens durable.
+	Durable bool
 
-	dial   func(context.Context) (Link, error)
 	recipe Recipe
 	prefix []byte
-	side   *Pool         // links for statements about sessions
-	lanes  chan struct{} // holds a value for each link of side in use
+	side   *Pool // links for statements about sessions
+	idle   *Pool // sessions
 
 	*calls.Calls
-	mu     sync.Mutex
-	limits Idle                 // of idle
-	ticker *time.Ticker         // of the goroutine that tends the sessions
-	slow   bool                 // the ticker has the longer interval
-	proved map[string]time.Time // by server: the last ping for all its sessions
-	idle   []*Session
-	opened int               // sessions that are being opened
-	queue  []chan struct{}   // requests that wait for a session; each is closed when it shall look again
-	leases map[string]*lease // by request: granted, or with an unknown outcome
-	all    map[*Session]struct{}
+	limiting chan struct{} // a lock: holds one value while a request calls MaxConns
+	mu       sync.Mutex
+	slots    chan struct{}     // holds a value for each session in use; nil without a limit
+	leases   map[string]*lease // by request: from its first statement to its end, or with an unknown outcome
+	proving  bool              // prove runs
 }
 
 // lease is a request that has a session, from its first statement to its end.
@@ -110,25 +112,19 @@ type lease struct {
 	s         *Session
 	from      driver.Requester
 	wait      *wait          // while it waits
-	searched  bool           // the server's queue is searched for it
 	sent      driver.Instant // of the last statement that confirmed the grant
 	since     time.Time      // of the request, then of the grant
 	heldSince time.Time      // of the first of the grants that the session has handed off
 	proved    time.Time      // of the last ping for all sessions of the server
-	recordAt  time.Time      // of the ping that records the holder, zero if none is due
+	due       time.Time      // when tend searches the server's queue for it or records its holder, zero if that is done
 	granted   bool           // and neither lost nor being released
 	closed    bool           // the client has closed the session
 	ending    bool           // finish has closed the session, and waits until the server has ended it
-	renewal   *ping          // the present ping that renews the grant
-	proof     *ping          // the present ping that proves the grant and does not renew it
+	ping      *ping          // the present ping
 	busy      chan struct{}  // a lock: holds one value while the session is in use
-	done      chan struct{}  // closed at the end of the lease
-	doneOnce  sync.Once
 }
 
 const (
-	// tick is the interval at which young sessions are checked.
-	tick = 10 * time.Millisecond
 	// recordAfter is the age at which a grant is recorded, and at which the server's queue is
 	// searched for a waiter. Most requests end before.
 	recordAfter = 20 * time.Millisecond
@@ -140,9 +136,11 @@ const (
 	breakTimeout = 3 * time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
+	// busyAgain is the interval at which tend looks again at a session that is in use.
+	busyAgain = 10 * time.Millisecond
 	// busyTimeout limits how long a release waits for a running ping.
 	busyTimeout = 3 * time.Second
-	// cancelTimeout limits how long the orderly end of a wait may take.
+	// cancelTimeout limits how long a request waits for the end of its session at the server, and a watch for an answer.
 	cancelTimeout = time.Second
 	// watchEvery is the interval at which a wait is watched, and watchAgain that after a failure. Each time the engine
 	// reads whether the statement still runs, and every reportEach times the holders, which costs the server more.
@@ -154,8 +152,6 @@ const (
 	// pinged at half of it.
 	pingEvery  = time.Second
 	proveAfter = pingEvery / 2
-	// spareFor is how long an idle session is kept for the next lock.
-	spareFor = 30 * time.Second
 	// SideLinks limits the connections that a store with sessions uses beside them, for each of two purposes:
 	// statements about sessions, and commits.
 	SideLinks = 4
@@ -165,54 +161,56 @@ const (
 // pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Max, 2)
-	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), limits: idle, side: NewPool(Idle{Min: few, Max: few, EndIdle: idle.EndIdle}, dial),
-		lanes: make(chan struct{}, SideLinks),
-		Calls: calls.New(), proved: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
+	e := &Sessions{recipe: recipe, prefix: NamePrefix(namespace), Calls: calls.New(), limiting: make(chan struct{}, 1), leases: map[string]*lease{}}
+	e.side = NewPool(Idle{Min: few, Max: few, EndIdle: idle.EndIdle}, dial)
+	e.side.Limit(SideLinks)
+	e.idle = NewPool(idle, func(ctx context.Context) (Link, error) { return e.begin(ctx, dial) })
 	return e
 }
 
 // take returns an idle session or begins one.
 func (e *Sessions) take(ctx context.Context, r *driver.Request) (*Session, error) {
-	if s, err := e.reserve(ctx, r); s != nil || err != nil {
-		return s, err
+	limited, err := e.reserve(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := answerTimeout(ctx, r.Wait)
 	defer cancel()
-	ctx, end := e.Bind(ctx)
-	defer end()
-	s, err := e.begin(ctx)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.opened--
+	l, _, err := e.idle.Get(ctx)
 	if err != nil {
-		e.limits.dialled(err)
-		e.wakeLocked()
+		if limited {
+			<-e.slots
+		}
 		return nil, err
 	}
-	l := s.Link
-	if e.Stopped() {
-		l.Close()
-		return nil, calls.ErrClosed
-	}
-	e.all[s] = struct{}{}
-	if s.Gone() != nil {
-		e.Tasks.Go(func() { e.watch(s) })
-	}
+	s := l.(*Session)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.limited = limited
 	return s, nil
 }
 
 // begin opens a session. A connection of a user's pool may lead to a demoted server. Then begin tries another one.
-func (e *Sessions) begin(ctx context.Context) (*Session, error) {
-	s, err := e.beginOnce(ctx)
-	if errors.Is(err, ErrReadOnly) && e.limits.EndIdle != nil {
+func (e *Sessions) begin(ctx context.Context, dial func(context.Context) (Link, error)) (Link, error) {
+	ctx, end := e.Bind(ctx)
+	defer end()
+	s, err := e.beginOnce(ctx, dial)
+	if errors.Is(err, ErrReadOnly) && e.side.limits.EndIdle != nil {
 		e.side.Flush()
-		return e.beginOnce(ctx)
+		s, err = e.beginOnce(ctx, dial)
 	}
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	if s.Gone() != nil && !e.Go(func() { e.watch(s) }) {
+		s.Close()
+		return nil, calls.ErrClosed
+	}
+	return s, nil
 }
 
-func (e *Sessions) beginOnce(ctx context.Context) (*Session, error) {
-	l, err := e.dial(ctx)
+func (e *Sessions) beginOnce(ctx context.Context, dial func(context.Context) (Link, error)) (*Session, error) {
+	l, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -224,64 +222,80 @@ func (e *Sessions) beginOnce(ctx context.Context) (*Session, error) {
 	return &Session{Link: l, ID: id}, nil
 }
 
-// reserve returns an idle session, or nil if the caller may open one. If the engine has MaxConns sessions, reserve
-// waits until one is free. A first try, which another request follows, does not wait, and neither does a request for a
-// lock that this engine holds: it is busy.
-func (e *Sessions) reserve(ctx context.Context, r *driver.Request) (*Session, error) {
-	most := 0
-	if e.MaxConns != nil {
-		most = e.MaxConns()
+// reserve returns when one of MaxConns sessions is free for a request, in the order of the requests. limited reports
+// that there is such a limit. A first try, which another request follows, does not wait, and neither does a request for
+// a lock that this engine holds: it is busy.
+func (e *Sessions) reserve(ctx context.Context, r *driver.Request) (limited bool, err error) {
+	slots, err := e.limit(ctx, r)
+	if slots == nil || err != nil {
+		return false, err
+	}
+	select {
+	case slots <- struct{}{}:
+		return true, nil
+	default:
+	}
+	e.mu.Lock()
+	holders := e.holdersLocked(r)
+	e.mu.Unlock()
+	if !r.Wait && holders != nil {
+		return false, &driver.BusyError{Holders: holders}
+	}
+	full := driver.Errorf(driver.CodeUnavailable,
+		"all %d connections that this process may use for locks and waiters are in use: raise max_conns", cap(slots))
+	if r.First {
+		return false, full
+	}
+	if d, ok := r.From.(driver.Delayer); ok {
+		d.Delayed(full)
+	} else if r.Wait {
+		r.From.Queued(nil)
+	}
+	select {
+	case slots <- struct{}{}: // a channel serves its senders in their order
+		return true, nil
+	case <-ctx.Done():
+		return false, driver.Errorf(driver.CodeUnavailable, "%w: %w", full, ctx.Err())
+	case <-e.Ctx.Done():
+		return false, calls.ErrClosed
+	}
+}
+
+// limit returns the channel slots, which it makes at the first request. MaxConns may connect to the server, so one request
+// at a time calls it.
+func (e *Sessions) limit(ctx context.Context, r *driver.Request) (chan struct{}, error) {
+	slots := e.madeSlots()
+	if slots != nil || e.MaxConns == nil {
+		return slots, nil
+	}
+	ctx, end := e.Bind(ctx)
+	defer end()
+	ctx, cancel := answerTimeout(ctx, r.Wait)
+	defer cancel()
+	select {
+	case e.limiting <- struct{}{}:
+		defer func() { <-e.limiting }()
+	case <-ctx.Done():
+		return nil, driver.Errorf(driver.CodeUnavailable, "the server's limit of connections is unknown yet: %w", ctx.Err())
+	}
+	if slots = e.madeSlots(); slots != nil {
+		return slots, nil
+	}
+	most, err := e.MaxConns(ctx)
+	if err != nil {
+		return nil, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for woken := false; ; woken = true {
-		if woken || len(e.queue) == 0 {
-			if s := e.takeIdleLocked(); s != nil {
-				return s, nil
-			}
-			if most == 0 || len(e.all)+e.opened < most {
-				e.opened++
-				return nil, nil
-			}
-		}
-		if holders := e.holdersLocked(r); !r.Wait && holders != nil {
-			return nil, &driver.BusyError{Holders: holders}
-		}
-		full := driver.Errorf(driver.CodeUnavailable,
-			"all %d connections that this process may use for locks and waiters are in use: raise max_conns", most)
-		if r.First {
-			return nil, full
-		}
-		turn := make(chan struct{})
-		if woken {
-			e.queue = slices.Insert(e.queue, 0, turn)
-		} else {
-			e.queue = append(e.queue, turn)
-		}
-		e.mu.Unlock()
-		if d, ok := r.From.(driver.Delayer); ok && !woken {
-			d.Delayed(full)
-		} else if r.Wait && !woken {
-			r.From.Queued(nil)
-		}
-		var err error
-		select {
-		case <-turn:
-		case <-ctx.Done():
-			err = driver.Errorf(driver.CodeUnavailable, "%w: %w", full, ctx.Err())
-		case <-e.Ctx.Done():
-			err = calls.ErrClosed
-		}
-		e.mu.Lock()
-		if err != nil {
-			if i := slices.Index(e.queue, turn); i >= 0 {
-				e.queue = slices.Delete(e.queue, i, i+1)
-			} else {
-				e.wakeLocked() // another request takes this turn
-			}
-			return nil, err
-		}
-	}
+	e.slots = make(chan struct{}, most)
+	return e.slots, nil
+}
+
+// madeSlots returns the channel slots, nil if it is not made yet.
+func (e *Sessions) madeSlots() chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.slots
 }
 
 // holdersLocked returns the holders of this engine if they keep a request out: a grant of limit n never stands beside
@@ -302,35 +316,6 @@ func (e *Sessions) holdersLocked(r *driver.Request) (holders []driver.Holder) {
 	return holders
 }
 
-// wakeLocked lets the next request look for a session. The caller holds mu.
-func (e *Sessions) wakeLocked() {
-	if len(e.queue) > 0 {
-		close(e.queue[0])
-		e.queue = e.queue[1:]
-	}
-}
-
-// closeLocked closes a session and forgets it. The caller holds mu.
-func (e *Sessions) closeLocked(s *Session) {
-	delete(e.all, s)
-	s.Close()
-	e.wakeLocked()
-}
-
-// takeIdleLocked returns the session that became idle last, nil if there is none. The caller holds mu.
-func (e *Sessions) takeIdleLocked() *Session {
-	for len(e.idle) > 0 {
-		s := e.idle[len(e.idle)-1]
-		e.idle = e.idle[:len(e.idle)-1]
-		if !ended(s.Link) {
-			s.idleSince = time.Time{}
-			return s
-		}
-		e.closeLocked(s)
-	}
-	return nil
-}
-
 // watch waits until the connection of a session ends.
 func (e *Sessions) watch(s *Session) {
 	select {
@@ -340,167 +325,93 @@ func (e *Sessions) watch(s *Session) {
 	}
 }
 
-// put keeps a session without a grant for the next lock.
+// put keeps a session without a grant for the next lock. Another request may have the session as soon as it is idle.
 func (e *Sessions) put(s *Session) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.Stopped() || len(e.idle) >= e.limits.current() || ended(s.Link) {
-		e.closeLocked(s)
-		return
-	}
-	s.idleSince = time.Now()
-	e.idle = append(e.idle, s)
-	e.wakeLocked()
-	e.tend()
-}
-
-// retire closes an idle session whose connection has ended.
-func (e *Sessions) retire(s *Session) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.retireLocked(s)
-}
-
-func (e *Sessions) retireLocked(s *Session) {
-	if i := slices.Index(e.idle, s); i >= 0 {
-		e.idle = slices.Delete(e.idle, i, i+1)
-		e.closeLocked(s)
+	limited := e.unlimit(s)
+	e.idle.Put(s)
+	if limited {
+		<-e.slots
 	}
 }
 
-// tend starts the goroutine that serves all sessions, as long as there are any. A timer per
-// session would cost more than a short lock itself. The caller holds mu.
-func (e *Sessions) tend() {
+// drop closes a session.
+func (e *Sessions) drop(s *Session) {
+	s.Close()
+	if e.unlimit(s) {
+		<-e.slots
+	}
+}
+
+// unlimit reports whether a session has a slot, which the caller frees.
+func (e *Sessions) unlimit(s *Session) (limited bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	limited, s.limited = s.limited, false
+	return limited
+}
+
+// visit makes the alarm of a session call tend when its lease is due. The caller holds mu.
+func (e *Sessions) visit(l *lease) {
+	s := l.s // the alarm keeps it, and no lease
+	s.alarm.set(l.due, func() { e.tend(s) })
+}
+
+// tend records the holder of a grant that has stood for recordAfter, and searches the server's queue for a
+// request that has waited as long.
+func (e *Sessions) tend(s *Session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.alarm.reset()
+	l := s.lease
 	switch {
-	case e.Stopped():
-	case e.ticker == nil:
-		e.ticker = time.NewTicker(tick)
-		t := e.ticker
-		e.Tasks.Go(func() { e.tendAll(t) })
-	case e.slow:
-		e.slow = false
-		e.ticker.Reset(tick)
-	}
-}
-
-func (e *Sessions) tendAll(t *time.Ticker) {
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-e.Ctx.Done():
-			return
-		}
-		if !e.tendOnce(time.Now()) {
-			return
-		}
-	}
-}
-
-// tendOnce serves every session once. It returns false if there is none.
-func (e *Sessions) tendOnce(now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.Stopped() {
-		return false
-	}
-	if len(e.all) == 0 {
-		e.ticker = nil
-		return false
-	}
-	soon := false // a session needs the next tick
-	for s := range e.all {
-		if !s.idleSince.IsZero() {
-			soon = e.tendIdleLocked(s, now) || soon
-		} else if l := s.lease; l != nil && !l.closed {
-			soon = e.tendLeaseLocked(l, now) || soon
-		}
-	}
-	e.proveLocked(now)
-	if !soon && !e.slow {
-		e.slow = true
-		e.ticker.Reset(10 * tick)
-	}
-	return true
-}
-
-// tendIdleLocked ends an idle session that was not needed, or watches its connection. It reports
-// whether the session needs the next tick. The caller holds mu.
-func (e *Sessions) tendIdleLocked(s *Session, now time.Time) bool {
-	limit := spareFor
-	if len(e.idle) > e.limits.Min {
-		limit = surplusFor
-	}
-	if s.TTL > 0 {
-		limit = min(limit, s.TTL/2) // before the server's timer ends it
-	}
-	switch idle := now.Sub(s.idleSince); {
-	case idle > limit:
-		e.retireLocked(s)
-	case idle <= recordAfter:
-		return true
+	case l == nil || l.closed || l.due.IsZero() || e.Stopped():
+	case time.Now().Before(l.due):
+		e.visit(l)
+	case l.wait != nil:
+		l.due = time.Time{}
+		w := l.wait
+		w.beside.Add(1)
+		e.Tasks.Go(w.watch)
+	case !l.granted:
+	case !l.tryLock(): // the session is in use, and may be recording just now
+		l.due = time.Now().Add(busyAgain)
+		e.visit(l)
 	default:
-		s.Watch()
-	}
-	return false
-}
-
-// tendLeaseLocked records the holder of a grant that has stood for recordAfter, and searches the
-// server's queue for a request that has waited as long. It reports whether the lease needs the next
-// tick. The caller holds mu.
-func (e *Sessions) tendLeaseLocked(l *lease, now time.Time) bool {
-	switch {
-	case now.Sub(l.since) < recordAfter:
-		return true
-	case l.granted && !l.recordAt.IsZero() && !now.Before(l.recordAt):
-		if !l.tryLock() {
-			return true // the session is in use, and may be recording just now
-		}
 		recorded := l.request.Recorded
 		l.request.Record = true
 		l.unlock()
-		l.recordAt = time.Time{}
+		l.due = time.Time{}
 		if recorded {
-			l.s.Watch()
+			s.Watch()
 		} else {
 			e.pingLocked(l, true) // which calls Watch as well
 		}
-	case l.wait != nil && !l.searched:
-		l.searched = true
-		w := l.wait // a grant sets it to nil
-		e.Tasks.Go(func() { w.begin(w.watch) })
 	}
-	return false
 }
 
-// drop closes a session and forgets it.
-func (e *Sessions) drop(s *Session) {
-	e.mu.Lock()
-	delete(e.all, s)
-	e.wakeLocked()
-	e.mu.Unlock()
-	s.Close()
-}
-
-// connectionEnded retires a session whose connection has ended, or reports the loss of its grant.
+// connectionEnded closes a session whose connection has ended, if it is idle, or reports the loss of its grant.
 func (e *Sessions) connectionEnded(s *Session) {
+	e.idle.end(func(i idleLink) bool { return i.link == s })
 	e.mu.Lock()
 	l := s.lease
-	lost := l != nil && l.granted
 	e.mu.Unlock()
-	if !lost {
-		e.retire(s)
+	// A call that uses the session notices the end by itself, and frees busy.
+	if l == nil || !e.has(l) || !l.lock(e.Ctx) {
 		return
 	}
-	// A call that uses the session notices the end by itself, and frees busy.
-	select {
-	case l.busy <- struct{}{}:
-		defer func() { <-l.busy }()
-	case <-l.done:
+	defer l.unlock()
+	if !e.has(l) {
 		return
 	}
 	cause, err := e.recipe.Cause(s, &l.request, e.side)
 	e.lose(l, cause, err)
+}
+
+// has reports whether a lease has its grant.
+func (e *Sessions) has(l *lease) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return l.granted
 }
 
 // lose reports to the holder that its session has ended. Only the first call has an effect.
@@ -511,12 +422,9 @@ func (e *Sessions) lose(l *lease, cause driver.Cause, err error) {
 	e.mu.Unlock()
 	e.drop(l.s)
 	if granted {
-		l.end()
 		l.from.Lost(cause, err)
 	}
 }
-
-func (l *lease) end() { l.doneOnce.Do(func() { close(l.done) }) }
 
 // lock reserves the session for the caller. It returns false if ctx ends first.
 func (l *lease) lock(ctx context.Context) bool {
@@ -549,24 +457,19 @@ func (e *Sessions) Close(context.Context) error {
 		return nil
 	}
 	e.mu.Lock()
-	e.idle = nil
-	var held []*Session
-	for s := range e.all {
-		l := s.lease
-		if l != nil && l.wait != nil && !l.closed {
-			continue // its call ends the session when the engine's context ends
-		}
-		if l != nil {
+	var held []*lease
+	for _, l := range e.leases {
+		if l.wait == nil || l.closed { // else its call ends the session when the engine's context ends
 			l.granted, l.closed = false, true
-			l.end()
+			held = append(held, l)
 		}
-		held = append(held, s)
 	}
 	e.mu.Unlock()
 	e.Cancel()
-	for _, s := range held {
-		s.Close()
+	for _, l := range held {
+		l.s.Close()
 	}
+	e.idle.Close()
 	e.Running.Wait()
 	e.Tasks.Wait()
 	e.side.Close()

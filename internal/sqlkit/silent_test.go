@@ -271,8 +271,7 @@ func (*stuck) Lock(ctx context.Context, _ *Session, _ *LockRequest) (Got, error)
 func (r *stuck) Survey(context.Context, Link, []byte, bool) (sights []Sight, missing, err error) {
 	return nil, nil, r.err
 }
-func (*stuck) Cancel(context.Context, Link, Identity) error { return nil }
-func (*stuck) Clear(context.Context, *Session) error        { return errors.New("silent") }
+func (*stuck) End(context.Context, Link, Identity) (bool, error) { return false, nil }
 
 // queuing is a requester that counts calls of Queued.
 type queuing struct {

@@ -13,6 +13,14 @@ func tokens(r *driver.Request) int {
 	return min(max(r.Tokens, 1), maxTokens)
 }
 
+// ClockTokens returns how many tokens the statement that takes the lock reserves.
+func (a *LockRequest) ClockTokens() int {
+	if a.Durable {
+		return 1
+	}
+	return a.Tokens
+}
+
 // Counted returns the tokens of a grant that has raised a committed counter from before to
 // after. They are larger than before. The token of granted is the clock when the lock was granted.
 // Unless the clock was set back, they are not smaller than that token. So they are larger than the

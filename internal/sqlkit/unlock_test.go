@@ -52,7 +52,7 @@ func TestUnansweredReleaseIsUncertain(t *testing.T) {
 			clock := &ahead{}
 			e.mu.Lock()
 			l := e.leases["1"]
-			l.sent, l.since = driver.NowOn(clock), time.Now().Add(time.Hour) // the engine's own checks see a young grant
+			l.sent, l.due = driver.NowOn(clock), time.Now().Add(time.Hour) // the engine's own checks see a young grant
 			e.mu.Unlock()
 			clock.by = c.ago
 			if err := e.Release(t.Context(), g, 0); err == nil || driver.CodeOf(err) != c.code {

@@ -11,25 +11,23 @@ import (
 
 // Values keeps versioned values in the table holdfast_value. It implements driver.Values.
 type Values struct {
-	// Namespace is that of the store.
-	Namespace string
-	// Resolve returns when Read, Insert and Update can build statements; nil if they always can. Its error has a code.
-	Resolve func(context.Context) error
-	// Run runs statements on a connection without a transaction, at a primary.
-	Run func(ctx context.Context, statements ...string) (Answers, error)
-	// Sort adds a code to an error of Run, like Sort of [Faults]. Nothing was written if another try may succeed.
-	Sort func(error) (error, bool)
-	// Read selects the version of a key, and its data in hexadecimal. Insert and Update return
-	// the statements of a Put. The first row of their last answer begins with 1 if a row of
-	// the table was written. Otherwise it has another number, or there is no row.
-	Read   func(key []byte) string
-	Insert func(key, data []byte, version string) []string
-	Update func(key, data []byte, old, version string) []string
+	namespace string
+	dialect   *Dialect
+	faults    Faults // nothing was written if another try may succeed
+	run       func(ctx context.Context, statements ...string) (Answers, error)
+}
+
+// NewValues returns the values of a namespace. It uses links without a transaction, at a primary. A primary that has
+// become read-only keeps its connections, and would serve Get forever.
+func NewValues(namespace string, d *Dialect, f Faults, links *Pool) *Values {
+	return &Values{namespace, d, f, func(ctx context.Context, statements ...string) (Answers, error) {
+		return links.RunAtPrimary(ctx, f, d, statements...)
+	}}
 }
 
 // Get implements driver.Values.
 func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
-	answer, err := v.run(ctx, key, nil, func(k []byte) []string { return []string{v.Read(k)} })
+	answer, err := v.exchange(ctx, key, nil, func(k []byte) []string { return []string{v.dialect.value(k)} })
 	if err != nil {
 		if driver.CodeOf(err) == driver.CodeUnknown { // a read writes nothing, so its outcome is known
 			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -42,7 +40,7 @@ func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
 	}
 	data, err := hex.DecodeString(row.Text(1))
 	if err != nil || row.Text(0) == "" {
-		return nil, "", driver.Broken("holdfast_value "+v.Namespace+"\x00"+key, "it has no version, or its data are too long")
+		return nil, "", driver.Broken("holdfast_value "+v.namespace+"\x00"+key, "it has no version, or its data are too long")
 	}
 	return data, row.Text(0), nil
 }
@@ -50,11 +48,11 @@ func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
 // Put implements driver.Values.
 func (v *Values) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
 	next := rand.Text()
-	answer, err := v.run(ctx, key, data, func(k []byte) []string {
+	answer, err := v.exchange(ctx, key, data, func(k []byte) []string {
 		if version == "" {
-			return v.Insert(k, data, next)
+			return v.dialect.putNew(k, data, next)
 		}
-		return v.Update(k, data, version, next)
+		return v.dialect.putOver(k, data, version, next)
 	})
 	if err != nil {
 		return "", err
@@ -65,24 +63,22 @@ func (v *Values) Put(ctx context.Context, key string, data []byte, version strin
 	return next, nil
 }
 
-func (v *Values) run(ctx context.Context, key string, data []byte, statements func(key []byte) []string) (Answers, error) {
+func (v *Values) exchange(ctx context.Context, key string, data []byte, statements func(key []byte) []string) (Answers, error) {
 	if err := driver.CheckValue(key, data); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
-	if v.Resolve != nil {
-		if err := v.Resolve(ctx); err != nil {
-			return nil, err
-		}
+	if err := v.dialect.resolve(ctx); err != nil {
+		return nil, err
 	}
 	for tries := 1; ; tries++ {
-		answer, err := v.Run(ctx, statements([]byte(v.Namespace+"\x00"+key))...)
+		answer, err := v.run(ctx, statements([]byte(v.namespace+"\x00"+key))...)
 		if err == nil {
 			return answer, nil
 		}
-		err, retry := v.Sort(err)
+		err, retry := v.faults.Sort(err)
 		if !retry || tries == maxTries || backoff.Yield(ctx, tries) != nil {
 			return nil, err
 		}

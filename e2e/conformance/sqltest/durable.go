@@ -52,7 +52,7 @@ func failedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 		})
 	}
 	// The statement that writes the token fails, and the server receives nothing more on the
-	// session that has the lock. So the client cannot free the lock over this session.
+	// session that has the lock. So the client ends this session over another connection.
 	t.Run("unheard", func(t *testing.T) {
 		database := d.Create(t)
 		proxy := d.proxy(t)
@@ -60,7 +60,7 @@ func failedTokenWriteLeavesNothingLocked(t *testing.T, d *Database) {
 		p := d.step(t, proxy.Address(), database, "recipe=pessimistic", d.LockTimeout, false)
 		p.writing()
 		proxy.Hold()
-		p.leavesNothing(driver.CodeUnknown)
+		p.leavesNothing(driver.CodeUnavailable)
 	})
 }
 
