@@ -5,10 +5,7 @@ package check
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -109,9 +106,6 @@ func (c *collected) countPaths(r *Report, events []Event) {
 
 // pathWords describes the counts of the fast paths.
 func (s *Stats) pathWords() string {
-	var words []string
-	for _, name := range slices.Sorted(maps.Keys(s.Paths)) {
-		words = append(words, fmt.Sprintf("%s %d (in %d s)", name, s.Paths[name].Times, s.Paths[name].Seconds))
-	}
-	return fmt.Sprintf("of %d s: %s", s.Seconds, cmp.Or(strings.Join(words, ", "), "none"))
+	words := func(p Path) string { return fmt.Sprintf("%d (in %d s)", p.Times, p.Seconds) }
+	return fmt.Sprintf("of %d s: %s", s.Seconds, listed(s.Paths, words))
 }

@@ -3,8 +3,6 @@
 package check
 
 import (
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/internal/ticks"
@@ -307,20 +305,6 @@ func TestJobHistories(t *testing.T) {
 			s.add(Event{K: kindFault, Fault: faultKillServer}).get("w2", "x")
 		}},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := newStory()
-			test.record(s)
-			s.add(Event{K: kindDrain})
-			r := s.judge(t)
-			if test.rule == "" {
-				if !r.OK() {
-					t.Errorf("convicted a correct history: %s", explain(r))
-				}
-				return
-			}
-			if !slices.ContainsFunc(r.Violations, func(v Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.text) }) {
-				t.Errorf("no violation of rule %s contains %q; found:%s", test.rule, test.text, explain(r))
-			}
-		})
+		t.Run(test.name, func(t *testing.T) { judgeStory(t, test.record, test.rule, test.text) })
 	}
 }

@@ -129,22 +129,12 @@ func (c *collected) judgeExclusion(r *Report, h *nameHistory) {
 
 // strictest returns the smallest limit of the sections.
 func strictest(all []*section) int {
-	least := all[0].limit
-	for _, s := range all {
-		least = min(least, s.limit)
-	}
-	return least
+	return slices.MinFunc(all, func(a, b *section) int { return cmp.Compare(a.limit, b.limit) }).limit
 }
 
 // held returns the sections that have a grant.
 func held(all []*section) []*section {
-	var got []*section
-	for _, s := range all {
-		if s.granted != 0 {
-			got = append(got, s)
-		}
-	}
-	return got
+	return slices.DeleteFunc(slices.Clone(all), func(s *section) bool { return s.granted == 0 })
 }
 
 // takenEarly reports whether a fault may have taken away the first of two grants before the

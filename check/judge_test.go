@@ -408,6 +408,27 @@ func (l *lock) unlock() *lock {
 	return l.event(kindUnlocked, Event{})
 }
 
+// judgeStory judges a story. It fails the test unless the story breaks the rule, with a violation whose text contains the
+// given one. Without a rule, the story must be correct.
+func judgeStory(t *testing.T, record func(*story), rule Rule, text string) (*Report, Violation) {
+	t.Helper()
+	s := newStory()
+	record(s)
+	s.add(Event{K: kindDrain})
+	r := s.judge(t)
+	if rule == "" {
+		if !r.OK() {
+			t.Fatalf("convicted a correct history: %s", explain(r))
+		}
+		return r, Violation{}
+	}
+	i := slices.IndexFunc(r.Violations, func(v Violation) bool { return v.Rule == rule && strings.Contains(v.Text, text) })
+	if i < 0 {
+		t.Fatalf("no violation of rule %s contains %q; found:%s", rule, text, explain(r))
+	}
+	return r, r.Violations[i]
+}
+
 func (s *story) judge(t *testing.T) *Report {
 	t.Helper()
 	r, err := Judge(s.events)
@@ -738,14 +759,7 @@ func TestSoundHistoriesPass(t *testing.T) {
 			s.add(Event{K: kindHealed, Fault: "restore"})
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStory()
-			record(s)
-			s.add(Event{K: kindDrain})
-			if r := s.judge(t); !r.OK() {
-				t.Fatalf("convicted a correct history: %s", explain(r))
-			}
-		})
+		t.Run(name, func(t *testing.T) { judgeStory(t, record, "", "") })
 	}
 }
 
@@ -1067,15 +1081,8 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := newStory()
-			test.spoil(s)
-			s.add(Event{K: kindDrain})
-			r := s.judge(t)
-			i := slices.IndexFunc(r.Violations, func(v Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.text) })
-			if i < 0 {
-				t.Fatalf("no violation of rule %s contains %q; found:%s", test.rule, test.text, explain(r))
-			}
-			if v := r.Violations[i]; len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "handoffs") {
+			r, v := judgeStory(t, test.spoil, test.rule, test.text)
+			if len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "handoffs") {
 				t.Errorf("the excerpt has %d events, want 1 to 14:%s", len(v.Excerpt), explain(r))
 			}
 		})

@@ -113,19 +113,15 @@ func (c *collected) draw(r *Report) *drawing {
 	}
 	slices.SortFunc(d.Held, func(a, b [8]int64) int { return cmp.Compare(a[2], b[2]) })
 	slices.SortFunc(d.Waits, func(a, b [6]int64) int { return cmp.Compare(a[2], b[2]) })
-	kinds := map[string]int64{}
 	for _, f := range c.disturbances {
-		kind, known := kinds[f.kind]
-		if !known {
-			kind = int64(len(d.Kinds))
-			kinds[f.kind] = kind
+		if !slices.Contains(d.Kinds, f.kind) {
 			d.Kinds = append(d.Kinds, f.kind)
 		}
 		w := int64(-1)
 		if f.worker != "" {
 			w = worker(f.worker)
 		}
-		d.Faults = append(d.Faults, [5]int64{kind, w, index(d.Names, f.name), at(f.from), at(f.to)})
+		d.Faults = append(d.Faults, [5]int64{index(d.Kinds, f.kind), w, index(d.Names, f.name), at(f.from), at(f.to)})
 	}
 	for res, all := range c.registers {
 		name, _, _ := strings.Cut(res, "/")

@@ -3,6 +3,7 @@
 package check
 
 import (
+	"iter"
 	"reflect"
 	"slices"
 	"strings"
@@ -12,6 +13,25 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/must"
 )
+
+// first returns the first n locks of a plan, which has no end.
+func first(n int, plan iter.Seq[plannedLock]) (all []plannedLock) {
+	for s := range plan {
+		if all = append(all, s); len(all) == n {
+			break
+		}
+	}
+	return all
+}
+
+func count(steps []plannedLock, is func(plannedLock) bool) (n int) {
+	for _, s := range steps {
+		if is(s) {
+			n++
+		}
+	}
+	return n
+}
 
 // TestSameSeedGivesSameSchedule requires that the plan of work and of faults depends only
 // on the seed and the configuration.
@@ -28,13 +48,7 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 		for worker := range c.Workers {
 			for life := range 2 {
 				for lane := range c.Lanes {
-					var steps []plannedLock
-					for s := range c.planLocks(round, worker, life, lane, &g) {
-						if steps = append(steps, s); len(steps) == 500 {
-							break
-						}
-					}
-					p.steps = append(p.steps, steps)
+					p.steps = append(p.steps, first(500, c.planLocks(round, worker, life, lane, &g)))
 				}
 			}
 		}
@@ -84,23 +98,9 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 		c := Config{Local: "memory", Long: long}
 		must.Succeed(t, c.complete())
 		for worker := range 4 {
-			n := 0
-			for s := range c.planLocks(round, worker, 0, 0, g) {
-				all = append(all, s)
-				if n++; n == 500 {
-					break
-				}
-			}
+			all = append(all, first(500, c.planLocks(round, worker, 0, 0, g))...)
 		}
 		return all
-	}
-	count := func(steps []plannedLock, is func(plannedLock) bool) (n int) {
-		for _, s := range steps {
-			if is(s) {
-				n++
-			}
-		}
-		return n
 	}
 	usual := []string{"name-0", "name-1", "name-2"}
 	isUsual := func(s plannedLock) bool { return slices.Contains(usual, s.Names[0]) }
@@ -167,22 +167,9 @@ func TestPlanDrawsWhatItDescribes(t *testing.T) {
 func TestStickyPlanDrawsWhatItDescribes(t *testing.T) {
 	c := Config{Local: "memory"}
 	must.Succeed(t, c.complete())
-	var all []plannedLock
-	for s := range c.planSticky(0, 2, 1, &driver.Guarantees{MaxTTL: time.Hour, Shared: true}) {
-		if all = append(all, s); len(all) == 1000 {
-			break
-		}
-	}
+	all := first(1000, c.planSticky(0, 2, 1, &driver.Guarantees{MaxTTL: time.Hour, Shared: true}))
 	own := func(s plannedLock) bool { return s.Names[0] == "sticky-2" }
-	count := func(is func(plannedLock) bool) (n int) {
-		for _, s := range all {
-			if is(s) {
-				n++
-			}
-		}
-		return n
-	}
-	if n := count(own); n < 700 || n > 950 {
+	if n := count(all, own); n < 700 || n > 950 {
 		t.Errorf("%d of 1000 locks have the worker's own name", n)
 	}
 	for what, is := range map[string]func(plannedLock) bool{
@@ -197,7 +184,7 @@ func TestStickyPlanDrawsWhatItDescribes(t *testing.T) {
 		"is shared":                        func(s plannedLock) bool { return s.Limit == driver.Unlimited },
 		"has a MinHold":                    func(s plannedLock) bool { return s.MinHold > 0 && s.Sticky > 0 },
 	} {
-		if count(is) == 0 {
+		if count(all, is) == 0 {
 			t.Errorf("no lock %s", what)
 		}
 	}

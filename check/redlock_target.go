@@ -4,7 +4,6 @@ package check
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
@@ -45,7 +44,7 @@ func redlockTarget(ctx context.Context, dir string, t *Target) error {
 		return err
 	}
 	t.URL = "redlock://?" + q.Encode()
-	if err := setUpRedlock(ctx, t.URL+"&fresh=true"); err != nil {
+	if err := initialise(ctx, t.URL+"&fresh=true"); err != nil { // admits the servers of a new fleet
 		return err
 	}
 	one := oneOf(all)
@@ -82,16 +81,6 @@ func redlockTarget(ctx context.Context, dir string, t *Target) error {
 		[]StoreFault{rollingRestart(all)}, ofClocks))
 	t.Left = redlockLeft(all)
 	return nil
-}
-
-// setUpRedlock admits the servers of a new fleet.
-func setUpRedlock(ctx context.Context, address string) error {
-	s, err := opener(address, "")(ctx)
-	if err != nil {
-		return err
-	}
-	_, err = s.Guarantees(ctx)
-	return errors.Join(err, s.Close(ctx))
 }
 
 // redlockLeft waits until no key of a lock is left on the servers. The list of kept locks stays, until a

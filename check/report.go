@@ -6,8 +6,10 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -154,13 +156,7 @@ func (r *Report) OK() bool { return len(r.Violations) == 0 }
 const mostPerRule = 5
 
 func (r *Report) add(v Violation) {
-	n := 0
-	for i := range r.Violations {
-		if r.Violations[i].Rule == v.Rule {
-			n++
-		}
-	}
-	if n >= mostPerRule {
+	if r.count(v.Rule) >= mostPerRule {
 		if r.More == nil {
 			r.More = map[Rule]int{}
 		}
@@ -201,12 +197,7 @@ func (r *Report) Summary(w io.Writer) error {
 	fmt.Fprintf(tw, "ticks served\t%d\treported as missed %d, followed to their end %d\n", s.Ticks, s.Missed, s.Accounted)
 	fmt.Fprintf(tw, "done once\t%d\tids drawn %d, reads and writes of values %d\n", s.Once, s.IDs, s.Values)
 	fmt.Fprintf(tw, "unguarded register\t\tlost updates %d\n", s.LostUpdates)
-	var faults []string
-	for k, n := range s.Faults {
-		faults = append(faults, fmt.Sprintf("%s %d", k, n))
-	}
-	slices.Sort(faults)
-	fmt.Fprintf(tw, "faults\t%s\n", cmp.Or(strings.Join(faults, ", "), "none"))
+	fmt.Fprintf(tw, "faults\t%s\n", listed(s.Faults, func(n int) string { return strconv.Itoa(n) }))
 	fmt.Fprintf(tw, "fast paths\t%s\n", s.pathWords())
 	if s.Handoff > 0 {
 		fmt.Fprintf(tw, "handoff\t%s\tfrom a release to the next waiter's grant, median\n", s.Handoff.Round(10*time.Microsecond))
@@ -232,6 +223,15 @@ func (r *Report) Summary(w io.Writer) error {
 		fmt.Fprintf(tw, "%s\t%s\t%s\n", rule, verdict, note)
 	}
 	return tw.Flush()
+}
+
+// listed returns the names of counts with words about each, or "none".
+func listed[C any](counts map[string]C, words func(C) string) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		all = append(all, name+" "+words(counts[name]))
+	}
+	return cmp.Or(strings.Join(all, ", "), "none")
 }
 
 // Explain writes each violation with its cause and its excerpt. The findings of the model

@@ -173,17 +173,18 @@ func heldFault[S sqlServer](
 	})
 }
 
+// initialise prepares a store for its clients: with Init, or else with a first request.
 func initialise(ctx context.Context, address string) error {
 	s, err := opener(address, "")(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.Close(context.WithoutCancel(ctx))
-	i, ok := s.(interface{ Init(context.Context) error })
-	if !ok {
-		return fmt.Errorf("check: the store %s has no Init", s)
+	if i, ok := s.(interface{ Init(context.Context) error }); ok {
+		return i.Init(ctx)
 	}
-	return i.Init(ctx)
+	_, err = s.Guarantees(ctx)
+	return err
 }
 
 // adminConn is a connection of the administrator that bypasses the proxies.

@@ -128,33 +128,19 @@ func parseURL(u *url.URL) (clientv3.Config, Option, error) {
 	if err != nil {
 		return bad("%w", err)
 	}
-	password, err := q.Password(u)
-	if err != nil {
-		return bad("%w", err)
-	}
+	password := q.Password(u)
 	cfg.Username, cfg.Password = u.User.Username(), password()
-	if u.User != nil && cfg.Username == "" || (cfg.Username == "") != (cfg.Password == "") {
-		return bad("a user needs a name and a password")
-	}
 	const how = "use the scheme etcds"
-	t, err := q.TLS(secure, how)
-	if err != nil {
-		return bad("%w", err)
-	}
-	if t != nil {
+	if t := q.TLS(secure, how); t != nil {
 		cfg.DialOptions = append(cfg.DialOptions, grpc.WithTransportCredentials(renewedTLS{credentials.NewTLS(t()), t}))
 	}
 	p := storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: secure, Password: cfg.Password != "", How: how}
-	exposed, err := q.Protect(p)
-	if err != nil {
-		return bad("%w", err)
-	}
-	plain, err := q.Choose("tokens", "reserved", "revision")
-	if err != nil {
-		return bad("%w", err)
-	}
+	exposed, plain := q.Protect(p), q.Choose("tokens", "reserved", "revision")
 	if err := q.End(); err != nil {
 		return bad("%w", err)
+	}
+	if u.User != nil && cfg.Username == "" || (cfg.Username == "") != (cfg.Password == "") {
+		return bad("a user needs a name and a password")
 	}
 	return cfg, func(c *config) {
 		c.prefix, c.exposed, c.password = strings.TrimPrefix(u.Path, "/"), exposed, password

@@ -158,28 +158,13 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 		return bad("schema %q: give one behind the host, as in mysql://host/schema", schema)
 	}
 	given := defaults()
-	if err := given.Take(query); err != nil {
-		return bad("%w", err)
-	}
-	if given.exact, err = query.Choose("names", "hashed", "exact"); err != nil {
-		return bad("%w", err)
-	}
-	if text := query.Take("skew"); text != "" {
-		if given.skew, err = time.ParseDuration(text); err != nil {
-			return bad("skew %q: give a duration such as 500ms", text)
-		}
-	}
+	given.Take(query)
+	given.exact = query.Choose("names", "hashed", "exact")
+	given.skew = query.Duration("skew", given.skew)
 	o := []Option{func(c *config) { *c = given }}
 	socket := query.Take("socket")
 	verify, _ := strconv.ParseBool(u.Query().Get("tls")) // the driver has further values
-	t, err := query.TLS(verify, "give tls=true")
-	if err != nil {
-		return bad("%w", err)
-	}
-	password, err := query.Password(u)
-	if err != nil {
-		return bad("%w", err)
-	}
+	t, password := query.TLS(verify, "give tls=true"), query.Password(u)
 	theirs, err := query.Rest()
 	if err != nil {
 		return bad("%w", err)

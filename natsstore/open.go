@@ -68,10 +68,7 @@ func open(u *url.URL, namespace string) (*Store, error) {
 		o.Servers = append(o.Servers, "nats://"+host)
 	}
 	if o.User = u.User.Username(); o.User != "" {
-		password, err := q.Password(u)
-		if err != nil {
-			return bad("%w", err)
-		}
+		password := q.Password(u)
 		if _, inURL := u.User.Password(); inURL {
 			o.Password = password()
 		} else if name := o.User; password() != "" {
@@ -86,31 +83,23 @@ func open(u *url.URL, namespace string) (*Store, error) {
 			return bad("creds: %w", err)
 		}
 	}
-	if o.Secure, err = q.Choose("tls", "false", "true"); err != nil {
-		return bad("%w", err)
-	}
-	t, err := q.TLS(o.Secure, "give tls=true")
-	if err != nil {
-		return bad("%w", err)
-	}
-	if t != nil {
+	o.Secure = q.Choose("tls", "false", "true")
+	if t := q.TLS(o.Secure, "give tls=true"); t != nil {
 		o.TLSConfig = t()
 		o.RootCAsCB = func() (*x509.CertPool, error) { return t().RootCAs, nil }
 	}
-	exposed, err := q.Protect(storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: o.Secure,
+	exposed := q.Protect(storeurl.Protection{Hosts: strings.Split(u.Host, ","), Verified: o.Secure,
 		Password: o.Password+o.Token+creds != "" || o.UserInfo != nil, How: "give tls=true"})
-	if err != nil {
-		return bad("%w", err)
-	}
-	skew, err := q.Duration("skew", 500*time.Millisecond)
-	if err != nil || skew < 10*time.Millisecond || skew > 10*time.Second {
-		return bad("skew: give 10ms to 10s")
-	}
-	if b.replicas, err = q.Int("replicas", 1); err != nil || b.replicas < 1 || b.replicas > 5 {
-		return bad("replicas: give 1 to 5")
-	}
+	skew := q.Duration("skew", 500*time.Millisecond)
+	b.replicas = q.Int("replicas", 1)
 	if err := q.End(); err != nil {
 		return bad("%w", err)
+	}
+	if skew < 10*time.Millisecond || skew > 10*time.Second {
+		return bad("skew: give 10ms to 10s")
+	}
+	if b.replicas < 1 || b.replicas > 5 {
+		return bad("replicas: give 1 to 5")
 	}
 	b.wakes = "holdfast.wake." + b.name + "." + encode("\x00" + namespace)[1:]
 	if err := b.connect(o); err != nil {

@@ -155,24 +155,17 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 		return bad("%w", err)
 	}
 	fromURL := defaults()
-	if err := fromURL.Take(query); err != nil {
-		return bad("%w", err)
-	}
-	if fromURL.givenKeys, err = query.Choose("keys", "hashed", "given"); err != nil {
-		return bad("%w", err)
-	}
+	fromURL.Take(query)
+	fromURL.givenKeys = query.Choose("keys", "hashed", "given")
 	InSchema(query.Take("schema"))(&fromURL)
 	o := []Option{func(c *config) { *c = fromURL }}
-	if _, err := configure(o); err != nil {
-		return nil, nil, err
-	}
-	password, err := query.Password(u)
-	if err != nil {
-		return bad("%w", err)
-	}
+	password := query.Password(u)
 	others, err := query.Rest()
 	if err != nil {
 		return bad("%w", err)
+	}
+	if _, err := configure(o); err != nil {
+		return nil, nil, err
 	}
 	rest := *u
 	if strings.Contains(u.Host, "[") && strings.Contains(u.Host, ",") { // net/url, and so pgx, refuses this list

@@ -110,21 +110,15 @@ func open(u *url.URL, namespace string, keys func(context.Context) (Keys, error)
 	}
 	const how = "give endpoint=https://HOST"
 	secure := strings.HasPrefix(root, "https:")
-	t, err := q.TLS(secure, how)
-	if err != nil {
-		return bad("%w", err)
-	}
+	t := q.TLS(secure, how)
 	where, _ := url.Parse(root)
-	exposed, err := q.Protect(storeurl.Protection{Hosts: []string{where.Host}, Verified: secure, Password: true, How: how})
-	if err != nil {
-		return bad("%w", err)
-	}
-	skew, err := q.Duration("skew", time.Second)
-	if err != nil || skew < 0 || skew > time.Minute {
-		return bad("skew: give 0s to 1m")
-	}
+	exposed := q.Protect(storeurl.Protection{Hosts: []string{where.Host}, Verified: secure, Password: true, How: how})
+	skew := q.Duration("skew", time.Second)
 	if err := q.End(); err != nil {
 		return bad("%w", err)
+	}
+	if skew < 0 || skew > time.Minute {
+		return bad("skew: give 0s to 1m")
 	}
 	b := &bucket{root: root, prefix: prefix, skew: skew}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second,

@@ -234,42 +234,19 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 		name   string
 		option func(time.Duration) Option
 	}{{"tick", Tick}, {"grace", BreakGrace}} {
-		d, err := query.Duration(p.name, -1)
-		if err != nil {
-			return bad("%w", err)
-		}
-		if d != -1 {
+		if d := query.Duration(p.name, -1); d != -1 {
 			o = append(o, p.option(d))
 		}
 	}
-	plain, err := query.Choose("tokens", "reserved", "zxid")
-	if err != nil {
-		return bad("%w", err)
-	}
-	if plain {
+	if query.Choose("tokens", "reserved", "zxid") {
 		o = append(o, PlainTokens())
 	}
-	creator, err := query.Choose("acl", "everyone", "creator")
-	if err != nil {
-		return bad("%w", err)
-	}
-	if creator {
+	if query.Choose("acl", "everyone", "creator") {
 		o = append(o, CreatorOnly())
 	}
-	secure, err := query.Choose("tls", "false", "true")
-	if err != nil {
-		return bad("%w", err)
-	}
-	t, err := query.TLS(secure, "give tls=true")
-	if err != nil {
-		return bad("%w", err)
-	}
-	o = append(o, func(c *config) { c.tls = t })
-	required, err := query.Choose("require_tls", "false", "true")
-	if err != nil {
-		return bad("%w", err)
-	}
-	o = append(o, func(c *config) { c.required = required })
+	t := query.TLS(query.Choose("tls", "false", "true"), "give tls=true")
+	required := query.Choose("require_tls", "false", "true")
+	o = append(o, func(c *config) { c.tls, c.required = t, required })
 	if err := query.End(); err != nil {
 		return bad("%w", err)
 	}

@@ -12,21 +12,22 @@ import (
 // The tests in e2e use real databases.
 func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 	w := newSandbox(t)
-	r := w.run("init", w.storeURL()).expectStatus(t, 0)
-	contains(t, r.stderr, "needs no tables")
 	url := w.file("url", w.storeURL()+"\n")
-	r = w.run("init", "--store-file", url).expectStatus(t, 0)
-	if !strings.Contains(r.stderr, "needs no tables") || strings.Contains(r.stderr, "warning") {
-		t.Errorf("stderr: %q", r.stderr)
+	for _, r := range []result{
+		w.run("init", w.storeURL()), w.run("init", "--store-file", url),
+		w.runIn([]string{"HOLDFAST_STORE=" + w.storeURL()}, "", "init"), w.runIn([]string{"HOLDFAST_STORE_FILE=" + url}, "", "init"),
+	} {
+		r.expectStatus(t, 0)
+		if !strings.Contains(r.stderr, "needs no tables") || strings.Contains(r.stderr, "warning") {
+			t.Errorf("stderr: %q", r.stderr)
+		}
 	}
 	for _, c := range []struct {
 		args    []string
 		status  int
 		message string
 	}{
-		{[]string{"init"}, 64, "one URL"},
 		{[]string{"init", "a:", "b:"}, 64, "one URL"},
-		{[]string{"init", "floppy://a"}, 64, "floppy"},
 		{[]string{"init", "mysql://u:SeCrEt@127.0.0.1/"}, 64, "schema"},
 		{[]string{"init", "mysql://u:SeCrEt@127.0.0.1:1/x"}, 69, "unavailable"},
 		{[]string{"init", "postgres://u:SeCrEt@127.0.0.1:1/x"}, 69, "unavailable"},

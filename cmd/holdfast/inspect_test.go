@@ -162,8 +162,9 @@ func TestListShowsManyNames(t *testing.T) {
 
 	p := w.start("watch", "--json")
 	type event struct {
+		Time           time.Time
 		Name, Event    string
-		Holder, Waiter *struct{ Reason string }
+		Holder, Waiter *struct{ Reason, Token string }
 	}
 	next := func() (e event) {
 		t.Helper()
@@ -175,7 +176,8 @@ func TestListShowsManyNames(t *testing.T) {
 	}
 	began = time.Now()
 	for _, name := range want {
-		if e := next(); e.Name != name || e.Event != "held" || e.Holder.Reason != "holds "+name {
+		if e := next(); e.Name != name || e.Event != "held" || e.Holder.Reason != "holds "+name ||
+			e.Holder.Token != strconv.FormatUint(locks[name].Token(), 10) || e.Time.Location() != time.UTC {
 			t.Fatalf("%s: %+v", name, e)
 		}
 		for _, reason := range waiters[name] {

@@ -135,18 +135,6 @@ func TestInspectionMakesNoDirectory(t *testing.T) {
 	}
 }
 
-// TestInitReadsTheEnvironment: without an argument, init takes the URL from the environment.
-func TestInitReadsTheEnvironment(t *testing.T) {
-	w := newSandbox(t)
-	for _, env := range []string{"HOLDFAST_STORE=" + w.storeURL(), "HOLDFAST_STORE_FILE=" + w.file("url", w.storeURL())} {
-		r := w.runIn([]string{env}, "", "init")
-		r.expectStatus(t, 0)
-		if !strings.Contains(r.stderr, "needs no tables") {
-			t.Errorf("%s: %s", env, r.stderr)
-		}
-	}
-}
-
 // TestBreakReportsNoFalseSuccess: break does not report that it took away a grant that never
 // existed, even if --wait is too short for a request.
 func TestBreakReportsNoFalseSuccess(t *testing.T) {

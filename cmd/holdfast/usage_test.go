@@ -184,6 +184,15 @@ func TestOutputHasNoPassword(t *testing.T) {
 		"probe":          {"stores", withPassword + "refused"},
 		"probe, JSON":    {"stores", "--json", withPassword + "refused"},
 		"probe, no host": {"stores", withPassword + "nowhere"},
+		"ls":             {"ls", "--store", withPassword + "nowhere"},
+		"ls, JSON":       {"ls", "--json", "--store", withPassword + "nowhere"},
+		"show":           {"show", "--store", withPassword + "nowhere", "x"},
+		"break":          {"break", "--token", "1", "--store", withPassword + "nowhere", "x"},
+		"watch":          {"watch", "--store", withPassword + "nowhere"},
+		"namespace":      {"ls", "--namespace", withPassword + strings.Repeat("n", 128)},
+		"store-file":     {"ls", "--store-file", withPassword + "host"},
+		"as a second":    {"show", "a", withPassword + "host"},
+		"as a switch":    {"ls", "--help=" + withPassword + "host"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newSandbox(t).runScripted(nil, args...)

@@ -4,7 +4,6 @@ package main_test
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"regexp"
@@ -60,27 +59,6 @@ func TestWatchFollowsLock(t *testing.T) {
 	if got := p.stderr.all(); got != "" {
 		t.Errorf("stderr: %q", got)
 	}
-}
-
-// TestWatchAllPrintsJSON requires that watch --json prints one object per line, with the fields of
-// docs/command.md.
-func TestWatchAllPrintsJSON(t *testing.T) {
-	w := withStore(t)
-	holder := w.hold("--reason", "r", "x")
-	p := w.start("watch", "--json")
-	var e map[string]any
-	must(t, json.Unmarshal([]byte(p.stdout.expect("{")), &e))
-	h, _ := e["holder"].(map[string]any)
-	if e["name"] != "x" || e["event"] != "held" || h["reason"] != "r" || h["token"] != w.tokenOf() {
-		t.Errorf("%v", e)
-	}
-	if _, err := time.Parse(time.RFC3339, e["time"].(string)); err != nil {
-		t.Error(err)
-	}
-	holder.send("exit 0")
-	p.stdout.expect(`"event":"released"`)
-	p.signal(syscall.SIGTERM)
-	p.expectStatus(143)
 }
 
 // TestClosedReaderEndsOutput: the reader of a subcommand's output closes it. The subcommand ends,

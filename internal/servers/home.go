@@ -89,6 +89,33 @@ func (h *home) run(c *exec.Cmd) error {
 
 func (h *home) remove() { _ = os.RemoveAll(h.dir) }
 
+// hosted is a server in a home of its own.
+type hosted struct {
+	*Server
+	// Address is HOST:PORT.
+	Address string
+	home    *home
+}
+
+// host returns a server that is not started.
+func (h *home) host(port int) hosted {
+	return hosted{Address: fmt.Sprintf("127.0.0.1:%d", port), home: h}
+}
+
+func (d *hosted) start(ctx context.Context, command []string, ready func(context.Context) error, env ...string) (err error) {
+	d.Server, err = Start(ctx, Config{
+		Command: command, Env: append(d.home.env(), env...), Credential: d.home.cred, Dir: d.home.dir, Ready: ready,
+	})
+	return err
+}
+
+// Close kills the server, which loses only data that no test needs, and removes its directory.
+func (d *hosted) Close() error {
+	d.Kill()
+	d.home.remove()
+	return nil
+}
+
 // family returns a process and its children.
 func family(pid int) ([]int, error) {
 	if pid == 0 {

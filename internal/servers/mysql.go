@@ -19,12 +19,9 @@ import (
 // MySQL is a MySQL or MariaDB server for tests. It has the user root without a password,
 // and an empty schema "test".
 type MySQL struct {
-	*Server
-	// Address is HOST:PORT.
-	Address string
+	hosted
 	// MariaDB reports whether the server is a MariaDB.
 	MariaDB bool
-	home    *home
 }
 
 // StartMySQL starts the mysqld or mariadbd in HOLDFAST_SERVERS, or else this machine's
@@ -158,7 +155,7 @@ func startMySQL(ctx context.Context, daemon string, mariadb bool, galera bool, f
 		}
 		base := filepath.Dir(filepath.Dir(daemon)) // the directory of programs, messages and plugins
 		common := []string{"--no-defaults", "--basedir=" + base, "--datadir=" + data, "--tmpdir=" + tmp, "--innodb-buffer-pool-size=32M"}
-		m := &MySQL{Address: fmt.Sprintf("127.0.0.1:%d", port), MariaDB: mariadb, home: h}
+		m := &MySQL{h.host(port), mariadb}
 		command := append([]string{daemon}, common...)
 		command = append(command, "--bind-address=127.0.0.1", "--skip-name-resolve", "--port="+strconv.Itoa(port),
 			"--socket="+filepath.Join(h.dir, "s"), "--pid-file="+filepath.Join(h.dir, "pid"), "--max-connections=1000")
@@ -182,14 +179,7 @@ func startMySQL(ctx context.Context, daemon string, mariadb bool, galera bool, f
 				}
 			}
 		}
-		m.Server, err = Start(ctx, Config{
-			Name: filepath.Base(daemon), Command: append(command, flags...),
-			Env: append(h.env(), "PATH="+h.dir+":"+os.Getenv("PATH")), Credential: h.cred, Dir: h.dir, Ready: greets(m.Address),
-		})
-		if err != nil {
-			return nil, err
-		}
-		return m, nil
+		return m, m.start(ctx, append(command, flags...), greets(m.Address), "PATH="+h.dir+":"+os.Getenv("PATH"))
 	})
 }
 
@@ -257,12 +247,3 @@ func (m *MySQL) DSN(schema, params string) string {
 
 // Admin returns the driver of database/sql and the data source name for the administrator.
 func (m *MySQL) Admin() (driver, dsn string) { return "mysql", m.DSN("test", "") }
-
-// Close ends the server and removes its directory.
-func (m *MySQL) Close() error { return end(m.Server, m.home) }
-
-func end(s *Server, h *home) error {
-	s.Kill() // a killed server loses only data that no test needs
-	h.remove()
-	return nil
-}

@@ -11,12 +11,7 @@ import (
 )
 
 // PgBouncer is a connection pooler in front of a Postgres.
-type PgBouncer struct {
-	*Server
-	// Address is HOST:PORT.
-	Address string
-	home    *home
-}
+type PgBouncer struct{ hosted }
 
 // StartPgBouncer starts a PgBouncer for an upstream HOST:PORT, with a pool mode ("session",
 // "transaction") and a pool size. If PgBouncer is not installed, the error wraps
@@ -47,15 +42,8 @@ ignore_startup_parameters = extra_float_digits
 		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 			return nil, err
 		}
-		b := &PgBouncer{Address: fmt.Sprintf("127.0.0.1:%d", port), home: h}
-		var err error
-		b.Server, err = Start(ctx, Config{
-			Name: "pgbouncer", Command: []string{daemon, file}, Env: h.env(), Credential: h.cred, Dir: h.dir, Ready: starts(b.Address, "postgres", "postgres"),
-		})
-		if err != nil {
-			return nil, err
-		}
-		return b, nil
+		b := &PgBouncer{h.host(port)}
+		return b, b.start(ctx, []string{daemon, file}, starts(b.Address, "postgres", "postgres"))
 	})
 }
 
@@ -63,6 +51,3 @@ ignore_startup_parameters = extra_float_digits
 func (b *PgBouncer) URL(database, params string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", b.Address, database, params)
 }
-
-// Close ends the pooler and removes its directory.
-func (b *PgBouncer) Close() error { return end(b.Server, b.home) }

@@ -16,12 +16,7 @@ import (
 )
 
 // Postgres is a PostgreSQL server for tests. Its superuser is postgres, without a password.
-type Postgres struct {
-	*Server
-	// Address is HOST:PORT.
-	Address string
-	home    *home
-}
+type Postgres struct{ hosted }
 
 // StartPostgres starts a postgres on a free port and in a new directory. The settings have
 // the form NAME=VALUE. If PostgreSQL is not installed, the error wraps ErrNotInstalled.
@@ -96,17 +91,13 @@ func startPostgres(
 		if err := h.run(h.command(paths[program], arguments(h)...)); err != nil {
 			return nil, err
 		}
-		p := &Postgres{Address: fmt.Sprintf("127.0.0.1:%d", port), home: h}
+		p := &Postgres{h.host(port)}
 		command := []string{paths["postgres"], "-D", h.data(), "-p", strconv.Itoa(port), "-k", h.dir,
 			"-c", "listen_addresses=127.0.0.1", "-c", "max_connections=300"}
 		for _, s := range settings {
 			command = append(command, "-c", s)
 		}
-		var err error
-		p.Server, err = Start(ctx, Config{
-			Name: "postgres", Command: command, Env: h.env(), Credential: h.cred, Dir: h.dir, Ready: starts(p.Address, "postgres", "postgres"),
-		})
-		return p, err
+		return p, p.start(ctx, command, starts(p.Address, "postgres", "postgres"))
 	})
 }
 
@@ -203,5 +194,5 @@ func (p *Postgres) Admin() (driver, dsn string) {
 // Close ends the server and removes its directory.
 func (p *Postgres) Close() error {
 	p.Kill()
-	return end(p.Server, p.home)
+	return p.hosted.Close()
 }

@@ -172,20 +172,12 @@ func NotUnique(table, column string, found []string) error {
 
 // Take reads recipe, tokens, table, column, max_conns, max_idle and require_tls from a URL's parameters. Without
 // a parameter, Recipe, MaxConns and MaxIdle keep their values.
-func (o *Options[R]) Take(p *storeurl.Params) (err error) {
+func (o *Options[R]) Take(p *storeurl.Params) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)
 	}
-	if o.Durable, err = p.Choose("tokens", "clock", "durable"); err != nil {
-		return err
-	}
+	o.Durable = p.Choose("tokens", "clock", "durable")
 	o.Table, o.Column = p.Take("table"), p.Take("column")
-	if o.MaxConns, err = p.Int("max_conns", o.MaxConns); err != nil {
-		return err
-	}
-	if o.MaxIdle, err = p.Int("max_idle", o.MaxIdle); err != nil {
-		return err
-	}
-	o.RequireTLS, err = p.Choose("require_tls", "false", "true")
-	return err
+	o.MaxConns, o.MaxIdle = p.Int("max_conns", o.MaxConns), p.Int("max_idle", o.MaxIdle)
+	o.RequireTLS = p.Choose("require_tls", "false", "true")
 }

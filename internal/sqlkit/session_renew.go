@@ -107,8 +107,8 @@ func (e *Sessions) runPing(l *lease, p *ping) {
 	case p.err != nil:
 		e.pingFailed(l, p)
 	case held && !p.ok:
+		e.lose(l, driver.CauseGone, nil) // before a release can give the session to another request
 		l.unlock()
-		e.lose(l, driver.CauseGone, nil)
 	default:
 		l.s.Watch() // no statement runs from here on
 		l.unlock()
@@ -160,8 +160,8 @@ func (e *Sessions) pingFailed(l *lease, p *ping) {
 	if ended(l.s.Link) {
 		cause, err = e.recipe.Cause(l.s, &l.request, e.side)
 	}
+	e.lose(l, cause, err) // before a release can give the session to another request
 	l.unlock()
-	e.lose(l, cause, err)
 	if errors.Is(p.err, ErrReadOnly) {
 		e.demoted(l.s.ID.Server)
 	}

@@ -57,10 +57,10 @@ func loopback(host string) bool {
 }
 
 // Protect takes require_tls out, and checks c.
-func (p *Params) Protect(c Protection) (warning string, err error) {
-	required, err := p.Choose("require_tls", "false", "true")
+func (p *Params) Protect(c Protection) (warning string) {
+	warning, err := c.Check(p.Choose("require_tls", "false", "true"))
 	if err != nil {
-		return "", err
+		p.fail(err)
 	}
-	return c.Check(required)
+	return warning
 }

@@ -52,11 +52,13 @@ func Parse(raw string, schemes ...string) (*url.URL, error) {
 	return u, nil
 }
 
-// Params are the parameters of a URL that have not been taken out yet.
+// Params are the parameters of a URL that have not been taken out yet. They keep the first error, which End and Rest
+// return. A method that finds an error returns what it returns without the parameter.
 type Params struct {
 	values url.Values
 	known  []string
 	empty  string // a parameter that was taken out and had no value
+	err    error
 }
 
 // Query returns the parameters of u. Each may be given once, apart from the repeated
@@ -82,6 +84,13 @@ func Query(u *url.URL, form string, repeated ...string) (*Params, error) {
 		}
 	}
 	return &Params{values: values}, nil
+}
+
+// fail keeps an error, unless there is an earlier one.
+func (p *Params) fail(err error) {
+	if p.err == nil {
+		p.err = err
+	}
 }
 
 // shown returns the name of a parameter as an error may quote it. If a password contains a ?,
@@ -114,53 +123,54 @@ func (p *Params) Take(key string) string {
 
 // Choose takes a parameter out and reports whether its value is yes. Without the
 // parameter it is no.
-func (p *Params) Choose(key, no, yes string) (bool, error) {
-	switch v := p.Take(key); v {
-	case "", no:
-		return false, nil
-	case yes:
-		return true, nil
-	default:
-		return false, fmt.Errorf("%s %q: give %s or %s", key, v, no, yes)
+func (p *Params) Choose(key, no, yes string) bool {
+	v := p.Take(key)
+	if v != "" && v != no && v != yes {
+		p.fail(fmt.Errorf("%s %q: give %s or %s", key, v, no, yes))
 	}
+	return v == yes
 }
 
 // Int takes a number out, or returns without if the parameter is not there.
-func (p *Params) Int(key string, without int) (int, error) {
+func (p *Params) Int(key string, without int) int {
 	v := p.Take(key)
 	if v == "" {
-		return without, nil
+		return without
 	}
 	n, err := strconv.Atoi(v)
 	if err != nil {
-		return 0, fmt.Errorf("%s %q: give a number", key, v)
+		p.fail(fmt.Errorf("%s %q: give a number", key, v))
+		return without
 	}
-	return n, nil
+	return n
 }
 
 // Duration takes a duration out, or returns without if the parameter is not there.
-func (p *Params) Duration(key string, without time.Duration) (time.Duration, error) {
+func (p *Params) Duration(key string, without time.Duration) time.Duration {
 	v := p.Take(key)
 	if v == "" {
-		return without, nil
+		return without
 	}
 	d, err := time.ParseDuration(v)
 	if err != nil {
-		return 0, fmt.Errorf("%s %q: give a duration such as 500ms", key, v)
+		p.fail(fmt.Errorf("%s %q: give a duration such as 500ms", key, v))
+		return without
 	}
-	return d, nil
+	return d
 }
 
 // Password takes password_file out. It returns a function for the password of u: the one in u, or what the file has at
 // each login, because a password is renewed while locks are held. While the file cannot be read, the last one counts.
-func (p *Params) Password(u *url.URL) (func() string, error) {
+func (p *Params) Password(u *url.URL) func() string {
 	password, given := u.User.Password()
+	inURL := func() string { return password }
 	path := p.Take("password_file")
 	if path == "" {
-		return func() string { return password }, nil
+		return inURL
 	}
 	if given {
-		return nil, errors.New("password_file: give it without a password, as in user@host")
+		p.fail(errors.New("password_file: give it without a password, as in user@host"))
+		return inURL
 	}
 	now, err := reread(func() (string, error) {
 		b, err := os.ReadFile(path)
@@ -171,9 +181,10 @@ func (p *Params) Password(u *url.URL) (func() string, error) {
 		return text, err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("password_file: %w", err)
+		p.fail(fmt.Errorf("password_file: %w", err))
+		return inURL
 	}
-	return now, nil
+	return now
 }
 
 // reread returns a function that calls read again each time, because files are renewed while locks are held. While read
@@ -194,9 +205,17 @@ func reread[T any](read func() (T, error)) (func() T, error) {
 }
 
 // TLS takes ca, cert, key and server_name out. It returns a function for the configuration of the next connection, for
-// which it reads the files again. Where TLS is off it returns nil, and an error if one of them is given: how describes
-// how to switch on TLS.
-func (p *Params) TLS(on bool, how string) (func() *tls.Config, error) {
+// which it reads the files again, and nil where TLS is off. Then it is an error to give one of them: how describes how
+// to switch on TLS.
+func (p *Params) TLS(on bool, how string) func() *tls.Config {
+	config, err := p.takeTLS(on, how)
+	if err != nil {
+		p.fail(err)
+	}
+	return config
+}
+
+func (p *Params) takeTLS(on bool, how string) (func() *tls.Config, error) {
 	ca, cert, key, name := p.Take("ca"), p.Take("cert"), p.Take("key"), p.Take("server_name")
 	if !on {
 		if ca+cert+key+name != "" {
@@ -244,6 +263,9 @@ func (p *Params) TLS(on bool, how string) (func() *tls.Config, error) {
 // has parameters of its own. It returns an error for a name that is nearly that of a parameter
 // that was taken out.
 func (p *Params) Rest() (url.Values, error) {
+	if p.err != nil {
+		return nil, p.err
+	}
 	for key := range p.values {
 		for _, known := range p.known {
 			if near(key, known) {
@@ -273,8 +295,11 @@ func near(a, b string) bool {
 	return a[i+1:] == b[i+1:] || i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:]
 }
 
-// End returns an error if a parameter is left, or has no value.
+// End returns the first error, also that of a parameter that is left or has no value.
 func (p *Params) End() error {
+	if p.err != nil {
+		return p.err
+	}
 	if p.empty != "" {
 		return fmt.Errorf("parameter %s is empty", p.empty)
 	}

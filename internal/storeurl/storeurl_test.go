@@ -87,19 +87,9 @@ func read(raw string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.Int("a", 0); err != nil {
-		return err
-	}
-	if _, err := p.Choose("b", "p", "2"); err != nil {
-		return err
-	}
-	on, err := p.Choose("tls", "false", "true")
-	if err != nil {
-		return err
-	}
-	if _, err := p.TLS(on, "give tls=true"); err != nil {
-		return err
-	}
+	p.Int("a", 0)
+	p.Choose("b", "p", "2")
+	p.TLS(p.Choose("tls", "false", "true"), "give tls=true")
 	return p.End()
 }
 
@@ -134,8 +124,8 @@ func TestAuthorityIsReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := p.TLS(true, "")
-	if err != nil {
+	config := p.TLS(true, "")
+	if err := p.End(); err != nil {
 		t.Fatal(err)
 	}
 	has := func(want *x509.CertPool) {

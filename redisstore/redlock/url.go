@@ -113,14 +113,11 @@ func parseQuery(u *url.URL) (options []Option, nodes []string, passed url.Values
 		name   string
 		option func(time.Duration) Option
 	}{{"max_ttl", MaxTTL}, {"skew", Skew}} {
-		d, err := query.Duration(p.name, -1)
-		if err == nil && d == 0 {
-			err = fmt.Errorf("%s 0: give a duration such as 500ms", p.name)
-		}
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		if d != -1 {
+		switch d := query.Duration(p.name, -1); d {
+		case -1:
+		case 0:
+			return nil, nil, nil, fmt.Errorf("%s 0: give a duration such as 500ms", p.name)
+		default:
 			options = append(options, p.option(d))
 		}
 	}
@@ -131,11 +128,7 @@ func parseQuery(u *url.URL) (options []Option, nodes []string, passed url.Values
 	default:
 		return nil, nil, nil, fmt.Errorf("layout %q: there is redsync, and without the parameter holdfast's own", layout)
 	}
-	fresh, err := query.Choose("fresh", "false", "true")
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if fresh {
+	if query.Choose("fresh", "false", "true") {
 		options = append(options, Fresh())
 	}
 	passed = url.Values{}

@@ -103,9 +103,7 @@ func TestHolderOnCutOffMemberEndsInTime(t *testing.T) {
 	only := func(i int) *etcdstore.Store {
 		// No member advertises the proxy, so the client does not follow the member list.
 		s, err := etcdstore.Open(t.Context(), "etcd://"+c.proxies[i].Address())
-		check(t, err)
-		t.Cleanup(func() { _ = s.Close(context.Background()) })
-		return s
+		return closing(t, s, err)
 	}
 	// A member that has lost its leader does not answer requests. A restarted member needs a while
 	// to find the present leader.

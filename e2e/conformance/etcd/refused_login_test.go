@@ -28,9 +28,7 @@ func TestRefusedLoginIsReportedAndRarelyRepeated(t *testing.T) {
 	admin := c.secure(t)
 	file := filepath.Join(t.TempDir(), "password")
 	check(t, os.WriteFile(file, []byte("quite-secret"), 0o600))
-	l, err := holdfast.Open(t.Context(), strings.Replace(c.secured(), ":quite-secret", "", 1)+"?password_file="+file)
-	check(t, err)
-	defer l.Close(context.Background())
+	l := opened(t, strings.Replace(c.secured(), ":quite-secret", "", 1)+"?password_file="+file)
 	held, err := l.Lock(t.Context(), "held", holdfast.TTL(6*time.Second))
 	check(t, err)
 

@@ -59,18 +59,13 @@ func TestMissingRightsAreRefused(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
 	host := c.members[0].Client
-	l, err := holdfast.Open(t.Context(), "etcd://app:quite-secret@"+host+"/locks/")
-	check(t, err)
-	defer l.Close(t.Context())
-	locks(t, l)
+	locks(t, opened(t, "etcd://app:quite-secret@"+host+"/locks/"))
 
-	_, err = holdfast.Open(t.Context(), "etcd://app:not-the-secret@"+host+"/locks/")
+	_, err := holdfast.Open(t.Context(), "etcd://app:not-the-secret@"+host+"/locks/")
 	if !errors.Is(err, holdfast.ErrRefused) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("a wrong password: %v", err)
 	}
-	elsewhere, err := holdfast.Open(t.Context(), "etcd://app:quite-secret@"+host+"/others/")
-	check(t, err)
-	defer elsewhere.Close(t.Context())
+	elsewhere := opened(t, "etcd://app:quite-secret@"+host+"/others/")
 	for what, lock := range map[string]func() error{
 		"TryLock": func() error { _, err := elsewhere.TryLock(t.Context(), "n"); return err },
 		"Lock":    func() error { _, err := elsewhere.Lock(t.Context(), "n"); return err },
@@ -110,13 +105,7 @@ func restorable(t *testing.T) (c *cluster, root *clientv3.Client, restore func()
 // notified of its loss, and a waiter gets its lock.
 func TestRestoredServerEndsOldLogins(t *testing.T) {
 	c, root, restore := restorable(t)
-	opened := func() *holdfast.Locker {
-		l, err := holdfast.Open(t.Context(), c.secured())
-		check(t, err)
-		t.Cleanup(func() { _ = l.Close(context.Background()) })
-		return l
-	}
-	caller, holder, waiter := opened(), opened(), opened()
+	caller, holder, waiter := opened(t, c.secured()), opened(t, c.secured()), opened(t, c.secured())
 	held, err := holder.Lock(t.Context(), "held", holdfast.TTL(time.Hour))
 	check(t, err)
 	answered, granted := make(chan error, 1), make(chan error, 1)
@@ -162,9 +151,7 @@ func TestOpenWithUserNeedsNoServer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
 	c.proxies[0].Cut()
-	l, err := holdfast.Open(t.Context(), c.secured())
-	check(t, err)
-	defer l.Close(t.Context())
+	l := opened(t, c.secured())
 	if _, err := l.TryLock(t.Context(), "n"); !errors.Is(err, holdfast.ErrUnavailable) {
 		t.Errorf("without a server: %v, want unavailable", err)
 	}
@@ -182,9 +169,7 @@ func TestOpenWithUserNeedsNoServer(t *testing.T) {
 		t.Errorf("a lock did not survive the restart: %v", context.Cause(held.Context()))
 	}
 	// The break shows that the store's watch stands again.
-	other, err := holdfast.Open(t.Context(), c.secured())
-	check(t, err)
-	defer other.Close(t.Context())
+	other := opened(t, c.secured())
 	check(t, other.Break(t.Context(), "held", held.Token()))
 	receive(t, "the end of the context", held.Context().Done())
 }
@@ -198,14 +183,8 @@ func TestTLSVerifiesBothSides(t *testing.T) {
 	check(t, err)
 	t.Cleanup(c[0].Kill)
 	base := "etcds://" + c[0].Client
-	l, err := holdfast.Open(t.Context(), base+"/?ca="+ca+"&cert="+cert+"&key="+key)
-	check(t, err)
-	defer l.Close(t.Context())
-	locks(t, l)
-	named, err := holdfast.Open(t.Context(), base+"/?server_name=etcd.test&ca="+ca+"&cert="+cert+"&key="+key)
-	check(t, err)
-	defer named.Close(t.Context())
-	locks(t, named) // the certificate's other name
+	locks(t, opened(t, base+"/?ca="+ca+"&cert="+cert+"&key="+key))
+	locks(t, opened(t, base+"/?server_name=etcd.test&ca="+ca+"&cert="+cert+"&key="+key)) // the certificate's other name
 	for what, url := range map[string]string{
 		"no authority":   base + "/?cert=" + cert + "&key=" + key,
 		"no certificate": base + "/?ca=" + ca,
@@ -244,9 +223,7 @@ func TestUserWithoutTheStoresOwnKeysIsRefused(t *testing.T) {
 		}
 		_, err = admin.UserGrantRole(t.Context(), user, user)
 		check(t, err)
-		l, err := holdfast.Open(t.Context(), "etcd://"+user+":quite-secret@"+c.proxies[0].Address()+"/locks/")
-		check(t, err)
-		defer l.Close(t.Context())
+		l := opened(t, "etcd://"+user+":quite-secret@"+c.proxies[0].Address()+"/locks/")
 		if _, err := l.TryLock(t.Context(), "n"); !errors.Is(err, holdfast.ErrRefused) || !strings.Contains(err.Error(), `"locks/_holdfast/"`) {
 			t.Errorf("without the right to %s: %v", missing, err)
 		}

@@ -25,9 +25,7 @@ func TestSwapIsOneWrite(t *testing.T) {
 	const n = 20
 	tokens := map[int64]bool{}
 	for range n {
-		released, w := requests.Swap(t, s, g, request("n", 1, time.Hour))
-		check(t, receive(t, "the release", released))
-		g = w.Granted()
+		g = requests.Swapped(t, s, g, request("n", 1, time.Hour)).Granted()
 		tokens[int64(g.Token)/tokenRoom] = true
 	}
 	deleted := 0
@@ -109,10 +107,7 @@ func TestSwapFindsAKeptGrant(t *testing.T) {
 	kept := must(t, s, request("taken", driver.Unlimited, time.Hour))
 	check(t, s.Release(t.Context(), kept, time.Hour))
 	r := request("taken", driver.Exclusive, time.Hour)
-	released, w := requests.Swap(t, s, first, r)
-	if err := receive(t, "the release", released); err != nil {
-		t.Errorf("the release: %v", err)
-	}
+	w := requests.Swapped(t, s, first, r)
 	receive(t, "the queue entry", requests.Of(r).Waits)
 	st, err := other.Inspect(t.Context(), "taken")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != kept.ID || len(st.Waiters) != 1 {

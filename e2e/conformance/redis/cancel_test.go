@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
 	"testing"
 	"time"
 
@@ -25,17 +24,10 @@ func cancelled(err error) bool {
 func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 	t.Helper()
 	const shared, alone, ours = 1, 1, 1 // ours sends INFO
-	for end := time.Now().Add(testTimeout); ; {
+	eventually(t, "the client has a connection for a sole caller", func() bool {
 		pairs(t, s, 50)
-		info, err := r.Info(t.Context(), "clients")
-		check(t, err)
-		if n, _ := strconv.Atoi(info["connected_clients"]); n >= shared+alone+ours {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the client has no connection for a sole caller")
-		}
-	}
+		return connected(t, []*servers.Redis{r})[0] >= shared+alone+ours
+	})
 	pairs(t, s, 50) // these pairs use the new connection
 }
 

@@ -59,18 +59,14 @@ func blocked(t *testing.T) (inBatches, inProbes int) {
 }
 
 // awaitBatches waits until n requests wait for batches. It returns false if some wait for a probe first.
-func awaitBatches(t *testing.T, n int) bool {
+func awaitBatches(t *testing.T, n int) (waits bool) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
-		switch waiting, probing := blocked(t); {
-		case waiting == n:
-			return true
-		case probing > 0:
-			return false
-		case time.Now().After(end):
-			t.Fatalf("%d requests wait for batches, want %d", waiting, n)
-		}
-	}
+	eventually(t, fmt.Sprint(n, " requests wait for batches"), func() bool {
+		waiting, probing := blocked(t)
+		waits = waiting == n
+		return waits || probing > 0
+	})
+	return waits
 }
 
 // combined are requests that a client sends at once, while the server does not answer.
@@ -311,11 +307,7 @@ func TestLostAnswerOfBatchIsUnknown(t *testing.T) {
 	do(t, r, "SCRIPT", "LOAD", source(t, "combined")) // otherwise the client sends it after the first answer
 	names := numbered("n", 80)
 	c := l.submit(t, names)
-	for end := time.Now().Add(testTimeout); len(leftovers(t, r)) < len(names); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d of %d requests were granted", len(leftovers(t, r)), len(names))
-		}
-	}
+	eventually(t, "all requests are granted", func() bool { return len(leftovers(t, r)) == len(names) })
 	for i := range names {
 		c.cancel[i]()
 		_, err := c.wait(i)

@@ -98,10 +98,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConformanceReplicas(t *testing.T) {
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	// The replica is not paused with the primary: a grant waits for its acknowledgement.
 	p := proxy(t, g.Primary)
 	suite(t, []*servers.Redis{g.Primary}, p, nil, urls("redis://", redisstore.WaitReplicas(1, 10*time.Second)))

@@ -31,10 +31,7 @@ func TestLocksFollowAddressFromDemotedPrimary(t *testing.T) {
 }
 
 func locksFollowAddress(t *testing.T, readOnly string, open func(address string) driver.Store) {
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	old, next := g.Primary, g.Replicas[0]
 	do(t, old, "CONFIG", "SET", "replica-read-only", readOnly)
 	p := proxy(t, old)

@@ -129,10 +129,7 @@ func TestExamineFindsDiskAndProxy(t *testing.T) {
 // TestExamineFindsBadReplicas examines a primary whose replicas are not as they should be.
 func TestExamineFindsBadReplicas(t *testing.T) {
 	t.Parallel()
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1, good...)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t, good...)
 	s := open(t, "redis://"+g.Primary.Address())
 	requests.Finds(t, s, "failover", "replicas is 0, and connected_slaves is 1")
 	requests.Finds(t, s, "min-replicas", "min-replicas-to-write is 0")

@@ -177,14 +177,10 @@ func TestSubscriptionLeavesFormerPrimary(t *testing.T) {
 // awaitSubscription waits until a client of a store is subscribed at a server.
 func awaitSubscription(t *testing.T, r *servers.Redis) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
-		if channels, _ := do(t, r, "PUBSUB", "CHANNELS", "holdfast:*").([]any); len(channels) > 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal("no client has subscribed")
-		}
-	}
+	eventually(t, "a client has subscribed", func() bool {
+		channels, _ := do(t, r, "PUBSUB", "CHANNELS", "holdfast:*").([]any)
+		return len(channels) > 0
+	})
 }
 
 // TestSentinelFailoverKeepsLocks replaces the primary while a name of the store, and one of each layout, has a holder
@@ -215,7 +211,7 @@ func TestSentinelFailoverKeepsLocks(t *testing.T) {
 // its own connection.
 func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
+	eventually(t, "the replicas follow", func() bool {
 		info, err := primary.Info(t.Context(), "replication")
 		check(t, err)
 		n := 0
@@ -224,13 +220,8 @@ func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 				n++
 			}
 		}
-		if n >= replicas {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the replicas do not follow: %v", info)
-		}
-	}
+		return n >= replicas
+	})
 }
 
 // failover calls lose while a name has a holder and a waiter.

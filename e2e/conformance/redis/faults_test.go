@@ -36,12 +36,7 @@ func TestRestartKeepsWhatIsPersisted(t *testing.T) {
 			w.Granted()
 			continue
 		}
-		var a driver.Renewal
-		eventually(t, "the holder cannot renew after the restart", func() bool {
-			a = s.Renew(t.Context(), []driver.Grant{held})[0]
-			return a.Err == nil || driver.CodeOf(a.Err) == driver.CodeNotHeld
-		})
-		if a.Err != nil {
+		if a := renewed(t, s, held); a.Err != nil {
 			t.Errorf("%s: the lock was lost: %v", durable, a.Err)
 		}
 		w.Pending()
@@ -101,7 +96,7 @@ func TestBreakOfUnansweredGrantEndsWait(t *testing.T) {
 	check(t, p.DropAnswers())
 	check(t, a.Release(t.Context(), g, 0))
 	var token uint64
-	for end := time.Now().Add(testTimeout); token == 0; time.Sleep(5 * time.Millisecond) {
+	eventually(t, "the grant is confirmed", func() bool {
 		st, err := a.Inspect(t.Context(), "x")
 		check(t, err)
 		for _, h := range st.Holders {
@@ -109,10 +104,8 @@ func TestBreakOfUnansweredGrantEndsWait(t *testing.T) {
 				token = h.Token
 			}
 		}
-		if time.Now().After(end) {
-			t.Fatal("the grant is not confirmed")
-		}
-	}
+		return token > 0
+	})
 	check(t, a.Break(t.Context(), "x", token))
 	check(t, p.Heal())
 	if c := b.Classify(w.Ended()); c != driver.CodeUnavailable && c != driver.CodeUnknown {
@@ -143,10 +136,7 @@ func TestTombstoneExpiresWithoutCleanup(t *testing.T) {
 // that no replica acknowledges fails.
 func TestUnacknowledgedGrantIsRolledBack(t *testing.T) {
 	t.Parallel()
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	url, wait := "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 100*time.Millisecond)
 	for client, open := range map[string]func() store{
 		"native": func() store { return open(t, url, wait) },
@@ -171,10 +161,7 @@ func TestUnacknowledgedGrantIsRolledBack(t *testing.T) {
 // TestWaiterWithoutAcknowledgementQueuesAgain: the grant of the first waiter is rolled back while no replica
 // acknowledges it. The waiter makes a new queue entry, behind the second one, and gets the lock later.
 func TestWaiterWithoutAcknowledgementQueuesAgain(t *testing.T) {
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	url, wait := "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 100*time.Millisecond)
 	a, b, c := open(t, url, wait), open(t, url, wait), open(t, url, wait)
 	held := acknowledged(t, a, "x")
@@ -204,10 +191,7 @@ func TestWaiterWithoutAcknowledgementQueuesAgain(t *testing.T) {
 // TestReleaseThatKeepsGrantIsAcknowledged: a release with a minimum hold fails until a replica has it, also
 // when it is repeated. After that the promoted replica keeps the grant.
 func TestReleaseThatKeepsGrantIsAcknowledged(t *testing.T) {
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	wait := redisstore.WaitReplicas(1, 100*time.Millisecond)
 	s := open(t, "redis://"+g.Primary.Address(), wait)
 	held := acknowledged(t, s, "x")
@@ -274,18 +258,16 @@ func TestLossOfAllDataIsNoticed(t *testing.T) {
 
 // acknowledged repeats the request until a replica has the grant. A replica that has just been linked or
 // continued may take longer than one request waits.
-func acknowledged(t *testing.T, s driver.Store, name string) driver.Grant {
+func acknowledged(t *testing.T, s driver.Store, name string) (g driver.Grant) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); ; {
-		g, err := s.Acquire(t.Context(), request(name, driver.Exclusive, long))
-		if err == nil {
-			return g
+	eventually(t, "a replica has the grant", func() bool {
+		var err error
+		if g, err = s.Acquire(t.Context(), request(name, driver.Exclusive, long)); err != nil {
+			code(t, s, err, driver.CodeUnavailable)
 		}
-		code(t, s, err, driver.CodeUnavailable)
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+		return err == nil
+	})
+	return g
 }
 
 // TestReleaseGrantsInOneCall: a release grants to the next waiter of the same client in one call.

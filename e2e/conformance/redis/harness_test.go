@@ -54,6 +54,16 @@ func start(t testing.TB, settings ...string) *servers.Redis {
 	return r
 }
 
+// replicas starts a primary with one replica.
+func replicas(t testing.TB, settings ...string) *servers.RedisReplicas {
+	t.Helper()
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1, settings...)
+	check(t, err)
+	t.Cleanup(g.Kill)
+	return g
+}
+
 // shared are servers that all tests use, unless they disturb them. The first one starts them.
 type shared[S interface{ Kill() }] struct {
 	once sync.Once
@@ -198,9 +208,11 @@ var (
 	lost       = requests.Lost
 	undone     = requests.Undone
 	release    = requests.Release
+	swapped    = requests.Swapped
 	renewed    = requests.Renewed
 	rises      = requests.Rises
 	eventually = requests.Eventually
+	each       = requests.Each
 	check      = servertest.Check
 )
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -61,19 +60,11 @@ func TestEveryHolderNoticesFlush(t *testing.T) {
 // that each is granted.
 func takeAll(t *testing.T, s driver.Store, requests []driver.Request) {
 	t.Helper()
-	var all sync.WaitGroup
-	for lane := range 64 {
-		all.Go(func() {
-			for i := lane; i < len(requests); i += 64 {
-				requests[i] = request(fmt.Sprintf("%s-%d", t.Name(), i), driver.Exclusive, 10*time.Minute)
-				if _, err := s.Acquire(t.Context(), requests[i]); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
+	each(t, len(requests), 64, func(i int) error {
+		requests[i] = request(fmt.Sprintf("%s-%d", t.Name(), i), driver.Exclusive, 10*time.Minute)
+		_, err := s.Acquire(t.Context(), requests[i])
+		return err
+	})
 	if t.Failed() {
 		t.FailNow()
 	}
@@ -163,17 +154,10 @@ func TestExpiredReadersDoNotStopServer(t *testing.T) {
 	const readers = 3000
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
-	var all sync.WaitGroup
-	for lane := range 32 {
-		all.Go(func() {
-			for i := lane; i < readers; i += 32 {
-				if _, err := s.Acquire(t.Context(), request("x", driver.Unlimited, 3*time.Second)); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
+	each(t, readers, 32, func(int) error {
+		_, err := s.Acquire(t.Context(), request("x", driver.Unlimited, 3*time.Second))
+		return err
+	})
 	w := queue(t, other, request("x", driver.Exclusive, long))
 	g := w.Granted()
 	got, err := s.Inspect(t.Context(), "x")

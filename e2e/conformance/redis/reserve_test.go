@@ -57,14 +57,7 @@ func TestReservedTokensStayBehindTheClock(t *testing.T) {
 func TestReservedTokensWithoutTheCounter(t *testing.T) {
 	c := cluster(t)
 	const name = "reserved-moving"
-	slot, err := c.Slot(t.Context(), redisstore.Key("", name))
-	check(t, err)
-	from, err := c.Owner(t.Context(), slot)
-	check(t, err)
-	to := c.Nodes[0]
-	if to == from {
-		to = c.Nodes[1]
-	}
+	slot, from, to := slotMove(t, c, redisstore.Key("", name))
 	url := "redis+cluster://" + c.Nodes[0].Address()
 	a, b := open(t, url), open(t, url)
 	reserving := func() driver.Request {

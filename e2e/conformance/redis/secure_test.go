@@ -180,12 +180,9 @@ func TestClusterOverTLS(t *testing.T) {
 // name in the URL.
 func TestReplicaIsVerifiedByNameInURL(t *testing.T) {
 	t.Parallel()
-	installed(t)
 	ca := servertest.NewAuthority(t, "ca")
 	files := ca.Sign(t, "server")
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1, servers.RedisTLS(files)...)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t, servers.RedisTLS(files)...)
 	certify(t, g.All(), ca.Sign(t, "of the name", certified))
 	s := open(t, "rediss://"+named(g.Primary)+"?replicas=1&"+tlsParameters(files))
 	release(t, s, must(t, s, request("x", driver.Exclusive, long)))

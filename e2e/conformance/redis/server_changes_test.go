@@ -41,10 +41,7 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 // refuses new locks.
 func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 	t.Parallel()
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	do(t, g.Replicas[0], "CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
 	p := proxy(t, g.Primary)
 	s := open(t, "redis://"+p.Address())
@@ -58,10 +55,7 @@ func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 // clockedReplicas starts a primary and a replica. A test can set the clock of the replica.
 func clockedReplicas(t *testing.T) *servers.RedisReplicas {
 	t.Helper()
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	if err := g.Replicas[0].FakeClock(t.Context()); err != nil {
 		servertest.Started(t, err)
 	}

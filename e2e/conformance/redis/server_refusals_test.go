@@ -41,24 +41,11 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 		t.Error(err)
 	}
 	// Goleak itself retries for less than half a second.
-	for end := time.Now().Add(testTimeout); ; {
-		err := goleak.Find(before)
-		if err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
-	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
+	eventually(t, "no goroutine remains", func() bool { return goleak.Find(before) == nil })
+	eventually(t, "no connection remains but that of this command", func() bool {
 		list, _ := do(t, r, "CLIENT", "LIST", "TYPE", "normal").(string)
-		if strings.Count(list, "\n") <= 1 { // the connection of this command
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("connections remain:\n%s", list)
-		}
-	}
+		return strings.Count(list, "\n") <= 1
+	})
 }
 
 func TestWrongPasswordIsRefused(t *testing.T) {
@@ -75,10 +62,7 @@ func TestWrongPasswordIsRefused(t *testing.T) {
 }
 
 func TestReadOnlyReplicaIsRefused(t *testing.T) {
-	installed(t)
-	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
-	check(t, err)
-	t.Cleanup(g.Kill)
+	g := replicas(t)
 	refused(t, g.Replicas[0], "redis://"+g.Replicas[0].Address(), "replica")
 }
 

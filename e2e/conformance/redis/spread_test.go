@@ -187,16 +187,12 @@ func testSpread(t *testing.T, unreachable bool) {
 	}
 	const names = 128
 	made := make([]driver.Request, names)
-	var all sync.WaitGroup
-	for i, name := range numbered(t.Name(), names) {
-		made[i] = request(name, driver.Exclusive, long)
-		all.Go(func() {
-			if _, err := s.Acquire(t.Context(), made[i]); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
+	all := numbered(t.Name(), names)
+	each(t, names, names, func(i int) error {
+		made[i] = request(all[i], driver.Exclusive, long)
+		_, err := s.Acquire(t.Context(), made[i])
+		return err
+	})
 	for _, r := range made {
 		if _, err := other.Acquire(t.Context(), request(r.Name, driver.Exclusive, long)); driver.CodeOf(err) != driver.CodeBusy {
 			t.Fatalf("%s, which another client holds: %v, want busy", r.Name, err)
@@ -206,10 +202,6 @@ func testSpread(t *testing.T, unreachable bool) {
 	before := looks()
 	eventually(t, "the store does not check the grants", func() bool { return looks() >= before+2*names })
 	for _, r := range made {
-		select {
-		case cause := <-requests.Of(r).Losses:
-			t.Fatalf("%s was reported lost: %s", r.Name, cause)
-		default:
-		}
+		requests.Of(r).Keeps(t)
 	}
 }

@@ -18,46 +18,6 @@ func isSwap(s *redisstore.Script, args []string) bool {
 	return s.Name == "acquire" && len(args) == 13
 }
 
-// swap runs Swap on a goroutine of its own.
-type swap struct {
-	*waiter
-	released error
-	reported bool // the release has an outcome
-}
-
-// swapIn starts a Swap, and returns when the release has its outcome or Swap has returned.
-func swapIn(t *testing.T, s *redisstore.Store, old driver.Grant, r driver.Request) *swap {
-	t.Helper()
-	r.Wait = true
-	released := make(chan error, 4)
-	w := &swap{waiter: requests.Start(t, r, func() (driver.Grant, error) {
-		return s.Swap(t.Context(), old, r, func(err error) { released <- err })
-	})}
-	select {
-	case w.released = <-released:
-		w.reported = true
-	case <-w.Done:
-		select {
-		case w.released = <-released:
-			w.reported = true
-		default:
-		}
-	case <-time.After(testTimeout):
-		t.Fatal("Swap has neither returned nor reported the release")
-	}
-	return w
-}
-
-// swapped calls swapIn, and requires that the release has succeeded.
-func swapped(t *testing.T, s *redisstore.Store, old driver.Grant, r driver.Request) *swap {
-	t.Helper()
-	w := swapIn(t, s, old, r)
-	if !w.reported || w.released != nil {
-		t.Fatalf("the release by a swap: reported %t, %v; the request: %v", w.reported, w.released, w.Err)
-	}
-	return w
-}
-
 // empty requires that a name has neither holder nor waiter.
 func empty(t *testing.T, s driver.Store, name string) {
 	t.Helper()
@@ -142,7 +102,7 @@ func TestSwapThatIsTooLateReleasesNothing(t *testing.T) {
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	old := must(t, s, request("n", driver.Exclusive, long))
 	p.hold = isSwap
-	q := swapIn(t, s, old, request("n", driver.Exclusive, long))
+	_, q := requests.Swap(t, s, old, request("n", driver.Exclusive, long))
 	<-q.Done
 	// EVAL SOURCE 2 KEY COUNTER HEAD TTL LIFE UNTIL ...
 	late := append([]string{}, p.kept...)
@@ -170,11 +130,8 @@ func TestSwapOfEndedGrantWhileSlotMoves(t *testing.T) {
 	stays := must(t, s, request(name, driver.Unlimited, long))
 	check(t, c.BeginMove(t.Context(), slot, from, to))
 	check(t, c.MoveKey(t.Context(), counterOf(name), from, to))
-	q := swapIn(t, s, g, request(name, driver.Unlimited, long))
-	if !q.reported {
-		t.Fatalf("the release has no outcome; the request: %v", q.Err)
-	}
-	code(t, s, q.released, driver.CodeNotHeld)
+	released, q := requests.Swap(t, s, g, request(name, driver.Unlimited, long))
+	code(t, s, <-released, driver.CodeNotHeld)
 	next := q.Granted()
 	check(t, c.EndMove(t.Context(), slot, from, to))
 	if last, _ := strconv.ParseUint(do(t, to, "GET", counterOf(name)).(string), 10, 64); last < next.Token {

@@ -48,14 +48,10 @@ func TestWaiterNotifiedNearHeadAfterCancels(t *testing.T) {
 			}
 		})
 	}
-	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
-		if st, err := a.Inspect(t.Context(), "x"); err == nil && len(st.Waiters) == many {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("some waiters have no queue entry")
-		}
-	}
+	eventually(t, "all waiters have a queue entry", func() bool {
+		st, err := a.Inspect(t.Context(), "x")
+		return err == nil && len(st.Waiters) == many
+	})
 	q := request("x", driver.Exclusive, long)
 	w := queue(t, c, q)
 	entry, _ := do(t, r, "HGET", key, "q"+strconv.Itoa(many+1)).(string)
@@ -98,16 +94,10 @@ func TestWaiterGrantedOnFullServer(t *testing.T) {
 			w := queue(t, other, request("x", driver.Exclusive, ttl))
 			do(t, r, "CONFIG", "SET", "maxmemory", "1")
 			before := calls(t, r, "evalsha")
-			for end := time.Now().Add(testTimeout); calls(t, r, "evalsha") < before+6; time.Sleep(20 * time.Millisecond) {
-				select {
-				case <-w.Done:
-					t.Fatalf("the wait has ended: %v", w.Err)
-				default:
-				}
-				if time.Now().After(end) {
-					t.Fatal("no client refreshes its queue entry")
-				}
-			}
+			eventually(t, "the client refreshes its queue entry", func() bool {
+				w.Pending()
+				return calls(t, r, "evalsha") >= before+6
+			})
 			check(t, s.Release(t.Context(), g, 0))
 			release(t, other, w.Granted())
 		})

@@ -152,27 +152,6 @@ func (f *fleet) at(t testing.TB, addresses []string, more ...redlock.Option) *cl
 	return out
 }
 
-// direct opens a store on each server, without the proxies.
-func (f *fleet) direct(t testing.TB) (stores []*redisstore.Store) {
-	t.Helper()
-	for _, r := range f.all {
-		s, err := redisstore.Open(t.Context(), "redis://"+r.Address())
-		check(t, err)
-		t.Cleanup(func() { _ = s.Close(context.Background()) })
-		stores = append(stores, s)
-	}
-	return stores
-}
-
-// over returns a store of the fleet. It uses the given stores of the servers.
-func (f *fleet) over(t testing.TB, stores []*redisstore.Store) *redlock.Store {
-	t.Helper()
-	s, err := redlock.New(stores, f.options...)
-	check(t, err)
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
-	return s
-}
-
 // do sends a command to a server, without the proxy.
 func (f *fleet) do(i int, args ...string) any {
 	f.t.Helper()

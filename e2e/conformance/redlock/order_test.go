@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
@@ -63,32 +64,17 @@ func (f *fleet) gated(t *testing.T) *gate {
 	return g
 }
 
-// waiting is an Acquire that waits.
-type waiting struct {
-	driver.Request
-	cancel  context.CancelFunc
-	granted chan driver.Grant
-	failed  chan error
-}
-
-// wait sends a request that waits, and returns when all servers have its position.
-func (f *fleet) wait(t *testing.T, s driver.Store, name string, ttl time.Duration) *waiting {
+// wait sends a request that waits until cancel, and returns when all servers have its position.
+func (f *fleet) wait(t *testing.T, s driver.Store, name string, ttl time.Duration) (w *requests.Waiter, cancel context.CancelFunc) {
 	t.Helper()
-	w := &waiting{Request: request(name, ttl), granted: make(chan driver.Grant, 1), failed: make(chan error, 1)}
-	w.Wait = true
-	var ctx context.Context
-	ctx, w.cancel = context.WithCancel(t.Context())
-	go func() {
-		if g, err := s.Acquire(ctx, w.Request); err != nil {
-			w.failed <- err
-		} else {
-			w.granted <- g
-		}
-	}()
+	r := request(name, ttl)
+	r.Wait = true
+	ctx, cancel := context.WithCancel(t.Context())
+	w = requests.Start(t, r, func() (driver.Grant, error) { return s.Acquire(ctx, r) })
 	until(t, "the servers have the position", func() bool {
-		return !slices.ContainsFunc(f.positions(name), func(id string) bool { return id != w.ID })
+		return !slices.ContainsFunc(f.positions(name), func(id string) bool { return id != r.ID })
 	})
-	return w
+	return w, cancel
 }
 
 // isBusy requires that a client that does not wait finds the name taken.
@@ -107,48 +93,39 @@ func TestLongestWaiterIsNext(t *testing.T) {
 	t.Run("it is granted first", func(t *testing.T) {
 		name, old := newName("first"), f.gated(t)
 		held := f.hold(t, a, name)
-		first := f.wait(t, old.client, name, time.Minute)
-		second := request(name, time.Minute)
-		second.Wait = true
-		after := make(chan driver.Grant, 1)
-		go func() {
-			g, _ := young.Acquire(t.Context(), second)
-			after <- g
-		}()
+		first, cancel := f.wait(t, old.client, name, time.Minute)
+		defer cancel()
+		second := requests.Submit(t, young, request(name, time.Minute))
 		old.mu.Lock()
 		release(t, a, held)
 		for range 3 {
 			isBusy(t, a, name)
 		}
-		if id := f.positions(name); slices.ContainsFunc(id, func(id string) bool { return id != first.ID }) {
-			t.Errorf("the positions are those of %q, want %q", id, first.ID)
+		if id := f.positions(name); slices.ContainsFunc(id, func(id string) bool { return id != first.Request.ID }) {
+			t.Errorf("the positions are those of %q, want %q", id, first.Request.ID)
 		}
 		old.mu.Unlock()
-		g := <-first.granted
-		select {
-		case <-after:
-			t.Fatal("the younger request was granted first")
-		default:
-		}
+		g := first.Granted()
+		second.Pending()
 		release(t, old.client, g)
-		release(t, young, <-after)
+		release(t, young, second.Granted())
 	})
 	t.Run("it is not heard of", func(t *testing.T) {
 		name, dead := newName("dead"), f.gated(t)
 		held := f.hold(t, a, name)
-		first := f.wait(t, dead.client, name, time.Second)
+		_, cancel := f.wait(t, dead.client, name, time.Second)
 		dead.mu.Lock()
 		defer dead.mu.Unlock()
-		defer first.cancel()
+		defer cancel()
 		release(t, a, held)
 		release(t, a, must(t, a, name, time.Minute)) // must repeats the request
 	})
 	t.Run("it ends its wait", func(t *testing.T) {
 		name := newName("withdrawn")
 		held := f.hold(t, a, name)
-		first := f.wait(t, young, name, time.Minute)
-		first.cancel()
-		<-first.failed
+		first, cancel := f.wait(t, young, name, time.Minute)
+		cancel()
+		_, _ = first.Failed()
 		until(t, "no server has a position", func() bool { return strings.Join(f.positions(name), "") == "" })
 		release(t, a, held)
 		g, err := acquire(t, a, name, time.Minute)
@@ -178,10 +155,10 @@ func TestWaiterBehindAnotherPollsSeldom(t *testing.T) {
 	a, dead := f.open(t), f.gated(t)
 	name := newName("behind")
 	held := f.hold(t, a, name)
-	first := f.wait(t, dead.client, name, time.Second)
+	first, cancel := f.wait(t, dead.client, name, time.Second)
 	dead.mu.Lock()
 	defer dead.mu.Unlock()
-	defer first.cancel()
+	defer cancel()
 	release(t, a, held)
 
 	var polls atomic.Int64
@@ -198,19 +175,11 @@ func TestWaiterBehindAnotherPollsSeldom(t *testing.T) {
 		}
 		return c.send()
 	})
-	r := request(name, time.Minute)
-	r.Wait = true
-	granted, failed := make(chan driver.Grant, 1), make(chan error, 1)
-	go func() {
-		g, err := young.Acquire(t.Context(), r)
-		granted <- g
-		failed <- err
-	}()
-	until(t, "the position expires", func() bool { return f.positions(name)[0] != first.ID })
+	w := requests.Submit(t, young, request(name, time.Minute))
+	until(t, "the position expires", func() bool { return f.positions(name)[0] != first.Request.ID })
 	n := polls.Load()
 	close(answers)
-	g := <-granted
-	check(t, <-failed)
+	g := w.Granted()
 	if n > 8 {
 		t.Errorf("%d polls in the second of a position", n)
 	}
@@ -271,17 +240,13 @@ func (f *fleet) lateVote(t *testing.T, leaving bool) {
 	r := request(name, time.Minute)
 	r.Wait = true
 	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan error, 1)
 	mu.Lock()
 	began := sent
 	mu.Unlock()
-	go func() {
-		_, err := s.Acquire(ctx, r)
-		failed <- err
-	}()
+	w := requests.Start(t, r, func() (driver.Grant, error) { return s.Acquire(ctx, r) })
 	<-began
 	cancel()
-	<-failed
+	_, _ = w.Failed()
 	if !leaving {
 		close(late)
 	}
@@ -301,7 +266,8 @@ func TestPositionOfGrantEndsEverywhere(t *testing.T) {
 	name := newName("granted")
 	key := "holdfast:redlock:l::" + name
 	held := f.hold(t, a, name)
-	w := f.wait(t, s, name, time.Minute)
+	w, cancel := f.wait(t, s, name, time.Minute)
+	defer cancel()
 	f.do(0, "DEL", key)
 	until(t, "the holder has the vote again", func() bool { // the waiter may have had it for a moment
 		a.Renew(t.Context(), []driver.Grant{held})
@@ -310,9 +276,9 @@ func TestPositionOfGrantEndsEverywhere(t *testing.T) {
 	})
 	f.do(0, "SET", key, "other.1 5 1 1000 1&x&&") // the vote for another client
 	release(t, a, held)
-	g := <-w.granted
-	if got := f.positions(name); got[0] != w.ID || got[1] != "" || got[2] != "" {
-		t.Fatalf("positions %q, want that of %s at the first server", got, w.ID)
+	g := w.Granted()
+	if got := f.positions(name); got[0] != g.ID || got[1] != "" || got[2] != "" {
+		t.Fatalf("positions %q, want that of %s at the first server", got, g.ID)
 	}
 	f.do(0, "PERSIST", "holdfast:redlock:p:"+key) // it does not expire
 	release(t, s, g)

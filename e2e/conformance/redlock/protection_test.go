@@ -15,8 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/fence"
-	"github.com/holdfast-go/holdfast/internal/servers"
-	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -377,16 +375,12 @@ func TestVoteAfterTheEndOfItsBallotIsEnded(t *testing.T) {
 	r := request(newName("withdrawn"), time.Hour)
 	ctx, withdraw := context.WithCancel(t.Context())
 	defer withdraw()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := s.Acquire(ctx, r)
-		ended <- err
-	}()
+	w := requests.Start(t, r, func() (driver.Grant, error) { return s.Acquire(ctx, r) })
 	for i := range f.all {
 		f.awaitVote(t, i, driver.Grant{ID: r.ID, Name: r.Name})
 	}
 	withdraw()
-	requests.Code(t, s, <-ended, driver.CodeUnknown)
+	requests.Code(t, s, w.Ended(), driver.CodeUnknown)
 	deliver()
 	until(t, "no vote is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
@@ -437,7 +431,7 @@ func TestBrokenLockIsNotHealed(t *testing.T) {
 		p.Cut()
 		f.do(i, "PEXPIRE", "holdfast:redlock:l::broken", "60000")
 	}
-	operator := f.over(t, f.direct(t))
+	operator := f.tapped(t, func(c call) ([]string, error) { return c.send() }) // without the proxies
 	check(t, operator.Break(t.Context(), "broken", g.Token))
 	for i := range f.all {
 		for _, k := range f.do(i, "KEYS", "holdfast:redlock:v:*").([]any) {
@@ -507,12 +501,20 @@ func TestClientWhoseClockStoodStill(t *testing.T) {
 // client, so it has to wait.
 func TestRestartWhileAdmitted(t *testing.T) {
 	f := startBare(t, 3, options{redlock.MaxTTL(time.Hour), redlock.Fresh()})
-	below := f.direct(t)
-	one, err := redisstore.NewOver(&restarting{Client: below[2].Client(), server: f.all[2]})
-	check(t, err)
-	t.Cleanup(func() { _ = one.Close(context.Background()) })
-	below[2] = one
-	s := f.over(t, below)
+	var restarted atomic.Bool
+	s := f.tapped(t, func(c call) ([]string, error) {
+		if c.script != "admit" || c.server != 2 || restarted.Swap(true) {
+			return c.send()
+		}
+		if err := f.all[2].RestartEmpty(t.Context()); err != nil {
+			return nil, err
+		}
+		for { // the first attempts may find the old connections
+			if answer, err := c.send(); err == nil || t.Context().Err() != nil {
+				return answer, err
+			}
+		}
+	})
 	if _, err := s.Guarantees(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -521,28 +523,6 @@ func TestRestartWhileAdmitted(t *testing.T) {
 			t.Errorf("server %d is admitted: %t", i, admitted)
 		}
 	}
-}
-
-// restarting is a client of one server. Before the first request that admits the server, it
-// restarts the server without its data.
-type restarting struct {
-	redisstore.Client
-	server *servers.Redis
-	once   sync.Once
-}
-
-func (c *restarting) Eval(ctx context.Context, s *redisstore.Script, keys, args []string) (v []string, err error) {
-	if s.Name == "redlock admit" {
-		c.once.Do(func() {
-			if err = c.server.RestartEmpty(ctx); err == nil {
-				err = &redisstore.NotSentError{Err: errors.New("the server is restarted")}
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return c.Client.Eval(ctx, s, keys, args)
 }
 
 // TestAcquisitionWritesAtMostTwice counts the writes of an acquisition at one server: one write if the
@@ -594,19 +574,15 @@ func TestSplitBesideASilentServer(t *testing.T) {
 		r := request("split", suiteTTL)
 		r.Wait = true
 		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
-		ended := make(chan error, 1)
-		go func() {
-			_, err := s.Acquire(ctx, r)
-			ended <- err
-		}()
+		w := requests.Start(t, r, func() (driver.Grant, error) { return s.Acquire(ctx, r) })
 		var queued bool
 		select {
 		case <-requests.Of(r).Waits:
 			queued = true
 			cancel()
-			<-ended
-		case err := <-ended:
-			if err == nil {
+			_ = w.Ended()
+		case <-w.Done:
+			if w.Err == nil {
 				t.Fatal("one vote of three was a grant")
 			}
 		}

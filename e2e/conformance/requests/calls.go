@@ -219,6 +219,21 @@ func Swap(t testing.TB, s driver.Swapper, old driver.Grant, r driver.Request) (r
 	})
 }
 
+// Swapped starts a Swap, and returns its request when the grant is released.
+func Swapped(t testing.TB, s driver.Swapper, old driver.Grant, r driver.Request) *Waiter {
+	t.Helper()
+	released, w := Swap(t, s, old, r)
+	select {
+	case err, reported := <-released:
+		if err != nil || !reported {
+			t.Fatalf("the release by a swap: reported %t, %v", reported, err)
+		}
+	case <-time.After(Timeout):
+		t.Fatal("Swap has neither returned nor reported the release")
+	}
+	return w
+}
+
 // Queue sends a request, and returns when it has a queue entry.
 func Queue(t testing.TB, s driver.Store, r driver.Request) *Waiter {
 	t.Helper()

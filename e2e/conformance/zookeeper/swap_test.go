@@ -33,9 +33,7 @@ func TestSwapIsOneTransaction(t *testing.T) {
 		g := requests.Must(t, s, exclusive(name, 30*time.Second))
 		least := ^uint64(0)
 		for range 20 {
-			released, w := requests.Swap(t, s, g, exclusive(name, 30*time.Second))
-			must(t, requests.Receive(t, "the release", released))
-			next := w.Granted()
+			next := requests.Swapped(t, s, g, exclusive(name, 30*time.Second)).Granted()
 			least, g = min(least, (next.Token-g.Token)/tokenRoom), next
 		}
 		if least != 1 {

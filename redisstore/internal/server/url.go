@@ -165,10 +165,7 @@ func parseURL(u *url.URL) (*Target, error) {
 	if err != nil {
 		return fail("%w", err)
 	}
-	password, err := query.Password(u)
-	if err != nil {
-		return fail("%w", err)
-	}
+	password := query.Password(u)
 	t.login = &login{user: u.User.Username(), password: password}
 	for _, more := range query.TakeAll("addr") {
 		a, err := parseAddress(more, port)
@@ -184,23 +181,12 @@ func parseURL(u *url.URL) (*Target, error) {
 	if mode != Sentinel && o.SentinelUsername+o.SentinelPassword != "" {
 		return fail("sentinel_user and sentinel_password are for sentinels")
 	}
-	if c.Replicas, err = query.Int("replicas", 0); err != nil {
-		return fail("%w", err)
-	}
-	if c.AckTimeout, err = query.Duration("replica_wait", 0); err != nil {
-		return fail("%w", err)
-	}
-	if c.Insist, err = query.Choose("insist", "false", "true"); err != nil {
-		return fail("%w", err)
-	}
+	c.Replicas, c.AckTimeout = query.Int("replicas", 0), query.Duration("replica_wait", 0)
+	c.Insist = query.Choose("insist", "false", "true")
 	t.Layout, t.mode = query.Take("layout"), mode
-	if c.FairWait, err = query.Duration("fair_wait", 0); err != nil {
-		return fail("%w", err)
-	}
+	c.FairWait = query.Duration("fair_wait", 0)
 	how := "use the scheme " + strings.Replace(u.Scheme, "redis", "rediss", 1)
-	if t.tls, err = query.TLS(secure, how); err != nil {
-		return fail("%w", err)
-	}
+	t.tls = query.TLS(secure, how)
 	if config := t.tls; config != nil && mode == Standalone {
 		// The replicas of the server, which it reports by their addresses, have certificates for its name, too.
 		t.tls = func() *tls.Config {
@@ -210,9 +196,7 @@ func parseURL(u *url.URL) (*Target, error) {
 		}
 	}
 	p := storeurl.Protection{Hosts: o.Addrs, Verified: secure, Password: password()+o.SentinelPassword != "", How: how}
-	if c.Exposed, err = query.Protect(p); err != nil {
-		return fail("%w", err)
-	}
+	c.Exposed = query.Protect(p)
 	if err := query.End(); err != nil {
 		return fail("%w", err)
 	}

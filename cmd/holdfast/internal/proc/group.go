@@ -19,17 +19,21 @@ import (
 // cannot give the leader's number to another process, so a signal for the group reaches no
 // other process.
 type Group struct {
-	pid     int
-	stopped chan syscall.Signal
-	ended   chan struct{}
-	reap    chan struct{}
-	once    sync.Once
-	left    chan struct{}
-	gone    chan struct{}
-	status  Status // set before gone is closed
+	course
 
 	mu     sync.Mutex // held while a signal is sent, and while the leader is reaped
 	reaped bool
+}
+
+// course reports the course of a process, the leader of a Group or that of a Section.
+type course struct {
+	pid         int
+	stopped     chan syscall.Signal // nil if its stops are not visible
+	ended, reap chan struct{}
+	once        sync.Once
+	left        chan struct{} // nil if the processes that it leaves behind are not visible
+	gone        chan struct{}
+	status      Status // set before gone is closed
 }
 
 // Start runs the command. If a terminal is given and its owner is in the foreground, the
@@ -59,14 +63,14 @@ func Start(c Command, t *Terminal) (*Group, error) {
 	if t != nil {
 		t.lentTo = pid
 	}
-	g := &Group{
+	g := &Group{course: course{
 		pid:     pid,
 		stopped: make(chan syscall.Signal, 1),
 		ended:   make(chan struct{}),
 		reap:    make(chan struct{}),
 		left:    make(chan struct{}),
 		gone:    make(chan struct{}),
-	}
+	}}
 	go g.watch()
 	return g, nil
 }
@@ -84,27 +88,27 @@ func forkExec(path string, args, env []string) (pid int, err error) {
 	})
 }
 
-// PID returns the number of the leader and of its group.
-func (g *Group) PID() int { return g.pid }
+// PID returns the number of the process, which is also that of a Group.
+func (c *course) PID() int { return c.pid }
 
-// Stopped returns the channel of the signals that stop the leader.
-func (g *Group) Stopped() <-chan syscall.Signal { return g.stopped }
+// Stopped returns the channel of the signals that stop the process.
+func (c *course) Stopped() <-chan syscall.Signal { return c.stopped }
 
-// Ended returns a channel that is closed when the leader has ended.
-func (g *Group) Ended() <-chan struct{} { return g.ended }
+// Ended returns a channel that is closed when the process has ended.
+func (c *course) Ended() <-chan struct{} { return c.ended }
 
-// Reap lets the group reap the leader. The caller calls it after Ended is closed. Gone is closed
+// Reap lets a Group reap its leader. The caller calls it after Ended is closed. Gone is closed
 // after Reap, when no process of the command is left.
-func (g *Group) Reap() { g.once.Do(func() { close(g.reap) }) }
+func (c *course) Reap() { c.once.Do(func() { close(c.reap) }) }
 
 // Left returns a channel that is closed if processes of the command are left after Reap.
-func (g *Group) Left() <-chan struct{} { return g.left }
+func (c *course) Left() <-chan struct{} { return c.left }
 
-// Gone returns a channel that is closed when no process of the command is left.
-func (g *Group) Gone() <-chan struct{} { return g.gone }
+// Gone returns a channel that is closed after Reap, when no process of the command is left.
+func (c *course) Gone() <-chan struct{} { return c.gone }
 
-// Status returns how the leader ended. It is valid after Gone is closed.
-func (g *Group) Status() Status { return g.status }
+// Status returns how the process ended. It is valid after Gone is closed.
+func (c *course) Status() Status { return c.status }
 
 // Signal sends a signal to the group. It returns no error if the group is gone.
 func (g *Group) Signal(s syscall.Signal) error {

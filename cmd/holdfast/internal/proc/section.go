@@ -4,18 +4,13 @@ package proc
 
 import (
 	"errors"
-	"sync"
 	"syscall"
 )
 
 // Section is a process that this one did not start: a shell that holds a lock for the rest of its
-// script.
-type Section struct {
-	pid   int
-	ended chan struct{}
-	once  sync.Once
-	gone  chan struct{}
-}
+// script. This process is not its parent. So it sees neither the stops and the status of the section,
+// nor the processes that the section leaves behind.
+type Section struct{ course }
 
 // Attach returns the Section of a process. It fails if the process has ended, or if this process
 // cannot end it.
@@ -29,7 +24,7 @@ func Attach(pid int) (*Section, error) {
 		return nil, errors.New("holdfast has no right to signal this process, for example because it runs as another user, " +
 			"so hold could not end it after a loss: use holdfast run")
 	}
-	s := &Section{pid: pid, ended: make(chan struct{}), gone: make(chan struct{})}
+	s := &Section{course{pid: pid, ended: make(chan struct{}), reap: make(chan struct{}), gone: make(chan struct{})}}
 	await, err := watchEnd(pid)
 	if err == syscall.ESRCH {
 		return nil, errors.New("there is no such process")
@@ -40,30 +35,11 @@ func Attach(pid int) (*Section, error) {
 	go func() {
 		await()
 		close(s.ended)
+		<-s.reap
+		close(s.gone)
 	}()
 	return s, nil
 }
-
-// PID returns the process's number.
-func (s *Section) PID() int { return s.pid }
-
-// Stopped returns nil: this process does not see stops.
-func (s *Section) Stopped() <-chan syscall.Signal { return nil }
-
-// Ended returns a channel that is closed when the process has ended.
-func (s *Section) Ended() <-chan struct{} { return s.ended }
-
-// Reap closes the channel of Gone. The caller calls it after Ended is closed.
-func (s *Section) Reap() { s.once.Do(func() { close(s.gone) }) }
-
-// Left returns nil: this process does not see the processes that the section leaves behind.
-func (s *Section) Left() <-chan struct{} { return nil }
-
-// Gone returns a channel that Reap closes.
-func (s *Section) Gone() <-chan struct{} { return s.gone }
-
-// Status returns an unknown status: this process is not the parent.
-func (s *Section) Status() Status { return Status{} }
 
 // Signal does nothing. The caller forwards the signals that the guardian received, and those are not for
 // the process.

@@ -55,12 +55,7 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 			fmt.Fprintf(&b, "  %*d  %s, %s, since %s%s\n", digits, i+1, Process(o.Owner), shape.Mode(o.Limit), when(o.Owner, now), note)
 		}
 	}
-	text := b.String()
-	if ASCII() {
-		text = escaped(text)
-	}
-	_, err := io.WriteString(w, text)
-	return err
+	return write(w, b.String())
 }
 
 // Deadlocks writes the cycles of processes through a lock, for people.
@@ -75,7 +70,10 @@ func Deadlocks(w io.Writer, cycles [][]shape.Wait) error {
 			fmt.Fprintf(&b, "  %s waits for %s, held by %s\n", process(step.Waiter), Text(step.Name), process(step.Holder))
 		}
 	}
-	text := b.String()
+	return write(w, b.String())
+}
+
+func write(w io.Writer, text string) error {
 	if ASCII() {
 		text = escaped(text)
 	}
