@@ -310,8 +310,9 @@ func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, a
 		return nil, nil, err
 	}
 	for _, f := range list {
-		if !f.ours && !all && (f.mark == r.gate(key) && f.blocked || f.mark == r.held(key) && f.Hidden) {
-			f.Key, f.ours = key, true // the server does not show its statement
+		if !f.ours && !all && (f.mark == r.gate(key) && (f.blocked || f.Hidden) || f.mark == r.held(key) && f.Hidden) {
+			// The server does not show its statement, or whether that waits.
+			f.Key, f.ours, f.blocked = key, true, true
 		}
 		switch {
 		case !f.ours:
