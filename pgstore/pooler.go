@@ -20,11 +20,6 @@ func direct(ctx context.Context, l *pgLink) (bool, error) {
 // first session gets another one. A busy pooler may not do that, so moves tries several
 // times. In addition, each grant compares the backend. moves leaves nothing in a backend.
 func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
-	if p, ok := l.(*pgLink); ok {
-		if isDirect, err := direct(ctx, p); isDirect || err != nil {
-			return false, err
-		}
-	}
 	const backend = "SELECT pg_catalog.pg_backend_pid()"
 	first, err := l.Run(ctx, backend)
 	if err != nil {

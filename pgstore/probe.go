@@ -17,6 +17,7 @@ import (
 type facts struct {
 	version       int64
 	checksClients bool   // the server can check whether a waiting client is still connected
+	direct        bool   // there is no pooler before the server
 	shows         int    // the number of bytes of a statement that it shows
 	table         string // the user's table with its schema
 	byteColumn    bool   // the column of a user's table has type bytea
@@ -76,7 +77,7 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 	}
 	if s.cfg.Recipe != Optimistic {
 		settings["track_activities"] = r.Text(4)
-		if f.checksClients, err = s.probeSessions(ctx, l, f.version); err != nil {
+		if err = s.probeSessions(ctx, l, &f); err != nil {
 			return f, err
 		}
 	}
@@ -91,27 +92,34 @@ func (s *store) probe(ctx context.Context) (f facts, err error) {
 }
 
 // probeSessions refuses a server that does not keep or end sessions as the recipes need it.
-func (s *store) probeSessions(ctx context.Context, l sqlkit.Link, version int64) (checksClients bool, err error) {
-	if version < 140000 {
-		return false, s.refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", version/10000)
+func (s *store) probeSessions(ctx context.Context, l sqlkit.Link, f *facts) (err error) {
+	if f.version < 140000 {
+		return s.refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
 	}
-	pooled, err := moves(ctx, l, s.dial)
+	pooled := false
+	if p, ok := l.(*pgLink); ok {
+		f.direct, err = direct(ctx, p)
+	}
+	if err == nil && !f.direct {
+		pooled, err = moves(ctx, l, s.dial)
+	}
 	switch {
 	case err != nil:
-		return false, unreached(err)
+		return unreached(err)
 	case pooled:
-		return false, s.refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
+		return s.refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
 	}
 	if s.cfg.Recipe == Advisory {
 		if err := s.probeAdvisory(ctx, l); err != nil {
-			return false, err
+			return err
 		}
 	}
 	_, err = l.Run(ctx, "SELECT pg_catalog.set_config('client_connection_check_interval', '1s', false)")
 	if err != nil && sqlState(err) == "" {
-		return false, unreached(err)
+		return unreached(err)
 	}
-	return err == nil, nil
+	f.checksClients = err == nil
+	return nil
 }
 
 // probeAdvisory refuses a server on which two sessions get the same advisory lock: some servers that are
@@ -205,7 +213,7 @@ func (s *store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, err
 	}
 	g := Declared(s.cfg.Recipe)
-	if s.cfg.Recipe != Optimistic && s.wanted.unsupported() != nil {
+	if s.cfg.Recipe != Optimistic && !s.wanted.notified(f.direct) {
 		g.Wanted = driver.WakePoll
 	}
 	g.Notes = append(g.Notes, f.notes...)

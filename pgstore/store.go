@@ -235,10 +235,14 @@ func (s *store) Watch(ctx context.Context, name string, changed func()) error {
 	if name == "" {
 		return errNoNotifications
 	}
+	f, err := s.server.Read(ctx)
+	if err != nil {
+		return err
+	}
 	if err := (sessions{s: s}).findRows(ctx); err != nil {
 		return err
 	}
-	return s.wanted.watch(ctx, s.wantedMark(slices.Concat(sqlkit.NamePrefix(s.cfg.Namespace), []byte(name))), changed)
+	return s.wanted.watch(ctx, s.wantedMark(slices.Concat(sqlkit.NamePrefix(s.cfg.Namespace), []byte(name))), f.direct, changed)
 }
 
 // Exposed implements driver.Exposer for a store that opens its own connections.

@@ -32,7 +32,6 @@ type watches struct {
 	mu      sync.Mutex
 	names   map[string]*watched // by mark, as an argument
 	serving bool
-	useless error              // there are no notifications
 	kick    context.CancelFunc // ends the present wait for notifications
 }
 
@@ -92,11 +91,7 @@ func wantedMark(key []byte) mark { return hashed("wanted\x00", key) }
 
 // newWatches makes the watches. Without a listener there are no notifications.
 func newWatches(l *listener) *watches {
-	w := &watches{listener: l, Calls: calls.New(), names: map[string]*watched{}}
-	if l == nil {
-		w.useless = errNoNotifications
-	}
-	return w
+	return &watches{listener: l, Calls: calls.New(), names: map[string]*watched{}}
 }
 
 // close ends the watches.
@@ -107,23 +102,26 @@ func (w *watches) close() {
 	w.Tasks.Wait()
 }
 
+// notified reports whether there are notifications. direct means that there is no pooler before the server.
+func (w *watches) notified(direct bool) bool { return direct && w.listener != nil }
+
 // watch calls changed when it has begun to listen, and when a request begins to wait for the lock of the mark. The request
 // may be visible a moment later, so watch repeats the call.
-func (w *watches) watch(ctx context.Context, m mark, changed func()) error {
+func (w *watches) watch(ctx context.Context, m mark, direct bool, changed func()) error {
 	ctx, end, err := w.Call(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
+	if !w.notified(direct) {
+		return errNoNotifications
+	}
 	one := &watch{started: make(chan struct{}, 1), waiter: make(chan struct{}, 1)}
 	w.add(m.args(), one)
 	defer w.remove(m.args(), one)
 	for {
 		select {
 		case <-one.started:
-			if err := w.unsupported(); err != nil {
-				return err
-			}
 			changed()
 		case <-one.waiter:
 			changed()
@@ -149,7 +147,7 @@ func (w *watches) add(key string, one *watch) {
 	}
 	n.watches[one] = struct{}{}
 	switch {
-	case n.marked || w.useless != nil:
+	case n.marked:
 		one.start()
 	case w.serving:
 		w.kickLocked()
@@ -173,13 +171,6 @@ func (w *watches) remove(key string, one *watch) {
 	}
 }
 
-// unsupported returns an error if there are no notifications.
-func (w *watches) unsupported() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.useless
-}
-
 func (w *watches) kickLocked() {
 	if w.kick != nil {
 		w.kick()
@@ -191,21 +182,18 @@ func (w *watches) serve() {
 	for retry := (backoff.Backoff{First: listenRetry, Max: listenRetry}); ; {
 		err := w.listen()
 		w.mu.Lock()
-		if driver.CodeOf(err) == driver.CodeUnsupported {
-			w.useless = err
-		}
 		for key, n := range w.names {
 			if len(n.watches) == 0 {
 				delete(w.names, key)
 			}
 			for one := range n.watches {
-				if n.marked || !one.begun || w.useless != nil {
+				if n.marked || !one.begun {
 					one.start()
 				}
 			}
 			n.marked, n.next, n.pause = false, time.Time{}, markAgain
 		}
-		if len(w.names) == 0 || w.useless != nil || w.Stopped() {
+		if len(w.names) == 0 || w.Stopped() {
 			w.serving = false
 			w.mu.Unlock()
 			return

@@ -158,10 +158,18 @@ func TestOptimisticWorksBehindPooler(t *testing.T) {
 		db.Close()
 	}
 	session := start("session")
-	s := postgres.StoreAt(t, session.Address, database, "")
-	g, _ := sqltest.Must(t, s, "bouncer", driver.Exclusive, time.Minute)
-	sqltest.Release(t, s, g)
-	sqltest.Close(t, s)
+	for _, r := range postgres.Sessions {
+		s := postgres.StoreAt(t, session.Address, database, "recipe="+r)
+		if g, err := s.Guarantees(t.Context()); err != nil || g.Wanted != driver.WakePoll {
+			t.Errorf("%s in session mode declares Wanted by %q, %v; want by polling", r, g.Wanted, err)
+		}
+		if err := s.(driver.Watcher).Watch(t.Context(), "bouncer", func() {}); driver.CodeOf(err) != driver.CodeUnsupported {
+			t.Errorf("%s in session mode: Watch returns %v; want unsupported", r, err)
+		}
+		g, _ := sqltest.Must(t, s, "bouncer", driver.Exclusive, time.Minute)
+		sqltest.Release(t, s, g)
+		sqltest.Close(t, s)
+	}
 
 	if testing.Short() {
 		return
