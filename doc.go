@@ -1,5 +1,5 @@
 // Package holdfast provides distributed locks on the store that you already run:
-// Redis, etcd, ZooKeeper, MySQL, MariaDB, PostgreSQL, files, or memory.
+// Redis, etcd, ZooKeeper, NATS, MySQL, MariaDB, PostgreSQL, SQLite, S3, files, or memory.
 //
 // # What a lock is
 //

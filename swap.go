@@ -10,7 +10,7 @@ import (
 //
 // A store that implements [driver.Swapper] releases a grant and makes the queue entry of
 // the next local waiter in one atomic step. Then a lock that is unlocked while a goroutine
-// waits behind it costs one write at the server and not two.
+// waits behind it, and that cannot be handed off to it any more, costs one write at the server and not two.
 //
 // After a grant the queue delays the request for the next waiter, for at most driver.HandoffTime. If the
 // grant is released within that time, Unlock offers the release to the queue, whose goroutine sends both.

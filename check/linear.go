@@ -70,7 +70,8 @@ func lockModel(initial lockState) porcupine.Model {
 // A piece ends at an exclusive grant, because no other grant may stand beside that one.
 // Smaller tokens are in the pieces before it, larger ones in those after it. A cut may hide
 // a violation from porcupine. The sweep of judgeExclusion and the order of tokens cover the
-// whole history, and find such a violation.
+// whole history. They do not find a smaller token that was used after a larger one, if both were
+// requested before and the cut is between them.
 func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
 	// The tokens of a rewound store do not show the order of its grants.

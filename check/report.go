@@ -120,7 +120,7 @@ type Stats struct {
 	// Unknown counts pieces of the history that porcupine did not decide in time. The other
 	// rules have judged these pieces.
 	Unknown int
-	// Handoff is the median time from a release to the next waiter's grant.
+	// Handoff is the median time from a release to the next waiter's grant, of several rounds the longest.
 	Handoff time.Duration
 }
 
@@ -200,7 +200,7 @@ func (r *Report) Summary(w io.Writer) error {
 	fmt.Fprintf(tw, "faults\t%s\n", listed(s.Faults, func(n int) string { return strconv.Itoa(n) }))
 	fmt.Fprintf(tw, "fast paths\t%s\n", s.pathWords())
 	if s.Handoff > 0 {
-		fmt.Fprintf(tw, "handoff\t%s\tfrom a release to the next waiter's grant, median\n", s.Handoff.Round(10*time.Microsecond))
+		fmt.Fprintf(tw, "handoff\t%s\tfrom a release to the next waiter's grant, median (of several rounds the longest)\n", s.Handoff.Round(10*time.Microsecond))
 	}
 	for _, rule := range Rules {
 		verdict := "holds"

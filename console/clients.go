@@ -96,7 +96,7 @@ func find(all []credential, r *http.Request) (found Client, ok bool) {
 	var names []string
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
 		leaf := r.TLS.VerifiedChains[0][0]
-		names = append(leaf.DNSNames, leaf.Subject.CommonName)
+		names = slices.Concat(leaf.DNSNames, []string{leaf.Subject.CommonName}) // other requests may read leaf
 	}
 	for _, c := range all {
 		same := subtle.ConstantTimeCompare(c.hash, hash[:]) == 1

@@ -51,8 +51,8 @@ type Watcher interface {
 // Swapper is implemented by stores that can release a grant and make the queue entry of another
 // request in one atomic step. The core uses it if Guarantees.Wake is push, and Guarantees.Order is
 // fifo or Guarantees.Reserves is set. After a grant the core delays the request of the next local waiter for at most
-// HandoffTime. It calls Swap if the grant is released within that time. For other stores the
-// core calls Release and Acquire.
+// HandoffTime. It calls Swap if the grant is released within that time and has no token left for a handoff to that
+// waiter. For other stores the core calls Release and Acquire.
 type Swapper interface {
 	// Swap releases old, like Release without keep, and does what Acquire does for r, whose Wait
 	// is set. The entry of r goes to the end of the queue, and a grant of r has a new token.

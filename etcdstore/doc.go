@@ -78,10 +78,12 @@
 // # How changes are noticed
 //
 // A store has one stream of watches and one of keepalives. It keeps each stream as long as a member
-// answers on it. With authentication each new stream is a login, which costs the server some 50 ms
-// of processor time. A member answers the keepalives of one stream in the order of their sends, so
-// the client counts the validity from the send of the answered keepalive. If the store has a user,
-// the client opens the stream before it requests the lease, so that no login counts against a TTL.
+// answers on it. A member answers the keepalives of one stream in the order of their sends, so
+// the client counts the validity from the send of the answered keepalive.
+//
+// A login costs the server some 50 ms of processor time. A store of [Open] logs in once, and again
+// when the server refuses the token. A client that was given to [New] logs in for each new stream, so the
+// store opens the stream before it requests the lease: then no login counts against a TTL.
 //
 // A watch starts at the revision of the member that serves it, which may lag behind. So the store
 // ignores events at or below the revision of its last read, and reads the keys again once the watch

@@ -48,7 +48,8 @@ type HTTP struct {
 	URL string
 	// Client sends the requests. It signs them, if the server requires that, by its
 	// Transport. It must not repeat a PUT that may have been done, and its CheckRedirect is not used.
-	// net/http does not repeat one. Default: http.DefaultClient.
+	// net/http does not repeat one. Keep one client for each server: the process remembers each URL and client for
+	// which the server was proven to compare versions. Default: http.DefaultClient.
 	Client *http.Client
 }
 

@@ -1,6 +1,6 @@
 // Package redisstore keeps locks on a Redis server, with replicas, under Redis
 // Sentinel or in a Redis Cluster. The server has to be Redis 6.2 or later, which has SET
-// with GET. The tests use 7.0.
+// with GET. The tests use 7.0 and later.
 //
 //	s, err := redisstore.Open(ctx, "redis://user:password@localhost:6379/0")
 //

@@ -119,6 +119,7 @@ var stores = []store{
 	{"mariadb", startMariaDB, []contender{
 		ours("holdfast, recipe named", "mysql://root@%s/test?recipe=named&max_conns=600"),
 		ours("holdfast, recipe pessimistic", "mysql://root@%s/test?recipe=pessimistic&max_conns=600"),
+		ours("holdfast, recipe optimistic", "mysql://root@%s/test?recipe=optimistic"),
 		{name: "GET_LOCK by hand", peer: true, open: openGetLock},
 		{name: "FOR UPDATE by hand", peer: true, open: openForUpdate},
 		bareRequests(" of named: two statements", openMariaDBRequests(bareNamed)),
@@ -127,6 +128,7 @@ var stores = []store{
 	{"postgres", startPostgres, []contender{
 		ours("holdfast, recipe advisory", "postgres://postgres@%s/postgres?sslmode=disable&recipe=advisory&max_conns=600"),
 		ours("holdfast, recipe pessimistic", "postgres://postgres@%s/postgres?sslmode=disable&recipe=pessimistic&max_conns=600"),
+		ours("holdfast, recipe optimistic", "postgres://postgres@%s/postgres?sslmode=disable&recipe=optimistic"),
 		{name: "pg_advisory_lock by hand", peer: true, open: openAdvisory},
 		{name: "FOR UPDATE by hand", peer: true, open: openPgForUpdate},
 		bareRequests(" of advisory: two statements", openPostgresRequests(bareAdvisory)),

@@ -180,8 +180,7 @@ func TestStoresPassOnNewerServers(t *testing.T) {
 			}
 			t.Run(s.name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
-				// The suite of Redis also runs in the layout plain, which uses commands of
-				// newer servers.
+				// The suite of Redis also runs in one of the layouts.
 				suite := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=15m", "-run="+tests, "../"+s.suite)
 				suite.Env = append(suite.Environ(), servers.Dirs+"="+directory(t, s.name), "HOLDFAST_LAYOUT_SUITE=plain")
 				if out, err := suite.CombinedOutput(); err != nil {

@@ -24,7 +24,7 @@ var started = time.Now()
 func Micros() int64 { return time.Since(started).Microseconds() }
 
 // Learn records the server's time in the answer to a request that was sent at sent. The estimate
-// is behind by at most the time that the answer took.
+// is ahead by at most the time that the request took to the server.
 func (c *Clock) Learn(sent, server int64) {
 	c.offset.Store(server - sent)
 }

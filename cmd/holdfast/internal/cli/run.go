@@ -61,7 +61,7 @@ Environment:
 Exit status: the command's own, and
   64   bad usage
   69   the store cannot be reached or does not answer
-  74   the lock was lost, or could not be renewed, while the command ran; also: the
+  74   while the command ran, the lock was lost or could not be renewed, or the
        guardian was killed
   75   not acquired: busy with --try, or not within --wait (see --busy-status)
   78   the store refused, or does not support the request
