@@ -33,11 +33,9 @@
 //
 // # The verdict
 //
-// [Judge] decides most rules in two ways. A sweep over the whole history finds the
-// violations, and the events that show them. Porcupine searches for an order of the operations
-// that a sequential lock, or register, allows. For porcupine, Judge cuts a history into
-// independent pieces. The comments at the cuts give the reason why the pieces are
-// independent.
+// [Judge] sweeps over the whole history and finds the violations, and the events that show
+// them. It decides in a second way whether a lock is exclusive and its tokens rise: whether there is an
+// order of its grants and ends that a sequential lock allows. For the values, porcupine searches for an order.
 //
 // # The faults
 //

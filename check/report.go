@@ -117,8 +117,7 @@ type Stats struct {
 	// Faults counts faults by kind.
 	Faults map[string]int
 	Took   time.Duration
-	// Unknown counts pieces of the history that porcupine did not decide in time. The other
-	// rules have judged these pieces.
+	// Unknown counts parts of the histories of values that porcupine did not decide in time.
 	Unknown int
 	// Handoff is the median time from a release to the next waiter's grant, of several rounds the longest.
 	Handoff time.Duration
@@ -217,8 +216,8 @@ func (r *Report) Summary(w io.Writer) error {
 		if rule == RuleLate {
 			note = fmt.Sprintf("%d waits and %d refusals", s.Queued, s.Refusals)
 		}
-		if rule == RuleModel && s.Unknown > 0 {
-			note = fmt.Sprintf("%d pieces not decided in time", s.Unknown)
+		if rule == RuleValues && s.Unknown > 0 {
+			note = fmt.Sprintf("%d parts not decided in time", s.Unknown)
 		}
 		fmt.Fprintf(tw, "%s\t%s\t%s\n", rule, verdict, note)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -231,6 +232,13 @@ func (c *collected) judgeValue(r *Report, key string, all []*valueOp) {
 	judgeValuePart(r, key, part)
 }
 
+const (
+	// The search of porcupine is exponential at worst, so valueLimit limits it.
+	valueLimit = 5 * time.Second
+	// shrinkTime limits each search for a shorter failing sequence.
+	shrinkTime = 200 * time.Millisecond
+)
+
 // fewest returns the shortest beginning of a part that fails.
 func fewest(part []*valueOp) []*valueOp {
 	n := sort.Search(len(part)-1, func(n int) bool {
@@ -252,7 +260,11 @@ func valueOperations(part []*valueOp) []porcupine.Operation {
 // decide in time, it returns true.
 func judgeValuePart(r *Report, key string, part []*valueOp) bool {
 	r.Stats.Values += len(part)
-	if !r.illegal(valueModel(), valueOperations(part)) {
+	switch porcupine.CheckOperationsTimeout(valueModel(), valueOperations(part), valueLimit) {
+	case porcupine.Unknown:
+		r.Stats.Unknown++
+		return true
+	case porcupine.Ok:
 		return true
 	}
 	few := fewest(part)
