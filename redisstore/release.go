@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
@@ -22,7 +21,7 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err != nil {
 		return err
 	}
-	keys, args, next := s.releaseCall(&g, h, max(keep, 0))
+	keys, args := s.releaseCall(&g, h, max(keep, 0))
 	var rep server.Reply
 	if keep > 0 && s.srv.Config.Replicas > 0 { // mutation: failover-keep-acked
 		// If too few replicas acknowledge that the grant stays, a failover could end it earlier. So the
@@ -31,56 +30,35 @@ func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	} else {
 		rep, err = s.sendRelease(ctx, keys, args)
 	}
-	switch {
-	case err != nil:
-		if next != nil {
-			s.wake(next) // the server may have granted to it, and a refresh finds that out
-		}
-		return err
-	case rep.Kind == 'N':
+	if err == nil && rep.Kind == 'N' {
 		return driver.NotHeld(g.Name, g.Token)
-	case next != nil && len(rep.Values) >= 2:
-		s.pass(next, rep)
 	}
-	return nil
+	return err
 }
 
-// releaseArgs is the number of arguments of the release script without those about next.
-const releaseArgs = 4
-
-// releaseCall returns the keys and arguments of the release script. next is the queue entry of this
-// client to which the script may grant, or nil. The grant is no longer checked.
-func (s *store) releaseCall(g *driver.Grant, h *handle, keep time.Duration) (keys, args []string, next *entry) {
+// releaseCall returns the keys and arguments of the release script. The grant is no longer checked.
+func (s *store) releaseCall(g *driver.Grant, h *handle, keep time.Duration) (keys, args []string) {
+	s.srv.Held.Forget(g.ID)
 	lateUntil := s.lateUntil(h)
-	next, seq := s.forgetAndFindNext(g, keep > 0)
-	keys, args = []string{h.key}, append(make([]string, 0, 10), mark(g.ID, g.Token))
-	if next != nil || h.slot != "0" || keep > 0 || lateUntil != 0 {
+	keys, args = []string{h.key}, append(make([]string, 0, 4), mark(g.ID, g.Token))
+	if h.slot != "0" || keep > 0 || lateUntil != 0 {
 		args = append(args, h.slot, strconv.FormatInt(ttlMicros(keep), 10), strconv.FormatInt(lateUntil, 10))
 	}
-	switch {
-	case next != nil:
-		keys = append(keys, next.keys[1])
-		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.srv.HighWater.Text(next.bucket),
-			strconv.FormatInt(s.srv.Clock.Deadline(), 10), s.srv.EncodeOwner(next.r.From.Owner()))
-		if next.r.Tokens > 1 {
-			args = append(args, tokensText(&next.r))
-		}
-	case h.counter != "":
+	if h.counter != "" {
 		keys = append(keys, h.counter)
 	}
-	return keys, args, next
+	return keys, args
 }
 
 // sendRelease runs the release script, in a batch if it needs only the mark of the grant. While the
-// hash slot moves, the counter may be on another server. Then the script runs without it, and grants
-// as if the next entry were of another client.
+// hash slot moves, the counter may be on another server. Then the script runs without it.
 func (s *store) sendRelease(ctx context.Context, keys, args []string) (server.Reply, error) {
 	if len(args) == 1 && len(keys) == 1 {
 		return s.combine(ctx, releaseScript, keys, args, 0)
 	}
 	rep, err := s.srv.Eval(ctx, releaseScript, keys, args)
 	if len(keys) > 1 && server.IsTryAgain(err) {
-		return s.srv.Eval(ctx, releaseScript, keys[:1], args[:min(len(args), releaseArgs)])
+		return s.srv.Eval(ctx, releaseScript, keys[:1], args)
 	}
 	return rep, err
 }
@@ -97,47 +75,6 @@ func (s *store) lateUntil(h *handle) int64 {
 func mark(id string, token uint64) string {
 	var b [64]byte
 	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), id...), ' '), token, 10), ' '))
-}
-
-// forgetAndFindNext removes a grant that is about to end. It returns the first queue entry of this
-// client and its number. It returns nil if the server must not grant to that entry in the step of
-// the release.
-func (s *store) forgetAndFindNext(g *driver.Grant, keep bool) (next *entry, seq int64) {
-	s.srv.Held.Forget(g.ID)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if keep || s.srv.Config.Replicas > 0 || !s.srv.Fresh() {
-		return nil, 0 // the next waiter sends its own request, after a probe
-	}
-	for _, e := range s.queued[g.Name] {
-		if e.seq != 0 && (next == nil || e.seq < seq) {
-			next, seq = e, e.seq
-		}
-	}
-	return next, seq
-}
-
-// wake makes a waiter refresh its queue entry now.
-func (s *store) wake(e *entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e.seq != 0 {
-		wakeup.Send(e.wake)
-	}
-}
-
-// pass delivers a grant to the request that waits for it.
-func (s *store) pass(e *entry, rep server.Reply) {
-	g, err := makeGrant(e, rep.Values, rep.Sent)
-	if err != nil {
-		return // the next refresh of the request returns the grant
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.passed = &g
-	if e.wake != nil {
-		wakeup.Send(e.wake)
-	}
 }
 
 // renew sets new deadlines for grants that still stand.

@@ -60,7 +60,6 @@ type entry struct {
 	refreshSoon chan struct{} // the entry is near the head, or messages do not arrive
 	woken       bool          // a message came before wake existed
 	start       string        // the last message by which the request may start: "TOKEN TTL TAG"
-	passed      *driver.Grant // granted by a Release of this client
 }
 
 // handle is the store's own data in a grant.

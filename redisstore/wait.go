@@ -59,9 +59,6 @@ func (a *attempt) wait(ctx context.Context, rep server.Reply, sentAt int64) (dri
 		if err == nil && rep.Kind == 'G' {
 			return a.toGrant(rep)
 		}
-		if g := s.passedTo(e); g != nil {
-			return a.withLease(*g), nil
-		}
 		if ctx.Err() != nil {
 			return driver.Grant{}, a.withdraw(ctx, nil)
 		}
@@ -70,7 +67,7 @@ func (a *attempt) wait(ctx context.Context, rep server.Reply, sentAt int64) (dri
 			return driver.Grant{}, a.withdraw(context.Background(), err)
 		}
 		a.sleep(ctx, timer, delay)
-		if ctx.Err() != nil || s.passedTo(e) != nil {
+		if ctx.Err() != nil {
 			rep = server.Reply{} // a failed call may have an answer, which is no grant
 			continue
 		}
@@ -163,8 +160,7 @@ func (a *attempt) queuedReply(ctx context.Context, rep server.Reply, sentAt int6
 	return server.Jitter(wakeup.Fallback(ctx, refresh)), nil
 }
 
-// enqueue registers the queue entry of a request, so that messages wake it and a Release of this
-// client can grant to it. subscribed reports whether messages arrive. missed reports that a
+// enqueue registers the queue entry of a request, so that messages wake it. subscribed reports whether messages arrive. missed reports that a
 // message may have been lost, because the subscription began after the request was sent. The waiter
 // then refreshes as soon as messages arrive. missed is false if the subscription failed.
 func (s *store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
@@ -204,13 +200,6 @@ func (s *store) seqOf(e *entry) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return e.seq
-}
-
-// passedTo returns the grant that a Release of this client has passed to the request, or nil.
-func (s *store) passedTo(e *entry) *driver.Grant {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return e.passed
 }
 
 // withdraw removes what the server has of the request, and returns the error of the request: see

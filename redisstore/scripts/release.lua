@@ -1,25 +1,16 @@
--- Ends a grant if it still exists, and wakes the next waiter. If the next queue entry belongs to the
--- same client, the script grants to it, and returns the grant.
+-- Ends a grant if it still exists, and wakes the next waiter.
 --
 -- KEYS[1]  the name
--- KEYS[2]  the bucket's counter of tokens. ARGV[5] needs it. Without it no waiter starts before it
---          confirms its grant
+-- KEYS[2]  the bucket's counter of tokens. Without it no waiter starts before it confirms its grant
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "
 -- The client omits the other arguments, from the last one on, if they are 0:
 -- ARGV[2]  the slot of the grant
 -- ARGV[3]  0, or for how many microseconds the grant stays (a minimum hold)
 -- ARGV[4]  0, or the server's time until which a request of this ID may arrive
--- ARGV[5]  the number of the client's own queue entry
--- ARGV[6]  the ID of that entry
--- ARGV[7]  the highest token that the client has seen
--- ARGV[8]  the server's time after which the answer contains no grant
--- ARGV[9]  the owner of that entry
--- ARGV[10] the number of tokens to reserve for that entry; absent if it is 1
 --
 -- Returns one of these answers:
---   R                         released, or kept for a minimum hold
---   R TIME TOKEN SLOT TOKENS  released, and granted to the client's entry; TIME is the server's time
---   N                         there is no such grant
+--   R  released, or kept for a minimum hold
+--   N  there is no such grant
 local K, mine, minHold, refuseUntil = KEYS[1], ARGV[1], tonumber(ARGV[3] or '0'), tonumber(ARGV[4] or '0')
 local slot = ARGV[2] or '0'
 local found = redis.call('HMGET', K, 's0', 'm', 's' .. slot)
@@ -41,41 +32,22 @@ end
 if e and h ~= '0' and now < tonumber(e) then
   -- The script grants to the first entry, and notifies the entry that comes near the head.
   local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
-  local id, ttl, entryEnds, channel, tag, owner
-  if entries[1] then id, ttl, entryEnds, channel, tag, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
+  local id, entryEnds, channel, tag, owner
+  if entries[1] then id, entryEnds, channel, tag, owner = string.match(entries[1], '^(%S+) 1 %d+ (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
   if id and now < tonumber(entryEnds) then
-    local own = KEYS[2] and ARGV[5] == h and ARGV[6] == id and now <= tonumber(ARGV[8])
-    local mark, ends, least, last = '-0', now + CONFIRM, k + 1, nil
-    if own then
-      mark, ends, owner = '=0', now + ttl, ARGV[9]
-      last = tonumber(call('GET', KEYS[2]))
-      least = math.max(least, ARGV[7] + 1, (last or 0) + 1)
-    end
-    local token, tokens = math.max(now, least), 1
-    if last and ARGV[10] then
-      token = math.max(least, now - ARGV[10] + 1)
-      tokens = math.max(1, now - token + 1)
-    end
+    local mark, ends, token = '-0', now + CONFIRM, math.max(now, k + 1)
     if token < EXACT then
       if not lives(ends, e) then call('PEXPIRE', K, num(math.ceil((ends - now) / 1000) + 1)) end
       call('HDEL', K, '-')
-      local text, since, final = num(token), num(now), num(token + tokens - 1)
-      local message
-      if own then
-        call('SET', KEYS[2], final)
-      elseif KEYS[2] and tag ~= '' and raise(KEYS[2], text) then
+      local text, message = num(token), nil
+      if KEYS[2] and tag ~= '' and raise(KEYS[2], text) then
         mark, message = '-0+', start(id, text, tag)
       end
-      if tokens > 1 then since = since .. '-' .. num(tokens) end
       local first = h + 1
       if h == t then first, t = '0', '0' end
-      call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. text .. ' ' .. since .. ' ' .. num(ends) .. '+0',
-        'i' .. id, mark, 'm', plain(num(ends), first, t, final))
+      call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. text .. ' ' .. num(now) .. ' ' .. num(ends) .. '+0',
+        'i' .. id, mark, 'm', plain(num(ends), first, t, text))
       call('HDEL', K, 'q' .. h, 'i' .. string.match(mine, '%S+'))
-      if own then
-        wake(entries[2], 'n')
-        return {'R', num(now), text, '0', num(tokens)}
-      end
       wake(entries[1], 'w', message)
       wake(entries[2], 'n')
       return 'R'
@@ -114,16 +86,6 @@ if minHold > 0 then
   return 'R'
 end
 drop(slot, g)
-local answer = 'R'
-if ARGV[5] and KEYS[2] and now <= tonumber(ARGV[8]) then
-  local p = head()
-  if p and st.h == tonumber(ARGV[5]) and p.id == ARGV[6] and admits(p.limit) then
-    put('q' .. ARGV[5], false)
-    st.h = st.h + 1
-    local token, to, tokens = grant(ARGV[7], '=', p.id, p.limit, p.ttl, p.channel, ARGV[9], tonumber(ARGV[10] or nil))
-    answer = {'R', num(now), token, num(to), tokens}
-  end
-end
 promote()
 commit()
-return answer
+return 'R'

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"errors"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -268,33 +267,4 @@ func acknowledged(t *testing.T, s driver.Store, name string) (g driver.Grant) {
 		return err == nil
 	})
 	return g
-}
-
-// TestReleaseGrantsInOneCall: a release grants to the next waiter of the same client in one call.
-func TestReleaseGrantsInOneCall(t *testing.T) {
-	r := start(t)
-	s := open(t, "redis://"+r.Address())
-	// A late subscription, a refresh or a check of the holder may add calls to a round. A round
-	// without them shows the cost of a release with a grant.
-	least := math.MaxInt
-	for range 10 {
-		g := must(t, s, request("x", driver.Exclusive, long))
-		w := queue(t, s, request("x", driver.Exclusive, long))
-		do(t, r, "CONFIG", "RESETSTAT")
-		before := time.Now()
-		check(t, s.Release(t.Context(), g, 0))
-		next := w.Granted()
-		if next.Token <= g.Token || next.SentAt.Time().Before(before) {
-			t.Errorf("%+v after %+v", next, g)
-		}
-		least = min(least, calls(t, r, "evalsha"))
-		check(t, s.Release(t.Context(), next, 0))
-	}
-	if least != 1 {
-		t.Errorf("%d calls for one release and one grant", least)
-	}
-	var none *driver.BusyError
-	if _, err := s.Acquire(t.Context(), request("x", driver.Exclusive, long)); errors.As(err, &none) {
-		t.Error(err)
-	}
 }

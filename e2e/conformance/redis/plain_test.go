@@ -238,7 +238,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		case k.token != "" && what == 3:
 			both("release and withdrawal", "release", false, mark, k.slot, "0", fmt.Sprint(clock+int64(random.IntN(2000))))
 			fresh(i)
-		case k.token != "" && (!calm && what < 14 || alone && what < 38):
+		case k.token != "" && (!calm && what < 18 || alone && what < 38):
 			// The swap requests the name for a client without a queue entry, if there is one.
 			n := slices.IndexFunc(all[:], func(o *client) bool { return o.token == "" && (o.seq == "" || o.seq == "0") })
 			if n < 0 {
@@ -267,18 +267,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 				fresh(n)
 			}
 		case k.token != "" && what < 22 && k.slot == "0":
-			n := next()
-			if n < 0 || what < 16 {
-				both("release", "release", counted(), mark)
-				fresh(i)
-				break
-			}
-			o := all[n] // the next entry may be one of the same client
-			args := tokens([]any{mark, k.slot, "0", "0", o.seq, o.id, seen(), late, "77&host&own&"})
-			v := both("release and grant", "release", true, args...)
-			if len(v) > 2 {
-				o.token, o.slot = v[2], v[3]
-			}
+			both("release", "release", counted(), mark)
 			fresh(i)
 		case k.token != "":
 			both("release", "release", counted(), mark, k.slot, "0", "0")
@@ -306,7 +295,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			send("queue entry", "0", "0", counter)
 		}
 	}
-	for _, kind := range []string{"queue entry", "refresh", "release", "release and grant", "swap", "swap before a waiter"} {
+	for _, kind := range []string{"queue entry", "refresh", "release", "swap", "swap before a waiter"} {
 		if fewer[kind] < 20 {
 			t.Errorf("%d steps of kind %q took the plain path", fewer[kind], kind)
 		}
