@@ -20,7 +20,7 @@ type section struct {
 	limit, slot        int
 	token              uint64
 	requested, granted int64
-	asked              int64 // see setAsked
+	asked, mayEnd      int64 // see setAsked and judgeLockModel
 	firstUntil         int64 // valid until, as recorded with the grant
 	until              int64 // the latest validity recorded
 	renewals           []renewal

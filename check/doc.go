@@ -34,8 +34,9 @@
 // # The verdict
 //
 // [Judge] sweeps over the whole history and finds the violations, and the events that show
-// them. It decides in a second way whether a lock is exclusive and its tokens rise: whether there is an
-// order of its grants and ends that a sequential lock allows. For the values, porcupine searches for an order.
+// them. It decides in a second way whether a lock is exclusive and its tokens rise: whether
+// there is an order of its grants and ends that a sequential lock allows. For the values,
+// porcupine searches for an order.
 //
 // # The faults
 //

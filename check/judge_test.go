@@ -1178,7 +1178,7 @@ func explain(r *Report) string {
 }
 
 // TestExplanationNamesTheCause requires that the explanation of an overlap names the last
-// renewal and the fault before it. The smallest sequence in which the model fails comes
+// renewal and the fault before it. The stretch in which the model fails comes
 // after the other findings.
 func TestExplanationNamesTheCause(t *testing.T) {
 	s := newStory()

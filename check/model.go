@@ -31,35 +31,36 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	var live []*section
 	for i, s := range all {
 		made := before[i].granted
-		live = slices.DeleteFunc(live, func(a *section) bool { return c.earliestEnd(a) <= made })
+		live = slices.DeleteFunc(live, func(a *section) bool { return a.mayEnd <= made })
 		var stretch []*section
 		switch with := append(slices.Clone(live), s); {
 		case i > 0 && all[i-1].token == s.token:
 			stretch = all[i-1 : i+1]
-		case made < s.asked:
+		case s.token == 0, made < s.asked:
 			stretch = []*section{s}
 		case len(with) > strictest(with):
 			stretch = with
 		default:
+			s.mayEnd = c.earliestEnd(s)
 			live = with
 			continue
 		}
 		if !slices.Contains(stretch, before[i]) {
 			stretch = append(slices.Clone(stretch), before[i])
 		}
-		r.add(noOrder(h.name, stretch))
+		r.add(noOrder(h.name, s, stretch))
 		return
 	}
 }
 
-// noOrder returns the violation of grants that no order explains.
-func noOrder(name string, stretch []*section) Violation {
+// noOrder returns the violation of grants that no order explains. one is the first that breaks the rule.
+func noOrder(name string, one *section, stretch []*section) Violation {
 	first, last := stretch[0], stretch[len(stretch)-1]
 	v := Violation{Rule: RuleModel, Name: name, From: first.requested, To: last.granted,
 		Text: fmt.Sprintf("no order of the grants of %q keeps the rule that a grant of limit n stands beside at most n-1 others, with rising tokens"+
 			"; a stretch in which it fails is that of %d grants, tokens %d to %d", name, len(stretch), first.token, last.token)}
 	if len(stretch) > mostShown {
-		stretch = append(stretch[:mostShown-1:mostShown-1], last)
+		stretch = slices.Compact([]*section{first, one, last})
 	}
 	for _, s := range stretch {
 		v.Excerpt = append(v.Excerpt, s.story()...)

@@ -54,8 +54,11 @@ func randomGrants(rng *rand.Rand) (all []*section) {
 		s.unlock = s.granted + rng.Int64N(6)
 		all = append(all, s)
 	}
-	if rng.IntN(8) == 0 {
+	switch rng.IntN(16) {
+	case 0:
 		all[0].token = all[1].token
+	case 1:
+		all[0].token = 0
 	}
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all

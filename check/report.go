@@ -170,11 +170,6 @@ func (r *Report) add(v Violation) {
 	r.Violations = append(r.Violations, v)
 }
 
-// shown reports whether the report already has a violation of the name by one of the rules.
-func (r *Report) shown(name string, rules ...Rule) bool {
-	return slices.ContainsFunc(r.Violations, func(v Violation) bool { return v.Name == name && slices.Contains(rules, v.Rule) })
-}
-
 func (r *Report) count(rule Rule) int {
 	n := r.More[rule]
 	for i := range r.Violations {

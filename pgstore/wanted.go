@@ -67,6 +67,8 @@ const (
 	listenCheck = 15 * time.Second
 	// listenRetry is the longest pause after a failure to listen. The pauses are random, see watchRetry of package record.
 	listenRetry = 500 * time.Millisecond
+	// pooledRetry is the pause after a pooler was found that has come between the client and the server.
+	pooledRetry = time.Minute
 )
 
 var errNoNotifications = driver.Errorf(driver.CodeUnsupported, "pgstore: there are no notifications of these changes")
@@ -199,7 +201,10 @@ func (w *watches) serve() {
 			return
 		}
 		w.mu.Unlock()
-		if err != nil {
+		switch {
+		case err == errPooled:
+			_ = backoff.Sleep(w.Ctx, pooledRetry)
+		case err != nil:
 			_ = retry.Sleep(w.Ctx)
 		}
 	}

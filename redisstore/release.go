@@ -10,8 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
 
-// Release ends a grant. If the next queue entry belongs to this client, the server grants to it
-// in the same step.
+// Release ends a grant. The server grants to the next queue entries in the same step.
 func (s *store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if err := s.srv.Begin(ctx); err != nil {
 		return err

@@ -31,7 +31,6 @@ type store struct {
 
 	mu           sync.Mutex
 	entries      map[string]*entry   // requests that may wait, by ID
-	queued       map[string][]*entry // requests with a queue entry, by name
 	watches      map[string][]*watch // by name
 	subscription subscription
 }
@@ -168,7 +167,7 @@ func configure(options []Option) (server.Config, error) {
 func newStore(c Client, cfg server.Config) *Store {
 	s := &store{
 		keys: newKeyspace(cfg.Namespace), channel: wakeChannel(strings.ToLower(rand.Text())),
-		entries: map[string]*entry{}, queued: map[string][]*entry{}, watches: map[string][]*watch{},
+		entries: map[string]*entry{}, watches: map[string][]*watch{},
 	}
 	// In a Cluster the keys of a batch are in several hash slots. WAIT would be for the whole batch.
 	s.combiner.init(c.Mode() != Cluster && cfg.Replicas == 0)

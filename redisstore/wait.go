@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"time"
 
@@ -104,11 +103,15 @@ func (a *attempt) nextRefresh(ctx context.Context, rep server.Reply, sentAt int6
 // sleep waits for the delay, for a message that wakes the waiter, or for the end of ctx. The delay
 // becomes shorter when the entry comes near the head, or messages no longer arrive.
 func (a *attempt) sleep(ctx context.Context, timer *time.Timer, delay time.Duration) {
+	due := time.Now().Add(delay)
 	timer.Reset(delay)
 	for {
 		select {
-		case <-a.e.refreshSoon:
-			timer.Reset(max(min(delay, wakeup.Fallback(ctx, near))-rand.N(near/5), 0))
+		case <-a.e.refreshSoon: // again and again while the client cannot subscribe
+			if soon := time.Now().Add(wakeup.Fallback(ctx, near) - rand.N(near/5)); soon.Before(due) {
+				due = soon
+			}
+			timer.Reset(time.Until(due))
 		case <-a.e.wake:
 			return
 		case <-timer.C:
@@ -160,7 +163,7 @@ func (a *attempt) queuedReply(ctx context.Context, rep server.Reply, sentAt int6
 	return server.Jitter(wakeup.Fallback(ctx, refresh)), nil
 }
 
-// enqueue registers the queue entry of a request, so that messages wake it. subscribed reports whether messages arrive. missed reports that a
+// enqueue records the queue entry of a request. subscribed reports whether messages arrive. missed reports that a
 // message may have been lost, because the subscription began after the request was sent. The waiter
 // then refreshes as soon as messages arrive. missed is false if the subscription failed.
 func (s *store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
@@ -168,7 +171,6 @@ func (s *store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 	defer s.mu.Unlock()
 	if e.seq == 0 {
 		e.wake, e.refreshSoon = make(chan struct{}, 1), make(chan struct{}, 1)
-		s.queued[e.r.Name] = append(s.queued[e.r.Name], e)
 	}
 	e.seq = seq
 	subscribed = s.subscription.ready != 0
@@ -180,18 +182,12 @@ func (s *store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 	return subscribed, missed && !s.subscription.failed
 }
 
-// dequeue removes the registration of a queue entry, if there is one.
+// dequeue removes the record of a queue entry, if there is one.
 func (s *store) dequeue(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.seq == 0 {
-		return
-	}
-	e.seq, e.woken, e.start = 0, false, ""
-	name := e.r.Name
-	s.queued[name] = slices.DeleteFunc(s.queued[name], func(o *entry) bool { return o == e })
-	if len(s.queued[name]) == 0 {
-		delete(s.queued, name)
+	if e.seq != 0 {
+		e.seq, e.woken, e.start = 0, false, ""
 	}
 }
 

@@ -58,7 +58,7 @@ end
 -- include common
 
 known.s0, known.m, known['s' .. slot] = found[1], found[2], found[3]
-counter, starting = KEYS[2], KEYS[2]
+starting = KEYS[2]
 load()
 sweep()
 local g = released(mine, slot, refuseUntil)

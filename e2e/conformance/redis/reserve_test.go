@@ -41,7 +41,7 @@ func TestReservedTokensStayBehindTheClock(t *testing.T) {
 		release(t, a, g)
 		g = above(w.Granted())
 		several += g.Tokens
-		own := queue(t, b, reserving()) // granted in the release of its own client
+		own := queue(t, b, reserving()) // of the client that releases
 		release(t, b, g)
 		g = above(own.Granted())
 		several += g.Tokens
