@@ -45,7 +45,7 @@ func With(old, new string) func(string) string {
 var mark = regexp.MustCompile(`(?m)^(\s*)(.*?)\s*(?://|--) mutation: ([a-z0-9-]+)$`)
 
 // Marks returns the names of all marks, and the files that they are in. It reads the packages
-// whose paths, from the root of the repository, match under.
+// under these paths, from the root of the repository.
 func Marks(under ...string) (map[string]string, error) {
 	out, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/holdfast-go/holdfast").Output()
 	if err != nil {
@@ -62,8 +62,10 @@ func Marks(under ...string) (map[string]string, error) {
 			return err
 		}
 		if d.IsDir() {
-			top, _, _ := strings.Cut(filepath.ToSlash(rel), "/")
-			if rel != "." && !slices.Contains(under, top) {
+			rel = filepath.ToSlash(rel) + "/"
+			if rel != "./" && !slices.ContainsFunc(under, func(u string) bool {
+				return strings.HasPrefix(rel, u+"/") || strings.HasPrefix(u, rel)
+			}) {
 				return fs.SkipDir
 			}
 			return nil
