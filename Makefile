@@ -74,7 +74,7 @@ announce:
 # fails does not keep the others from running: one run shows all that is wrong.
 PARTS       := race interop cover explore fuzz-short alone torture adapters cross standalone
 verify: servers
-	$(SAY) 'verify: $(PARTS); about an hour on two free cores'
+	$(SAY) 'verify: $(PARTS); about 45 minutes on two free cores'
 	@./scripts/parts $(PARTS)
 	$(SAY) 'make verify has passed'
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // Dial opens a connection.
@@ -30,11 +31,18 @@ func (c *Contact) Through(dial Dial) Dial {
 		switch {
 		case !failed || op.Op != "dial":
 			c.accepted.Store(&address)
-		case ctx.Err() == nil:
+		case ctx.Err() == nil && !overdue(ctx):
 			c.accepted.Store(nil)
 		}
 		return conn, err
 	}
+}
+
+// overdue reports whether the deadline of ctx has passed. A Dialer looks at the clock, so it may see that before the
+// timer of ctx has ended it.
+func overdue(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ok && !time.Now().Before(end)
 }
 
 // Explain adds to the error of a request what the server has done with its connection. After the first request

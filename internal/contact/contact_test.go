@@ -9,7 +9,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
+
+// overdueContext is past its deadline, and its timer has not ended it yet.
+type overdueContext struct{ context.Context }
+
+func (overdueContext) Deadline() (time.Time, bool) { return time.Now(), true }
 
 // TestExplainSuspectsAServerThatHasNotAnswered: the error names the address and what happened, until the first answer.
 func TestExplainSuspectsAServerThatHasNotAnswered(t *testing.T) {
@@ -34,6 +40,7 @@ func TestExplainSuspectsAServerThatHasNotAnswered(t *testing.T) {
 	explained(io.EOF, "host:1 ended the connection without an answer")
 	explained(errors.New("ERR unknown command"), "")
 	dial(ended, "host:2", failed) // the caller has given up: that says nothing about the server
+	dial(overdueContext{t.Context()}, "host:2", failed)
 	explained(syscall.ECONNRESET, "host:1 ended")
 	dial(t.Context(), "host:2", failed)
 	explained(timeout, "")
