@@ -1,5 +1,5 @@
 // Package calls admits the calls and the background tasks of a store until the store is closed, and lets
-// Close wait for them.
+// Close wait for them. A task can make a value that several calls wait for.
 package calls
 
 import (
