@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -64,13 +65,15 @@ func (s *store) withdraw(ctx context.Context, a *request, why error) error {
 	} else if code == driver.CodeUnknown {
 		return why
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
-	defer cancel()
-	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
-	if _, err := s.send.Txn(bounded).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
-	}
-	return &driver.Error{Code: code, Err: why}
+	return s.remove(ctx, a, &driver.Error{Code: code, Err: why}, clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load()))
+}
+
+// remove deletes the entry of a request that has failed with why, if it is ours, and returns the error of the request.
+func (s *store) remove(ctx context.Context, a *request, why error, ours clientv3.Cmp) error {
+	return calls.Withdraw(ctx, withdrawTimeout, why, func(ctx context.Context) error {
+		_, err := s.send.Txn(ctx).If(ours).Then(clientv3.OpDelete(a.key)).Commit()
+		return err
+	})
 }
 
 // withdrawTimeout limits the deletion of an entry after the caller's context has ended. If the

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
@@ -88,11 +89,6 @@ func (p *entry) firstByCount() bool {
 
 // cleanupTimeout limits the cleanup of a call after its context has ended.
 const cleanupTimeout = 300 * time.Millisecond
-
-// cleanupContext returns a context for a cleanup, which does not end with the caller's.
-func (s *store) cleanupContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-}
 
 // creation is a transaction that creates the node of a request. Its operations are two checks, the
 // release of a grant if that is pending, and the create. The server reads the directory after it.
@@ -425,25 +421,18 @@ func (p *entry) unsubscribeLocked() {
 	p.subscribed = nil
 }
 
-// withdraw removes an entry and returns why, if the server confirms that. It has a timeout of
-// its own, since the caller's context may have ended.
+// withdraw removes an entry and returns why, if the server confirms that.
 func (p *entry) withdraw(ctx context.Context, why error) error {
 	ss := p.ss
 	p.unregister()
-	del := zk.Delete(p.path, -1)
-	cleanup, cancel := ss.s.cleanupContext(ctx)
-	defer cancel()
 	defer ss.wakeWaiters(p.dir, p.path, nil)
-	if err := ss.zk.Do(cleanup, del); err != nil {
-		if ss.s.calls.Stopped() {
-			return errClosed()
+	return calls.Withdraw(ctx, cleanupTimeout, why, func(ctx context.Context) error {
+		del := zk.Delete(p.path, -1)
+		if err := ss.zk.Do(ctx, del); err != nil || errors.Is(del.Err, zk.ErrNoNode) {
+			return ss.s.fail(err)
 		}
-		return &driver.Error{Code: driver.CodeUnknown, Err: err}
-	}
-	if del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
-		return &driver.Error{Code: driver.CodeUnknown, Err: del.Err}
-	}
-	return why
+		return ss.s.fail(del.Err)
+	})
 }
 
 // wakeWaiters wakes the entries of this client that wait for another node of this client, which was
