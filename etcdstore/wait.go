@@ -127,35 +127,31 @@ const (
 func (s *store) wait(ctx context.Context, a *request, v view, lastErr error) (driver.Grant, error) {
 	retry := backoff.Backoff{First: waitRetry, Max: waitRetryMax}
 	for {
-		if lastErr == nil {
-			switch {
-			case v.granted:
-				g, err := s.claim(ctx, a, v)
-				if err == nil {
-					return g, nil
-				}
-				lastErr = err
-			case !v.exists:
-				return driver.Grant{}, s.entryGone(ctx, a)
-			case v.broken != nil:
-				return driver.Grant{}, v.broken
-			default:
-				a.r.From.Queued(s.holders(v.queue))
-				if v, lastErr = s.awaitChange(ctx, a, v); lastErr == nil {
-					retry.Reset()
-				}
+		switch {
+		case lastErr != nil:
+		case v.granted:
+			var g driver.Grant
+			if g, lastErr = s.claim(ctx, a, v); lastErr == nil {
+				return g, nil
+			}
+		case !v.exists:
+			return driver.Grant{}, s.entryGone(ctx, a)
+		case v.broken != nil:
+			return driver.Grant{}, v.broken
+		default:
+			a.r.From.Queued(s.holders(v.queue))
+			if v, lastErr = s.awaitChange(ctx, a, v, 0); lastErr == nil {
+				retry.Reset()
+				continue
 			}
 		}
-		if lastErr == nil {
-			continue
-		}
-		if !retriable(lastErr) {
+		switch {
+		case !retriable(lastErr) || ctx.Err() != nil:
 			return driver.Grant{}, lastErr
+		case a.e.isOver():
+			return driver.Grant{}, a.e.overError()
 		}
-		if err := s.waitForRetry(ctx, a, retry.Next()); err != nil {
-			return driver.Grant{}, err
-		}
-		v, lastErr = s.readView(ctx, a)
+		v, lastErr = s.awaitChange(ctx, a, view{}, retry.Next())
 	}
 }
 
@@ -165,25 +161,6 @@ func (s *store) entryGone(ctx context.Context, a *request) error {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseEnded.Err}
 	}
 	return errEntryGone
-}
-
-// waitForRetry waits for d, or until the entry is woken. It returns an error if ctx, the store or the
-// session is over first.
-func (s *store) waitForRetry(ctx context.Context, a *request, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-a.woken: // the caller reads the queue next
-		return nil
-	case <-ctx.Done():
-		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
-	case <-s.calls.Ctx.Done():
-		return errClosed
-	case <-a.e.over:
-		return a.e.overError()
-	}
 }
 
 // overError returns the error of a waiter whose session is over.
@@ -230,17 +207,22 @@ func (m *mailbox) take() watchUpdate {
 	return u
 }
 
-// awaitChange waits until the entries that v watches have changed, and returns the next view.
-func (s *store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
-	mail, own := s.watchView(a, v)
-	if own != nil {
-		defer s.unwatch(own)
+// awaitChange waits until the entries that v watches have changed, and returns the next view. A pause follows an error:
+// then nothing is watched, and awaitChange reads the queue after the pause.
+func (s *store) awaitChange(ctx context.Context, a *request, v view, pause time.Duration) (view, error) {
+	mail, interval := &mailbox{}, pause
+	if pause == 0 {
+		var own *watch
+		if mail, own = s.watchView(a, v); own != nil {
+			defer s.unwatch(own)
+		}
+		interval = unwatchedEvery
+		if a.complete {
+			interval = readQueueEvery
+		}
+		interval = wakeup.Fallback(ctx, interval)
 	}
-	interval := unwatchedEvery
-	if a.complete {
-		interval = readQueueEvery
-	}
-	overdue := time.NewTimer(wakeup.Fallback(ctx, interval))
+	overdue := time.NewTimer(interval)
 	defer overdue.Stop()
 	for {
 		select {
