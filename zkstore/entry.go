@@ -70,17 +70,18 @@ func (p *entry) onEvent(e zk.Event) {
 	p.wake(nil)
 }
 
-// firstByCount reports whether every node before the entry was seen to end while its own existed.
-// The validity runs from the requests that set the watches, so after a longer wait the entry reads
-// the queue again.
-func (p *entry) firstByCount() bool {
+// grantedMeanwhile reports whether the entry has become a grant since it was queued, without a read: the grant before it
+// was handed off to it, or every node before it was seen to end while its own existed. In the second case the validity
+// runs from the requests that set the watches, so after a longer wait the entry reads the queue again.
+func (p *entry) grantedMeanwhile() bool {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
-	if !p.counting || p.remaining > 0 {
-		return false
+	if p.handoff {
+		p.at = driver.Now()
+		return true
 	}
 	passed, _ := p.since.Elapsed()
-	if passed > p.ss.ttl/4 {
+	if !p.counting || p.remaining > 0 || passed > p.ss.ttl/4 {
 		return false
 	}
 	p.at = p.since

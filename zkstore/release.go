@@ -150,13 +150,6 @@ func (p *entry) revokeHandoff() {
 	}
 }
 
-// handedOff reports whether the grant before an entry was handed off to it.
-func (p *entry) handedOff() bool {
-	p.ss.mu.Lock()
-	defer p.ss.mu.Unlock()
-	return p.handoff
-}
-
 // Renew sends one request to the leader for all the grants of a session. The validity runs from the
 // send of that request, as far as the session's proof reaches.
 func (s *store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
