@@ -138,15 +138,12 @@ func (g *grant) handOffLocked() *entry {
 // Unless the grant was released meanwhile, another client has deleted the node.
 func (p *entry) revokeHandoff() {
 	ss := p.ss
-	var lost *grant
 	ss.mu.Lock()
+	defer ss.unlock()
 	p.deleted = true // the entry may not be a grant yet
 	if g := ss.ours[p.path]; g != nil && !g.ending {
-		lost = ss.loseLocked(g, driver.CauseTaken)
-	}
-	ss.mu.Unlock()
-	if lost != nil {
-		lost.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
+		ss.forgetLocked(g)
+		ss.loseLocked(g, driver.CauseTaken, errNodeDeleted)
 	}
 }
 
