@@ -91,14 +91,9 @@ func (s *store) dropWaiting(a *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.waits.Store(false)
-	w := s.waiting[a.r.Name]
-	if i := slices.Index(w, a); i >= 0 {
-		w = slices.Delete(w, i, i+1)
-	}
-	if len(w) == 0 {
+	w := slices.DeleteFunc(s.waiting[a.r.Name], func(other *request) bool { return other == a })
+	if s.waiting[a.r.Name] = w; len(w) == 0 {
 		delete(s.waiting, a.r.Name)
-	} else {
-		s.waiting[a.r.Name] = w
 	}
 }
 
