@@ -5,10 +5,10 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/gather"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -189,13 +189,7 @@ func (ss *session) expire(ctx context.Context) {
 	if ss.zk.Conn() == 0 {
 		return
 	}
-	for some := range slices.Chunk(due, batch) {
-		var removing sync.WaitGroup
-		for _, g := range some {
-			removing.Go(func() { _, _ = g.remove(ctx) }) // the next round retries it
-		}
-		removing.Wait()
-	}
+	gather.Each(len(due), batch, func(i int) { _, _ = due[i].remove(ctx) }) // the next round retries it
 }
 
 // watchOwn reads the nodes of grants that are not watched, with a watch. A grant that was lost
