@@ -18,7 +18,7 @@ import (
 
 // keepalives is the stream on which a store renews its leases. With authentication each new
 // stream is a login, which is expensive for the server, so the stream exists as long as it
-// answers. The zero value has no stream.
+// answers.
 type keepalives struct {
 	streams calls.Shared[struct{}, *keepaliveStream]
 	// silentStreams is how many streams in a row were closed because they did not answer.
