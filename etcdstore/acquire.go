@@ -47,7 +47,9 @@ func (s *store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 			continue
 		}
 		if errors.Is(err, rpctypes.ErrNoSpace) {
-			err = s.rollBack(ctx, a, err)
+			// The server still applies the request that exceeds the space, so the entry may exist. A deletion needs no
+			// space. The value is unique to the request, so a late deletion ends no entry of a later request.
+			err = s.remove(ctx, a, err, clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode()))
 		}
 		if s.Classify(err) != driver.CodeUnknown {
 			s.forget(a)
@@ -93,19 +95,6 @@ func (s *store) prepare(ctx context.Context, r driver.Request, old *release) (*r
 		}
 		return a, old, nil
 	}
-}
-
-// rollBack deletes an entry that may exist although the server reported that it has no space: the
-// server still applies the request that exceeds the space. A deletion needs no space. The value is
-// unique to the request, so a late deletion ends no entry of a later request.
-func (s *store) rollBack(ctx context.Context, a *request, why error) error {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
-	defer cancel()
-	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
-	if _, err := s.send.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
-	}
-	return why
 }
 
 // createError returns the error of a transaction that creates an entry. It does not wrap

@@ -146,12 +146,11 @@ func (s *store) clusterFacts(ctx context.Context, endpoints int) (examine.Facts,
 
 // lifetime returns how long the present token lasts, if it is a JWT. A simple token lasts as long as it is used.
 func (l *login) lifetime() (left time.Duration, known bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.token == nil {
+	t := l.newest.Load()
+	if t == nil {
 		return 0, false
 	}
-	parts := strings.Split(l.token.text, ".")
+	parts := strings.Split(t.text, ".")
 	var claims struct{ Exp int64 }
 	if len(parts) != 3 {
 		return 0, false

@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/gather"
 )
 
 // Inspect returns the entries of a name, including those of other clients.
@@ -63,39 +64,33 @@ func (s *store) state(ctx context.Context, name string, q queue, left ttls) (dri
 
 // leasesLeft reads the remaining TTLs of the holders' leases into left.
 func (s *store) leasesLeft(ctx context.Context, holders queue, left ttls) error {
-	var mu sync.Mutex
-	var reading sync.WaitGroup
-	var failed error
-	slots := make(chan struct{}, readsAtOnce)
+	var leases []clientv3.LeaseID
 	for i := range holders {
 		lease := holders[i].lease
-		mu.Lock()
-		_, known := left[lease]
-		if !known {
-			left[lease] = driver.Forever // right for a key without a lease; the read below replaces it for a lease
-		}
-		mu.Unlock()
-		if known || lease == clientv3.NoLease {
+		if _, known := left[lease]; known {
 			continue
 		}
-		slots <- struct{}{}
-		reading.Go(func() {
-			defer func() { <-slots }()
-			resp, err := s.send.TimeToLive(ctx, lease)
-			mu.Lock()
-			defer mu.Unlock()
-			switch {
-			case errors.Is(err, rpctypes.ErrLeaseNotFound), err == nil && resp.TTL < 0: // the lease has ended
-				left[lease] = 0
-			case err != nil:
-				failed = unavailable(ctx, err)
-			default:
-				// Not 0, which would mean that the TTL is unknown.
-				left[lease] = max(time.Duration(resp.TTL)*time.Second, time.Microsecond)
-			}
-		})
+		left[lease] = driver.Forever // right for a key without a lease; the read below replaces it for a lease
+		if lease != clientv3.NoLease {
+			leases = append(leases, lease)
+		}
 	}
-	reading.Wait()
+	var mu sync.Mutex
+	var failed error
+	gather.Each(len(leases), readsAtOnce, func(i int) {
+		resp, err := s.send.TimeToLive(ctx, leases[i])
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), err == nil && resp.TTL < 0: // the lease has ended
+			left[leases[i]] = 0
+		case err != nil:
+			failed = unavailable(ctx, err)
+		default:
+			// Not 0, which would mean that the TTL is unknown.
+			left[leases[i]] = max(time.Duration(resp.TTL)*time.Second, time.Microsecond)
+		}
+	})
 	return failed
 }
 

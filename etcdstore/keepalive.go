@@ -13,23 +13,16 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // keepalives is the stream on which a store renews its leases. With authentication each new
 // stream is a login, which is expensive for the server, so the stream exists as long as it
-// answers. The zero value has no stream.
+// answers.
 type keepalives struct {
-	mu      sync.Mutex
-	stream  *keepaliveStream
-	opening *openingStream
+	streams calls.Shared[struct{}, *keepaliveStream]
 	// silentStreams is how many streams in a row were closed because they did not answer.
 	silentStreams atomic.Int32
-}
-
-// openingStream is a stream that is being opened.
-type openingStream struct {
-	sharedCall
-	stream *keepaliveStream
 }
 
 // keepaliveStream matches answers to requests by their order: the server answers the requests
@@ -89,38 +82,16 @@ func (s *store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout t
 // opening continues when ctx ends, as other calls may wait for it, and an abandoned login has
 // cost the server its time anyway.
 func (s *store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened bool, _ error) {
-	k := &s.keepalives
-	k.mu.Lock()
-	if k.stream != nil && k.stream.usable() {
-		defer k.mu.Unlock()
-		return k.stream, false, nil
-	}
-	o := k.opening
-	if o == nil {
-		o = &openingStream{sharedCall: sharedCall{done: make(chan struct{})}}
-		open := func() {
-			o.stream, o.err = s.openKeepalives()
-			k.mu.Lock()
-			k.stream, k.opening = o.stream, nil
-			k.mu.Unlock()
-			close(o.done)
+	for _, k := range s.keepalives.streams.Made() {
+		if k.usable() {
+			return k, false, nil
 		}
-		if !s.calls.Go(open) {
-			k.mu.Unlock()
-			return nil, true, errClosed
-		}
-		k.opening = o
 	}
-	k.mu.Unlock()
-	select {
-	case <-o.done:
-		return o.stream, true, o.err
-	case <-ctx.Done():
-		return nil, true, context.Cause(ctx)
-	}
+	k, err := s.keepalives.streams.Get(ctx, struct{}{})
+	return k, true, err
 }
 
-func (s *store) openKeepalives() (*keepaliveStream, error) {
+func (s *store) openKeepalives(context.Context, struct{}) (*keepaliveStream, error) {
 	ctx, end := context.WithCancel(clientv3.WithRequireLeader(s.calls.Ctx))
 	tooLong := time.AfterFunc(openTimeout, end)
 	stream, err := s.leases.LeaseKeepAlive(ctx)

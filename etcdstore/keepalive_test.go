@@ -62,8 +62,8 @@ func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 
 // storeOver returns a store that sends its requests to leases. The caller calls end.
 func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *store, end func()) {
-	s = &store{calls: calls.New(), leases: leases, reconnect: func() {},
-		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{}}
+	s = &store{calls: calls.New(), leases: leases, reconnect: func() {}}
+	s.share()
 	return s, func() {
 		s.calls.Cancel()
 		s.calls.Tasks.Wait()

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
 )
 
 // login logs a user in for a client of Open, when the first token is needed. The client library
@@ -25,21 +26,15 @@ type login struct {
 	name     string
 	password func() string
 
-	ctx     context.Context // ends with the store
-	cancel  context.CancelFunc
-	running sync.WaitGroup // logins, and checks of a token's age
-
-	mu       sync.Mutex
-	valid    bool        // the token can be used
-	token    *token      // the last one
-	trying   *sharedCall // the present login
-	checking bool        // the age of the token is being checked
-	refused  backoff.Refused
+	calls   *calls.Calls // logins, and checks of a token's age
+	tokens  calls.Shared[*grpc.ClientConn, *token]
+	newest  atomic.Pointer[token] // the token of the last login
+	refused backoff.Refused
 }
 
 func newLogin(name string, password func() string) *login {
-	l := &login{name: name, password: password}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l := &login{name: name, password: password, calls: calls.New()}
+	l.tokens = calls.Shared[*grpc.ClientConn, *token]{Calls: l.calls, Timeout: loginTimeout, Make: l.try, Over: func(t *token) bool { return t.dropped.Load() }}
 	return l
 }
 
@@ -48,6 +43,8 @@ type token struct {
 	text string // empty where the server has authentication switched off
 	// raftIndex is the number of the raft entry at which the token was made, 0 for a JWT.
 	raftIndex uint64
+	// dropped is set when the server has refused the token. checking is set while its age is checked.
+	dropped, checking atomic.Bool
 	// over ends when the calls and streams with the token may never be answered.
 	over context.Context
 	end  context.CancelFunc
@@ -87,70 +84,34 @@ func (l *login) dialOptions() []grpc.DialOption {
 // get returns the token, and logs in if there is none. The login continues when ctx ends, as other
 // calls may wait for it, and an abandoned login has cost the server its time anyway.
 func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
-	for {
-		l.mu.Lock()
-		if l.valid {
-			defer l.mu.Unlock()
-			return l.token, nil
-		}
-		err := l.ctx.Err()
-		if err == nil && l.trying == nil {
-			err = l.refused.Err()
-		}
-		if err != nil {
-			l.mu.Unlock()
-			return nil, err
-		}
-		try := l.trying
-		if try == nil {
-			try = &sharedCall{done: make(chan struct{})}
-			l.trying = try
-			l.running.Go(func() { l.try(try, cc) })
-		}
-		l.mu.Unlock()
-		select {
-		case <-try.done:
-			if try.err != nil {
-				return nil, try.err
-			}
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	t, err := l.tokens.Get(ctx, cc)
+	if err != nil && err == context.Cause(ctx) {
+		err = ctx.Err() // as the client library expects it
 	}
+	return t, err
 }
 
 // try logs in. If the new token is older than the last one, the server was restored from an older copy,
 // and the calls with the last token end.
-func (l *login) try(try *sharedCall, cc *grpc.ClientConn) {
-	ctx, cancel := context.WithTimeout(l.ctx, loginTimeout)
-	defer cancel()
+func (l *login) try(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
+	if err := l.refused.Err(); err != nil {
+		return nil, err
+	}
 	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password()})
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
 		resp, err = &etcdserverpb.AuthenticateResponse{}, nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.trying = nil
 	if err == nil || errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) {
 		l.refused.Note(err)
 	}
-	if try.err = err; err == nil {
-		old := l.token
-		l.valid, l.token = true, newToken(resp.Token)
-		if old != nil && old.raftIndex > l.token.raftIndex {
-			old.end()
-		}
+	if err != nil {
+		return nil, err
 	}
-	close(try.done)
-}
-
-// drop forgets a token that the server refuses.
-func (l *login) drop(t *token) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.token == t {
-		l.valid = false
+	t := newToken(resp.Token)
+	if old := l.newest.Swap(t); old != nil && old.raftIndex > t.raftIndex {
+		old.end()
 	}
+	return t, nil
 }
 
 // checkAge replaces a token that is newer than the server, and ends the calls with it. A token of
@@ -158,22 +119,17 @@ func (l *login) drop(t *token) {
 // with the token before it has applied that entry. A server that was restored from an older copy
 // may need days to reach that number.
 func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if t.raftIndex == 0 || l.checking || !l.valid || l.token != t || l.ctx.Err() != nil {
+	if t.raftIndex == 0 || t.dropped.Load() || t.checking.Swap(true) {
 		return
 	}
-	l.checking = true
-	l.running.Go(func() {
-		if t.seemsNewer(l.ctx, cc) {
-			l.drop(t)
-			if _, err := l.get(l.ctx, cc); err != nil {
+	l.calls.Go(func() {
+		defer t.checking.Store(false)
+		if t.seemsNewer(l.calls.Ctx, cc) {
+			t.dropped.Store(true)
+			if _, err := l.get(l.calls.Ctx, cc); err != nil {
 				t.end() // after a successful login, try has compared the tokens
 			}
 		}
-		l.mu.Lock()
-		l.checking = false
-		l.mu.Unlock()
 	})
 }
 
@@ -232,7 +188,7 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 		if !refusedToken(err) {
 			return err
 		}
-		l.drop(t)
+		t.dropped.Store(true)
 		if again {
 			return err
 		}
@@ -268,7 +224,7 @@ func (s *loginStream) RecvMsg(m any) error {
 	w, ok := m.(*etcdserverpb.WatchResponse)
 	// etcd 3.4 refuses a watch because of its token with the error of a missing right.
 	if refusedToken(err) || err == nil && ok && w.Created && w.Canceled {
-		s.l.drop(s.token)
+		s.token.dropped.Store(true)
 	} else if err != nil && s.Context().Err() != nil {
 		s.l.checkAge(s.token, s.cc)
 	}
@@ -277,10 +233,9 @@ func (s *loginStream) RecvMsg(m any) error {
 
 // close ends logins and checks, and waits for their end.
 func (l *login) close() {
-	l.mu.Lock()
-	l.cancel()
-	l.mu.Unlock()
-	l.running.Wait()
+	l.calls.Stop()
+	l.calls.Cancel()
+	l.calls.Tasks.Wait()
 }
 
 // open opens a client for a store of its own. A wrong password is an error at once; an unreachable

@@ -49,15 +49,7 @@ func (q queue) granted() int {
 
 // admits reports whether one more entry, at the end, would be granted.
 func (q queue) admits(limit int) bool {
-	return q.granted() == len(q) && q.least(limit) > len(q)
-}
-
-// least returns the smallest limit in the queue and limit.
-func (q queue) least(limit int) int {
-	for i := range q {
-		limit = min(limit, q[i].record.Limit)
-	}
-	return limit
+	return append(q[:len(q):len(q)], entry{record: record{Limit: limit}}).granted() > len(q)
 }
 
 // find returns the index of a key, -1 if it is not in the queue.

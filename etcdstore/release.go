@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/gather"
 )
 
 var errNotHeld = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the grant does not stand")}
@@ -231,28 +232,21 @@ type entryState struct {
 // the answers of the others.
 func (s *store) readEntries(ctx context.Context, entries []*request) []entryState {
 	found := make([]entryState, len(entries))
-	slots := make(chan struct{}, readsAtOnce)
-	var reading sync.WaitGroup
-	for from := 0; from < len(entries); from += perTxn {
-		part, answers := entries[from:min(from+perTxn, len(entries))], found[from:]
-		slots <- struct{}{}
-		reading.Go(func() {
-			defer func() { <-slots }()
-			ops := make([]clientv3.Op, len(part))
-			for i, a := range part {
-				ops[i] = clientv3.OpGet(a.key, clientv3.WithKeysOnly())
+	gather.Each((len(entries)+perTxn-1)/perTxn, readsAtOnce, func(n int) {
+		part, answers := entries[n*perTxn:min((n+1)*perTxn, len(entries))], found[n*perTxn:]
+		ops := make([]clientv3.Op, len(part))
+		for i, a := range part {
+			ops[i] = clientv3.OpGet(a.key, clientv3.WithKeysOnly())
+		}
+		resp, err := s.send.Txn(ctx).Then(ops...).Commit()
+		for i, a := range part {
+			if err != nil {
+				answers[i].err = err
+				continue
 			}
-			resp, err := s.send.Txn(ctx).Then(ops...).Commit()
-			for i, a := range part {
-				if err != nil {
-					answers[i].err = err
-					continue
-				}
-				kvs := resp.Responses[i].GetResponseRange().Kvs
-				answers[i].exists = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
-			}
-		})
-	}
-	reading.Wait()
+			kvs := resp.Responses[i].GetResponseRange().Kvs
+			answers[i].exists = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
+		}
+	})
 	return found
 }

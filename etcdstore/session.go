@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -83,7 +84,7 @@ var (
 // necessary.
 func (s *store) session(ctx context.Context, ttl time.Duration) (*session, error) {
 	for {
-		e, err := s.currentSession(ctx, wholeSeconds(ttl))
+		e, err := s.sessions.Get(ctx, wholeSeconds(ttl))
 		if err != nil {
 			return nil, err
 		}
@@ -98,59 +99,28 @@ func (s *store) session(ctx context.Context, ttl time.Duration) (*session, error
 	}
 }
 
-// currentSession returns the session for a rounded TTL, and creates one if there is none.
-func (s *store) currentSession(ctx context.Context, ttl time.Duration) (*session, error) {
-	for {
-		s.mu.Lock()
-		if s.calls.Stopped() {
-			s.mu.Unlock()
-			return nil, errClosed
-		}
-		if e := s.sessions[ttl]; e != nil {
-			s.mu.Unlock()
-			return e, nil
-		}
-		creation := s.creating[ttl]
-		if creation == nil {
-			c := &sharedCall{done: make(chan struct{})}
-			s.creating[ttl] = c
-			s.mu.Unlock()
-			c.err = s.createSession(ctx, ttl)
-			s.mu.Lock()
-			delete(s.creating, ttl)
-			s.mu.Unlock()
-			close(c.done)
-			if c.err != nil {
-				return nil, c.err
-			}
-			continue
-		}
-		s.mu.Unlock()
-		select {
-		case <-creation.done: // it may have failed because its caller had a shorter deadline
-		case <-ctx.Done():
-			return nil, &driver.Error{Code: driver.CodeUnavailable, Err: context.Cause(ctx)}
-		}
-	}
+// share sets how the sessions and the stream of keepalives are made.
+func (s *store) share() {
+	s.sessions = calls.Shared[time.Duration, *session]{Calls: s.calls, Timeout: openTimeout + requestTimeout, Make: s.createSession, Over: (*session).isOver}
+	s.keepalives.streams = calls.Shared[struct{}, *keepaliveStream]{Calls: s.calls, Timeout: openTimeout, Make: s.openKeepalives,
+		Over: func(k *keepaliveStream) bool { return !k.usable() }}
 }
 
 // ready reports whether session returns without a request.
 func (s *store) ready(ttl time.Duration) bool {
-	s.mu.Lock()
-	e := s.sessions[wholeSeconds(ttl)]
-	s.mu.Unlock()
-	return e != nil && e.left() >= e.ttl-e.ttl/3
+	e := s.sessions.Made()[wholeSeconds(ttl)]
+	return e != nil && !e.isOver() && e.left() >= e.ttl-e.ttl/3
 }
 
 // wholeSeconds rounds up to the unit of leases.
 func wholeSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
-func (s *store) createSession(ctx context.Context, ttl time.Duration) error {
+func (s *store) createSession(ctx context.Context, ttl time.Duration) (*session, error) {
 	if s.client.Username != "" {
 		// The login precedes the lease: if many clients log in at once, it may take longer than
 		// a TTL.
 		if _, _, err := s.keepaliveStream(ctx); err != nil {
-			return unavailable(ctx, err)
+			return nil, unavailable(ctx, err)
 		}
 	}
 	sent := driver.Now()
@@ -160,20 +130,16 @@ func (s *store) createSession(ctx context.Context, ttl time.Duration) error {
 	if err != nil {
 		s.reconnect()
 		// If the server has created the lease, it expires.
-		return unavailable(ctx, err)
+		return nil, unavailable(ctx, err)
 	}
 	e := &session{
 		s: s, lease: resp.ID, ttl: time.Duration(resp.TTL) * time.Second, sent: sent,
 		live: map[*request]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{}), due: make(chan struct{}, 1),
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.calls.Stopped() {
-		return errClosed // the lease expires
+	if !s.calls.Go(func() { e.serve(min(checkEvery, e.ttl/6)) }) {
+		return nil, errClosed // the lease expires
 	}
-	s.sessions[ttl] = e
-	s.calls.Tasks.Go(func() { e.serve(min(checkEvery, e.ttl/6)) })
-	return nil
+	return e, nil
 }
 
 // left returns how long the lease is certain to exist.
@@ -291,14 +257,6 @@ func (e *session) answered(err error) {
 
 // end marks the session as over, and notifies its grants and waiters.
 func (e *session) end(err *driver.Error) {
-	s := e.s
-	s.mu.Lock()
-	for ttl, other := range s.sessions {
-		if other == e {
-			delete(s.sessions, ttl)
-		}
-	}
-	s.mu.Unlock()
 	e.mu.Lock()
 	if e.err != nil {
 		e.mu.Unlock()
@@ -315,7 +273,7 @@ func (e *session) end(err *driver.Error) {
 	e.mu.Unlock()
 	close(e.over)
 	if sentinel != nil {
-		s.unwatch(sentinel)
+		e.s.unwatch(sentinel)
 	}
 	if err == errLeaseEnded {
 		for _, a := range granted {

@@ -15,7 +15,8 @@ func TestKeepaliveHasItsOwnTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := storeOver(t, &leaseServer{early: true})
 		defer end()
-		s.sessions[time.Second] = &session{s: s, ttl: 1, sent: driver.Now(), over: make(chan struct{})}
+		e := &session{s: s, ttl: 1, sent: driver.Now(), over: make(chan struct{})}
+		s.sessions.Make = func(context.Context, time.Duration) (*session, error) { return e, nil }
 		time.Sleep(time.Millisecond) // otherwise the lease is fresh, and the client sends no keepalive
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()

@@ -43,13 +43,12 @@ type store struct {
 
 	calls *calls.Calls
 
+	sessions   calls.Shared[time.Duration, *session] // by rounded TTL
 	keepalives keepalives
 	watches    watches
 	queues     queueWatches
 
 	mu       sync.Mutex
-	sessions map[time.Duration]*session // by rounded TTL
-	creating map[time.Duration]*sharedCall
 	requests map[string]*request              // by request ID: those that may have an entry at the server
 	waiting  map[string][]*request            // by name: entries that wait
 	minTTL   time.Duration                    // the server's shortest lease, 0 before it is known
@@ -156,10 +155,10 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
 		lay:     newLayout(set.prefix, set.namespace), given: client.Endpoints(),
 		exposed: set.exposed, room: set.room,
-		sessions: map[time.Duration]*session{}, creating: map[time.Duration]*sharedCall{},
 		calls: calls.New(), requests: map[string]*request{}, waiting: map[string][]*request{},
 		kept: map[clientv3.LeaseID]*time.Timer{}, reconnect: reconnecting(client.ActiveConnection()),
 	}
+	s.share()
 	return &Store{s}, nil
 }
 
@@ -169,7 +168,7 @@ func (s *store) String() string { return "etcd " + strings.Join(s.given, ",") }
 // Exposed implements driver.Exposer for a store that was opened by URL.
 func (s *store) Exposed() string { return s.exposed }
 
-var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
+var errClosed = calls.ErrClosed
 
 // Guarantees returns what etcd guarantees. The first call reads the server's shortest lease. It
 // refuses `etcd grpc-proxy`, and checks that the user may read and write the store's own keys.
@@ -355,7 +354,7 @@ func (s *store) Close(ctx context.Context) error {
 		end.Stop()
 	}
 	leases := map[*session]struct{}{}
-	for _, e := range s.sessions {
+	for _, e := range s.sessions.Made() {
 		leases[e] = struct{}{}
 	}
 	for _, a := range s.requests {

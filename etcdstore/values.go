@@ -13,7 +13,7 @@ var _ driver.Values = (*store)(nil)
 
 // Get implements driver.Values. A version is the key's mod revision, in decimal.
 func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
-	if err := s.readyForValue(ctx, key, nil); err != nil {
+	if err := s.calls.Ready(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
 	resp, err := s.send.Get(ctx, s.lay.value(key))
@@ -28,7 +28,7 @@ func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 
 // Put implements driver.Values.
 func (s *store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
-	if err := s.readyForValue(ctx, key, data); err != nil {
+	if err := s.calls.Ready(ctx, key, data); err != nil {
 		return "", err
 	}
 	var revision int64 // of a key that does not exist
@@ -51,18 +51,4 @@ func (s *store) Put(ctx context.Context, key string, data []byte, version string
 		return "", driver.Conflict(key)
 	}
 	return strconv.FormatInt(resp.Header.Revision, 10), nil
-}
-
-// readyForValue checks the arguments of Get and Put, and returns an error of a closed store.
-func (s *store) readyForValue(ctx context.Context, key string, data []byte) error {
-	if err := driver.CheckValue(key, data); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return unavailable(ctx, err)
-	}
-	if s.calls.Stopped() {
-		return errClosed
-	}
-	return nil
 }

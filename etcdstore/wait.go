@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 )
 
@@ -64,13 +65,15 @@ func (s *store) withdraw(ctx context.Context, a *request, why error) error {
 	} else if code == driver.CodeUnknown {
 		return why
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
-	defer cancel()
-	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
-	if _, err := s.send.Txn(bounded).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
-	}
-	return &driver.Error{Code: code, Err: why}
+	return s.remove(ctx, a, &driver.Error{Code: code, Err: why}, clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load()))
+}
+
+// remove deletes the entry of a request that has failed with why, if it is ours, and returns the error of the request.
+func (s *store) remove(ctx context.Context, a *request, why error, ours clientv3.Cmp) error {
+	return calls.Withdraw(ctx, withdrawTimeout, why, func(ctx context.Context) error {
+		_, err := s.send.Txn(ctx).If(ours).Then(clientv3.OpDelete(a.key)).Commit()
+		return err
+	})
 }
 
 // withdrawTimeout limits the deletion of an entry after the caller's context has ended. If the
@@ -88,14 +91,9 @@ func (s *store) dropWaiting(a *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.waits.Store(false)
-	w := s.waiting[a.r.Name]
-	if i := slices.Index(w, a); i >= 0 {
-		w = slices.Delete(w, i, i+1)
-	}
-	if len(w) == 0 {
+	w := slices.DeleteFunc(s.waiting[a.r.Name], func(other *request) bool { return other == a })
+	if s.waiting[a.r.Name] = w; len(w) == 0 {
 		delete(s.waiting, a.r.Name)
-	} else {
-		s.waiting[a.r.Name] = w
 	}
 }
 
@@ -124,35 +122,31 @@ const (
 func (s *store) wait(ctx context.Context, a *request, v view, lastErr error) (driver.Grant, error) {
 	retry := backoff.Backoff{First: waitRetry, Max: waitRetryMax}
 	for {
-		if lastErr == nil {
-			switch {
-			case v.granted:
-				g, err := s.claim(ctx, a, v)
-				if err == nil {
-					return g, nil
-				}
-				lastErr = err
-			case !v.exists:
-				return driver.Grant{}, s.entryGone(ctx, a)
-			case v.broken != nil:
-				return driver.Grant{}, v.broken
-			default:
-				a.r.From.Queued(s.holders(v.queue))
-				if v, lastErr = s.awaitChange(ctx, a, v); lastErr == nil {
-					retry.Reset()
-				}
+		switch {
+		case lastErr != nil:
+		case v.granted:
+			var g driver.Grant
+			if g, lastErr = s.claim(ctx, a, v); lastErr == nil {
+				return g, nil
+			}
+		case !v.exists:
+			return driver.Grant{}, s.entryGone(ctx, a)
+		case v.broken != nil:
+			return driver.Grant{}, v.broken
+		default:
+			a.r.From.Queued(s.holders(v.queue))
+			if v, lastErr = s.awaitChange(ctx, a, v, 0); lastErr == nil {
+				retry.Reset()
+				continue
 			}
 		}
-		if lastErr == nil {
-			continue
-		}
-		if !retriable(lastErr) {
+		switch {
+		case !retriable(lastErr) || ctx.Err() != nil:
 			return driver.Grant{}, lastErr
+		case a.e.isOver():
+			return driver.Grant{}, a.e.overError()
 		}
-		if err := s.waitForRetry(ctx, a, retry.Next()); err != nil {
-			return driver.Grant{}, err
-		}
-		v, lastErr = s.readView(ctx, a)
+		v, lastErr = s.awaitChange(ctx, a, view{}, retry.Next())
 	}
 }
 
@@ -162,25 +156,6 @@ func (s *store) entryGone(ctx context.Context, a *request) error {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseEnded.Err}
 	}
 	return errEntryGone
-}
-
-// waitForRetry waits for d, or until the entry is woken. It returns an error if ctx, the store or the
-// session is over first.
-func (s *store) waitForRetry(ctx context.Context, a *request, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-a.woken: // the caller reads the queue next
-		return nil
-	case <-ctx.Done():
-		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
-	case <-s.calls.Ctx.Done():
-		return errClosed
-	case <-a.e.over:
-		return a.e.overError()
-	}
 }
 
 // overError returns the error of a waiter whose session is over.
@@ -227,17 +202,22 @@ func (m *mailbox) take() watchUpdate {
 	return u
 }
 
-// awaitChange waits until the entries that v watches have changed, and returns the next view.
-func (s *store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
-	mail, own := s.watchView(a, v)
-	if own != nil {
-		defer s.unwatch(own)
+// awaitChange waits until the entries that v watches have changed, and returns the next view. A pause follows an error:
+// then nothing is watched, and awaitChange reads the queue after the pause.
+func (s *store) awaitChange(ctx context.Context, a *request, v view, pause time.Duration) (view, error) {
+	mail, interval := &mailbox{}, pause
+	if pause == 0 {
+		var own *watch
+		if mail, own = s.watchView(a, v); own != nil {
+			defer s.unwatch(own)
+		}
+		interval = unwatchedEvery
+		if a.complete {
+			interval = readQueueEvery
+		}
+		interval = wakeup.Fallback(ctx, interval)
 	}
-	interval := unwatchedEvery
-	if a.complete {
-		interval = readQueueEvery
-	}
-	overdue := time.NewTimer(wakeup.Fallback(ctx, interval))
+	overdue := time.NewTimer(interval)
 	defer overdue.Stop()
 	for {
 		select {

@@ -22,6 +22,8 @@ type unwatchable struct {
 	clientv3.KV
 	queue  []*mvccpb.KeyValue
 	opened func() // called with each stream
+	failed error  // of each read
+	reads  int
 
 	mu      sync.Mutex
 	streams []time.Time
@@ -63,6 +65,9 @@ func (x unwatchableTxn) Else(...clientv3.Op) clientv3.Txn     { return x }
 // Commit returns the answer to one read, or those to the two reads of an exclusive entry: the first entry, and the last
 // two.
 func (x unwatchableTxn) Commit() (*clientv3.TxnResponse, error) {
+	if x.u.reads++; x.u.failed != nil {
+		return nil, x.u.failed
+	}
 	read := func(r *etcdserverpb.RangeResponse) *etcdserverpb.ResponseOp {
 		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: r}}
 	}
@@ -125,6 +130,29 @@ func TestPauseAfterFailedStream(t *testing.T) {
 			if pause < most/2 || pause > most {
 				t.Errorf("pause %d: %s, want from %s to %s", i, pause, most/2, most)
 			}
+		}
+	})
+}
+
+// TestWaitWithoutAnswersEndsWithItsSession: no read of the queue is answered. The waiter reads again after a backoff, and
+// ends when no keepalive was answered for the whole TTL.
+func TestWaitWithoutAnswersEndsWithItsSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := &unwatchable{failed: errors.New("no answer")}
+		s, end := storeOver(t, nil)
+		defer end()
+		client := clientv3.NewCtxClient(t.Context())
+		client.KV = u
+		s.client, s.send = client, sender{client}
+		e := &session{s: s, lease: 2, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
+		a := &request{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: noRequester{}}, e: e, woken: make(chan int64, 1)}
+		a.rev.Store(4)
+		time.AfterFunc(10*time.Second, func() { e.end(errNotRenewed) })
+		if _, err := s.wait(t.Context(), a, view{}, u.failed); err != errNotRenewed {
+			t.Errorf("the wait ended with %v, want %v", err, errNotRenewed)
+		}
+		if u.reads < 10 || u.reads > 30 {
+			t.Errorf("%d reads in 10 s", u.reads)
 		}
 	})
 }

@@ -69,11 +69,8 @@ func (s *store) Put(ctx context.Context, key string, data []byte, version string
 }
 
 func (s *store) enterValue(ctx context.Context, key string, data []byte) error {
-	if err := driver.CheckValue(key, data); err != nil {
+	if err := s.calls.Ready(ctx, key, data); err != nil {
 		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	return s.calls.Enter()
 }

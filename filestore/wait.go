@@ -4,7 +4,6 @@ package filestore
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -173,16 +172,12 @@ func (s *store) resign(ctx context.Context, w *waiter) {
 
 // withdraw removes the waiter's entry, also if the entry has become a grant meanwhile.
 func (s *store) withdraw(ctx context.Context, w *waiter) error {
-	cause := ctx.Err()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)
-	defer cancel()
-	_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0, 0)
-	if driver.CodeOf(err) == driver.CodeClosed {
+	why := driver.Errorf(driver.CodeWithdrawn, "%w", ctx.Err())
+	return calls.Withdraw(ctx, 200*time.Millisecond, why, func(ctx context.Context) error {
+		_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0, 0)
+		if err != nil {
+			s.unregister(w.r.ID)
+		}
 		return err
-	}
-	if err != nil {
-		s.unregister(w.r.ID)
-		return driver.Errorf(driver.CodeUnknown, "the queue entry could not be withdrawn: %w", errors.Join(err, cause))
-	}
-	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
+	})
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"sync"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/gather"
 	"github.com/holdfast-go/holdfast/internal/held"
 	"github.com/holdfast-go/holdfast/redisstore/internal/server"
 )
@@ -38,16 +38,8 @@ func (s *store) check(ctx context.Context, due []*held.Grant) {
 	for _, group := range groups {
 		batches = slices.AppendSeq(batches, slices.Chunk(group, size))
 	}
-	var pipes sync.WaitGroup
-	slots := make(chan struct{}, checkPipelines)
-	for some := range slices.Chunk(batches, checkCalls) {
-		slots <- struct{}{}
-		pipes.Go(func() {
-			s.checkBatches(ctx, some)
-			<-slots
-		})
-	}
-	pipes.Wait()
+	pipes := slices.Collect(slices.Chunk(batches, checkCalls))
+	gather.Each(len(pipes), checkPipelines, func(i int) { s.checkBatches(ctx, pipes[i]) })
 }
 
 // checkBatches checks each batch of grants by a call of the script, in one pipeline.

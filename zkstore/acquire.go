@@ -161,8 +161,11 @@ func (p *entry) awaitGrant(ctx context.Context, names []string, queued *bool) er
 		case !p.r.Wait:
 			return p.ss.busy(ctx, p.dir, all[:i])
 		default:
-			granted, err := p.awaitChange(ctx, all, i, queued)
-			if granted || err != nil {
+			changed, err := p.watch(ctx, all, i, queued)
+			if err == nil && !changed {
+				err = p.sleep(ctx)
+			}
+			if err != nil || p.grantedMeanwhile() {
 				return err
 			}
 		}
@@ -171,23 +174,6 @@ func (p *entry) awaitGrant(ctx context.Context, names []string, queued *bool) er
 			return err
 		}
 	}
-}
-
-// awaitChange waits until the queue before the entry may have changed. The entry is at index i.
-// granted reports that it is a grant. Otherwise the entry has to read the queue.
-func (p *entry) awaitChange(ctx context.Context, all []node, i int, queued *bool) (granted bool, err error) {
-	changed, err := p.watch(ctx, all, i, queued)
-	if err == nil && !changed {
-		err = p.sleep(ctx)
-	}
-	switch {
-	case err != nil:
-		return false, err
-	case p.handedOff():
-		p.at = driver.Now()
-		return true, nil
-	}
-	return p.firstByCount(), nil
 }
 
 // queuedDelay is how long an entry waits before it reads the holders to report them, unless it has
@@ -299,10 +285,13 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (cha
 	if err != nil {
 		return false, err
 	}
-	if len(holders) == 0 && !*queued {
-		p.unreported = grants[:min(len(grants), maxBusyHolders)]
+	if !*queued {
+		*queued = true
+		p.r.From.Queued(holders)
+		if len(holders) == 0 {
+			p.unreported = grants[:min(len(grants), maxBusyHolders)]
+		}
 	}
-	p.reportQueued(queued, holders)
 	return changed, nil
 }
 
@@ -442,14 +431,6 @@ func (p *entry) toWatchLocked(all []node, i int) (set []node, counting bool) {
 		return all[:i], true // mutation: zookeeper-counted
 	}
 	return toWatch(all, i), false
-}
-
-// reportQueued notifies the requester once that the request waits.
-func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
-	if !*queued {
-		*queued = true
-		p.r.From.Queued(holders)
-	}
 }
 
 // granted makes an entry a grant. The grant's validity begins at p.at, and the session has to be

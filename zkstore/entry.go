@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/calls"
 	"github.com/holdfast-go/holdfast/internal/wakeup"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
@@ -69,17 +70,18 @@ func (p *entry) onEvent(e zk.Event) {
 	p.wake(nil)
 }
 
-// firstByCount reports whether every node before the entry was seen to end while its own existed.
-// The validity runs from the requests that set the watches, so after a longer wait the entry reads
-// the queue again.
-func (p *entry) firstByCount() bool {
+// grantedMeanwhile reports whether the entry has become a grant since it was queued, without a read: the grant before it
+// was handed off to it, or every node before it was seen to end while its own existed. In the second case the validity
+// runs from the requests that set the watches, so after a longer wait the entry reads the queue again.
+func (p *entry) grantedMeanwhile() bool {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
-	if !p.counting || p.remaining > 0 {
-		return false
+	if p.handoff {
+		p.at = driver.Now()
+		return true
 	}
 	passed, _ := p.since.Elapsed()
-	if passed > p.ss.ttl/4 {
+	if !p.counting || p.remaining > 0 || passed > p.ss.ttl/4 {
 		return false
 	}
 	p.at = p.since
@@ -88,11 +90,6 @@ func (p *entry) firstByCount() bool {
 
 // cleanupTimeout limits the cleanup of a call after its context has ended.
 const cleanupTimeout = 300 * time.Millisecond
-
-// cleanupContext returns a context for a cleanup, which does not end with the caller's.
-func (s *store) cleanupContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-}
 
 // creation is a transaction that creates the node of a request. Its operations are two checks, the
 // release of a grant if that is pending, and the create. The server reads the directory after it.
@@ -425,25 +422,18 @@ func (p *entry) unsubscribeLocked() {
 	p.subscribed = nil
 }
 
-// withdraw removes an entry and returns why, if the server confirms that. It has a timeout of
-// its own, since the caller's context may have ended.
+// withdraw removes an entry and returns why, if the server confirms that.
 func (p *entry) withdraw(ctx context.Context, why error) error {
 	ss := p.ss
 	p.unregister()
-	del := zk.Delete(p.path, -1)
-	cleanup, cancel := ss.s.cleanupContext(ctx)
-	defer cancel()
 	defer ss.wakeWaiters(p.dir, p.path, nil)
-	if err := ss.zk.Do(cleanup, del); err != nil {
-		if ss.s.calls.Stopped() {
-			return errClosed()
+	return calls.Withdraw(ctx, cleanupTimeout, why, func(ctx context.Context) error {
+		del := zk.Delete(p.path, -1)
+		if err := ss.zk.Do(ctx, del); err != nil || errors.Is(del.Err, zk.ErrNoNode) {
+			return ss.s.fail(err)
 		}
-		return &driver.Error{Code: driver.CodeUnknown, Err: err}
-	}
-	if del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
-		return &driver.Error{Code: driver.CodeUnknown, Err: del.Err}
-	}
-	return why
+		return ss.s.fail(del.Err)
+	})
 }
 
 // wakeWaiters wakes the entries of this client that wait for another node of this client, which was

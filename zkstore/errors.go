@@ -12,6 +12,9 @@ import (
 // exist (see invalidateSession).
 var errSessionExpired = errors.New("the session has expired")
 
+// errNodeDeleted is the error of a grant whose node another client has deleted.
+var errNodeDeleted = errors.New("its node was deleted")
+
 // fail returns an error of the client with a code.
 func (s *store) fail(err error) error {
 	if err == nil {

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/gather"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -182,30 +182,14 @@ func (ss *session) expire(ctx context.Context) {
 	for _, g := range ss.grants {
 		if passed, _ := g.sent.Elapsed(); passed >= g.ttl && !g.busy {
 			due = append(due, g)
+			ss.loseLocked(g, driver.CauseExpired, nil)
 		}
 	}
-	ss.mu.Unlock()
-	for _, g := range due {
-		ss.mu.Lock()
-		first := g.cause == ""
-		if first {
-			g.cause = driver.CauseExpired
-		}
-		ss.mu.Unlock()
-		if first {
-			g.from.Lost(driver.CauseExpired, nil)
-		}
-	}
+	ss.unlock()
 	if ss.zk.Conn() == 0 {
 		return
 	}
-	for some := range slices.Chunk(due, batch) {
-		var removing sync.WaitGroup
-		for _, g := range some {
-			removing.Go(func() { _, _ = g.remove(ctx) }) // the next round retries it
-		}
-		removing.Wait()
-	}
+	gather.Each(len(due), batch, func(i int) { _, _ = due[i].remove(ctx) }) // the next round retries it
 }
 
 // watchOwn reads the nodes of grants that are not watched, with a watch. A grant that was lost
@@ -243,24 +227,18 @@ func (ss *session) watchOwn(ctx context.Context) {
 
 // ownNodeRead handles the answer to the read of a grant's own node.
 func (ss *session) ownNodeRead(g *grant, c *zk.Call) {
-	var lost *grant
-	var why error
 	ss.mu.Lock()
+	defer ss.unlock()
 	switch {
 	case g.ending:
 	case errors.Is(c.Err, zk.ErrNoNode):
-		lost, why = ss.loseLocked(g, driver.CauseTaken), errors.New("its node was deleted")
+		ss.forgetLocked(g)
+		ss.loseLocked(g, driver.CauseTaken, errNodeDeleted)
 	case c.Err != nil:
 		g.watched = 0
-	case g.cause != "":
 	case string(c.Data) == revoke:
 		// The node exists until the release, or until the client that requested the end
 		// deletes it.
-		g.cause = driver.CauseTaken
-		lost, why = g, errors.New("it was requested to end")
-	}
-	ss.mu.Unlock()
-	if lost != nil {
-		lost.from.Lost(driver.CauseTaken, why)
+		ss.loseLocked(g, driver.CauseTaken, errors.New("it was requested to end"))
 	}
 }

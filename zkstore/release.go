@@ -138,23 +138,13 @@ func (g *grant) handOffLocked() *entry {
 // Unless the grant was released meanwhile, another client has deleted the node.
 func (p *entry) revokeHandoff() {
 	ss := p.ss
-	var lost *grant
 	ss.mu.Lock()
+	defer ss.unlock()
 	p.deleted = true // the entry may not be a grant yet
 	if g := ss.ours[p.path]; g != nil && !g.ending {
-		lost = ss.loseLocked(g, driver.CauseTaken)
+		ss.forgetLocked(g)
+		ss.loseLocked(g, driver.CauseTaken, errNodeDeleted)
 	}
-	ss.mu.Unlock()
-	if lost != nil {
-		lost.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
-	}
-}
-
-// handedOff reports whether the grant before an entry was handed off to it.
-func (p *entry) handedOff() bool {
-	p.ss.mu.Lock()
-	defer p.ss.mu.Unlock()
-	return p.handoff
 }
 
 // Renew sends one request to the leader for all the grants of a session. The validity runs from the

@@ -90,7 +90,7 @@ func (ss *session) withdrawBoth(ctx context.Context, lease, mutex *entry, err er
 func (ss *session) releaseMutex(mutex *entry) {
 	mutex.unregister()
 	del := zk.Delete(mutex.path, -1)
-	soon, cancel := ss.s.cleanupContext(ss.s.calls.Ctx)
+	soon, cancel := context.WithTimeout(context.WithoutCancel(ss.s.calls.Ctx), cleanupTimeout)
 	err := ss.zk.Send(soon, del)
 	cancel()
 	ss.s.calls.Go(func() { // after Close the session ends, and the mutex with it

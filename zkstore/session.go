@@ -39,6 +39,7 @@ type session struct {
 	entries map[string]map[*entry]struct{} // by directory
 	subs    map[string]map[*entry]struct{} // by watched path
 	trees   map[*tree]struct{}             // of Watch and Break
+	losses  []func()                       // reports that unlock makes
 }
 
 // grant is a grant of this client.
@@ -272,14 +273,14 @@ func (ss *session) onEvent(e zk.Event) {
 		p.onEvent(e)
 	}
 	delete(ss.subs, e.Path)
-	var lost *grant
 	if g := ss.ours[e.Path]; g != nil {
 		switch {
 		case e.Type == zk.EventDeleted && g.busy: // by this client, and the answer follows
 		case e.Type == zk.EventDeleted && g.ending:
 			ss.forgetLocked(g)
 		case e.Type == zk.EventDeleted:
-			lost = ss.loseLocked(g, driver.CauseTaken)
+			ss.forgetLocked(g)
+			ss.loseLocked(g, driver.CauseTaken, errNodeDeleted)
 		case e.Type == zk.EventChanged:
 			g.watched = 0
 			ss.wakeMaintain()
@@ -288,21 +289,25 @@ func (ss *session) onEvent(e zk.Event) {
 	for t := range ss.trees {
 		t.notify(e.Path)
 	}
-	ss.mu.Unlock()
-	if lost != nil {
-		lost.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
+	ss.unlock()
+}
+
+// loseLocked records the loss of a grant. If it is the first one, unlock notifies the holder.
+func (ss *session) loseLocked(g *grant, cause driver.Cause, why error) {
+	if g.cause == "" {
+		g.cause = cause
+		ss.losses = append(ss.losses, func() { g.from.Lost(cause, why) })
 	}
 }
 
-// loseLocked ends a grant whose node is gone. It returns the grant if its holder was not
-// notified yet.
-func (ss *session) loseLocked(g *grant, cause driver.Cause) *grant {
-	ss.forgetLocked(g)
-	if g.cause != "" {
-		return nil
+// unlock unlocks the mutex, and then notifies the holders of the grants that were lost under it.
+func (ss *session) unlock() {
+	losses := ss.losses
+	ss.losses = nil
+	ss.mu.Unlock()
+	for _, report := range losses {
+		report()
 	}
-	g.cause = cause
-	return g
 }
 
 // forgetLocked removes a grant and wakes the entries of this client that wait for it.
@@ -335,23 +340,16 @@ func (ss *session) onConn(int) {
 // onEnd handles the end of the session, with all its grants.
 func (ss *session) onEnd(why error) {
 	ss.mu.Lock()
-	var lost []*grant
+	defer ss.unlock()
 	for _, g := range ss.grants {
-		if g.cause == "" {
-			g.cause = driver.CauseSessionEnded
-			lost = append(lost, g)
-		}
+		ss.loseLocked(g, driver.CauseSessionEnded, why)
 	}
 	clear(ss.grants)
 	clear(ss.ours)
 	ss.ended = true
 	close(ss.over)
-	ss.mu.Unlock()
 	if ss.s.calls.Stopped() {
-		return
-	}
-	for _, g := range lost {
-		g.from.Lost(driver.CauseSessionEnded, why)
+		ss.losses = nil // the core knows
 	}
 }
 

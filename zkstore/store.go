@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -38,17 +39,18 @@ type store struct {
 
 	refused backoff.Refused // the user
 
-	mu       sync.Mutex
-	longest  shared[time.Duration] // the longest TTL that the server allows
-	sessions map[time.Duration]*shared[*session]
+	longest  calls.Shared[struct{}, time.Duration] // the longest TTL that the server allows
+	sessions calls.Shared[time.Duration, *session]
+	writing  calls.Shared[struct{}, *zk.Session] // the session of guarded writes
+
+	mu sync.Mutex
 	// unanswered are the requests with a create that has no answer, by ID. A node of it may exist or
 	// still appear.
 	unanswered map[string]pendingCreate
 	// acquiring are the requests whose Acquire has not returned.
 	acquiring map[string]struct{}
 	// mark is the high-water mark of the tokens of sessions that were forgotten.
-	mark    uint64
-	writing shared[*zk.Session] // the session of guarded writes
+	mark uint64
 	// acceptedSize is the longest request that a server has been found to accept.
 	acceptedSize atomic.Int64
 }
@@ -97,10 +99,11 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	s := &store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
 		home: c.chroot, calls: calls.New(),
-		sessions: map[time.Duration]*shared[*session]{}, unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
+		unanswered: map[string]pendingCreate{}, acquiring: map[string]struct{}{},
 	}
-	s.longest = shared[time.Duration]{make: s.requestLongestTTL, over: func(time.Duration) bool { return false }}
-	s.writing = shared[*zk.Session]{make: s.newWriter, over: func(w *zk.Session) bool { return w.Ended() != nil }}
+	s.longest = calls.Shared[struct{}, time.Duration]{Calls: s.calls, Timeout: openTimeout, Make: s.requestLongestTTL}
+	s.sessions = calls.Shared[time.Duration, *session]{Calls: s.calls, Timeout: openTimeout, Make: s.newSession, Over: s.sessionOver}
+	s.writing = calls.Shared[struct{}, *zk.Session]{Calls: s.calls, Timeout: openTimeout, Make: s.newWriter, Over: func(w *zk.Session) bool { return w.Ended() != nil }}
 	s.following.Store(&servers)
 	s.cfg.dial = s.reached.Through(c.dial)
 	if c.namespace != "" {
@@ -155,11 +158,25 @@ func (s *store) clientConfig(timeout time.Duration) zk.Config {
 }
 
 // longestTTL returns the longest TTL that the server allows. It requests it once.
-func (s *store) longestTTL(ctx context.Context) (time.Duration, error) { return s.longest.get(ctx, s) }
+func (s *store) longestTTL(ctx context.Context) (time.Duration, error) {
+	return opened(ctx, s, &s.longest, struct{}{})
+}
+
+// openTimeout is the timeout of an attempt to open a session, and to verify that one has ended.
+const openTimeout = 5 * time.Second
+
+// opened returns a shared value, which is opened if necessary. No request was sent if that fails.
+func opened[K comparable, T any](ctx context.Context, s *store, v *calls.Shared[K, T], key K) (T, error) {
+	value, err := v.Get(ctx, key)
+	if err != nil && ctx.Err() != nil && err == context.Cause(ctx) {
+		err = &zk.NotSentError{Err: ctx.Err()}
+	}
+	return value, s.fail(err)
+}
 
 // requestLongestTTL returns the longest TTL that the server allows. It returns an error for a server
 // whose tick is longer than configured.
-func (s *store) requestLongestTTL(ctx context.Context) (time.Duration, error) {
+func (s *store) requestLongestTTL(ctx context.Context, _ struct{}) (time.Duration, error) {
 	least, most, err := zk.Limits(ctx, s.clientConfig(0))
 	if err != nil {
 		return 0, &zk.NotSentError{Err: err}
@@ -197,17 +214,7 @@ func (s *store) session(ctx context.Context, ttl time.Duration) (*session, error
 	if ttl > longest {
 		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
 	}
-	s.mu.Lock()
-	v := s.sessions[ttl]
-	if v == nil {
-		v = &shared[*session]{
-			make: func(ctx context.Context) (*session, error) { return s.newSession(ctx, ttl) },
-			over: s.sessionOver,
-		}
-		s.sessions[ttl] = v
-	}
-	s.mu.Unlock()
-	return v.get(ctx, s)
+	return opened(ctx, s, &s.sessions, ttl)
 }
 
 // sessionOver reports whether a session has ended. Then its successor begins above its tokens.
@@ -238,20 +245,8 @@ func (s *store) anySession(ctx context.Context) (*session, error) {
 
 // liveSessions returns the sessions that have not ended.
 func (s *store) liveSessions() []*session {
-	return slices.DeleteFunc(s.openedSessions(), func(ss *session) bool { return ss.zk.Ended() != nil })
-}
-
-// openedSessions returns all opened sessions. Some may have ended without a notice yet.
-func (s *store) openedSessions() []*session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []*session
-	for _, v := range s.sessions {
-		if ss, ok := v.present(); ok {
-			all = append(all, ss)
-		}
-	}
-	return all
+	made := slices.Collect(maps.Values(s.sessions.Made()))
+	return slices.DeleteFunc(made, func(ss *session) bool { return ss.zk.Ended() != nil })
 }
 
 // Close ends the sessions, and with them every grant and queue entry of this client.

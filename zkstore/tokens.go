@@ -114,7 +114,7 @@ func (ss *session) highest() uint64 {
 // highWater returns the high-water mark of this client's tokens.
 func (s *store) highWater() uint64 {
 	var mark uint64
-	for _, ss := range s.openedSessions() {
+	for _, ss := range s.sessions.Made() { // some may have ended without a notice yet
 		mark = max(mark, ss.highest())
 	}
 	s.mu.Lock()

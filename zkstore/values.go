@@ -20,7 +20,7 @@ func (s *store) valueDir() string {
 
 // Get implements driver.Values.
 func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
-	if err := s.readyForValue(ctx, key, nil); err != nil {
+	if err := s.calls.Ready(ctx, key, nil); err != nil {
 		return nil, "", err
 	}
 	path := s.valueDir() + "/" + escape(key)
@@ -36,7 +36,7 @@ func (s *store) Get(ctx context.Context, key string) ([]byte, string, error) {
 // operator deletes the node of a value, and a client creates it again, a version from before
 // may match.
 func (s *store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
-	if err := s.readyForValue(ctx, key, data); err != nil {
+	if err := s.calls.Ready(ctx, key, data); err != nil {
 		return "", err
 	}
 	path := s.valueDir() + "/" + escape(key)
@@ -83,19 +83,6 @@ func (s *store) createValue(ctx context.Context, path, key string, data []byte) 
 
 func valueVersion(czxid int64, changes int32) string {
 	return strconv.FormatInt(czxid, 10) + "-" + strconv.Itoa(int(changes))
-}
-
-func (s *store) readyForValue(ctx context.Context, key string, data []byte) error {
-	if err := driver.CheckValue(key, data); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
-	}
-	if s.calls.Stopped() {
-		return errClosed()
-	}
-	return nil
 }
 
 // valueCall sends a call on the session of guarded writes, and returns its error. An answer that

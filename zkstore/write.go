@@ -197,7 +197,7 @@ func (s *store) send(ctx context.Context, calls ...*zk.Call) error {
 		}
 		s.acceptedSize.Store(max(s.acceptedSize.Load(), int64(size)))
 	}
-	session, err := s.writing.get(ctx, s)
+	session, err := opened(ctx, s, &s.writing, struct{}{})
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (s *store) send(ctx context.Context, calls ...*zk.Call) error {
 // server ends a connection on which it receives a request that is too long. And a long request on a slow
 // link delays the requests behind it. The sessions of locks must suffer neither. The session of guarded
 // writes has no ephemeral nodes and no watches.
-func (s *store) newWriter(ctx context.Context) (*zk.Session, error) {
+func (s *store) newWriter(ctx context.Context, _ struct{}) (*zk.Session, error) {
 	longest, err := s.longestTTL(ctx)
 	if err != nil {
 		return nil, err
@@ -234,10 +234,7 @@ func (s *store) newWriter(ctx context.Context) (*zk.Session, error) {
 // closeWriting ends the session of guarded writes. It has no ephemeral nodes, so it may expire if
 // no server confirms its end.
 func (s *store) closeWriting(ctx context.Context) {
-	s.mu.Lock()
-	session, ok := s.writing.present()
-	s.mu.Unlock()
-	if ok {
+	for _, session := range s.writing.Made() {
 		_ = session.Close(ctx)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/gather"
 	"github.com/holdfast-go/holdfast/internal/held"
 )
 
@@ -181,16 +182,7 @@ type op struct {
 // apply executes ops of different names. Each op has its own error.
 func (e *engine) apply(ctx context.Context, ops ...*op) {
 	if e.apart && len(ops) > 1 { // so that a request without an answer delays no other op
-		var running sync.WaitGroup
-		slots := make(chan struct{}, batch)
-		for _, p := range ops {
-			slots <- struct{}{}
-			running.Go(func() {
-				e.apply(ctx, p)
-				<-slots
-			})
-		}
-		running.Wait()
+		gather.Each(len(ops), batch, func(i int) { e.apply(ctx, ops[i]) })
 		return
 	}
 	pending := slices.SortedFunc(slices.Values(ops), func(a, b *op) int { return strings.Compare(a.key, b.key) })

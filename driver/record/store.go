@@ -89,11 +89,8 @@ func (s *store) Put(ctx context.Context, key string, data []byte, version string
 
 // value begins a call for a value.
 func (s *store) value(ctx context.Context, key string, data []byte) (context.Context, func(), error) {
-	if err := driver.CheckValue(key, data); err != nil {
+	if err := s.calls.Ready(ctx, key, data); err != nil {
 		return nil, nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	return s.calls.Call(ctx)
 }

@@ -1,11 +1,12 @@
 // Package calls admits the calls and the background tasks of a store until the store is closed, and lets
-// Close wait for them.
+// Close wait for them. A task can make a value that several calls wait for.
 package calls
 
 import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -84,6 +85,36 @@ func (c *Calls) Stop() (first bool) {
 
 // Stopped reports whether Stop was called.
 func (c *Calls) Stopped() bool { return c.stopped.Load() }
+
+// Ready returns the error of a call for a value that cannot begin, nil if it can: see driver.Values.
+func (c *Calls) Ready(ctx context.Context, key string, data []byte) error {
+	if err := driver.CheckValue(key, data); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
+	}
+	if c.Stopped() {
+		return ErrClosed
+	}
+	return nil
+}
+
+// Withdraw calls undo, which removes what the store has of a request that has failed. It returns the error of the
+// request: why, or one of CodeUnknown if undo fails. If undo reports that the store is closed, that is the error. undo has
+// a context of its own, since that of the caller may have ended.
+func Withdraw(ctx context.Context, timeout time.Duration, why error, undo func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	switch err := undo(ctx); {
+	case err == nil:
+		return why
+	case driver.CodeOf(err) == driver.CodeClosed:
+		return err
+	default:
+		return driver.Errorf(driver.CodeUnknown, "%w; the request could not be withdrawn: %w", why, err)
+	}
+}
 
 // Wait waits until g is done or ctx ends.
 func Wait(ctx context.Context, g *sync.WaitGroup) {

@@ -2,9 +2,12 @@ package calls
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/must"
 )
 
@@ -59,4 +62,40 @@ func TestCloseWaitsForCallsAndTasks(t *testing.T) {
 			t.Error("Close still waits")
 		}
 	})
+}
+
+func TestWithdrawReturnsTheOutcome(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	why, failed := driver.Errorf(driver.CodeWithdrawn, "the caller has left"), errors.New("no answer")
+	for _, c := range []struct {
+		undo error
+		code driver.Code
+	}{{nil, driver.CodeWithdrawn}, {ErrClosed, driver.CodeClosed}, {failed, driver.CodeUnknown}} {
+		err := Withdraw(ctx, time.Minute, why, func(ctx context.Context) error {
+			if _, limited := ctx.Deadline(); !limited || ctx.Err() != nil {
+				t.Error("undo has no context of its own")
+			}
+			return c.undo
+		})
+		if driver.CodeOf(err) != c.code || c.undo == failed && !(errors.Is(err, why) && errors.Is(err, failed)) {
+			t.Errorf("undo returns %v: %v, want code %v", c.undo, err, c.code)
+		}
+	}
+}
+
+func TestReadyRefusesACallForAValue(t *testing.T) {
+	c := New()
+	must.Succeed(t, c.Ready(t.Context(), "k", nil))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, err := range []error{c.Ready(t.Context(), "", nil), c.Ready(ended, "k", nil)} {
+		if code := driver.CodeOf(err); code != driver.CodeInvalid && code != driver.CodeUnavailable {
+			t.Errorf("%v", err)
+		}
+	}
+	c.Stop()
+	if err := c.Ready(t.Context(), "k", nil); err != ErrClosed {
+		t.Errorf("%v after Stop, want ErrClosed", err)
+	}
 }

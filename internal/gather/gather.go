@@ -1,4 +1,4 @@
-// Package gather sends requests of several goroutines together.
+// Package gather sends requests of several goroutines together, and many requests of one at the same time.
 package gather
 
 import (
@@ -66,3 +66,17 @@ func (g *Group[T]) send(r *request[T]) {
 
 // Wait returns when no request runs. No call of Do may follow.
 func (g *Group[T]) Wait() { g.running.Wait() }
+
+// Each calls f for each number below n, at most lanes of them at the same time, and waits until all calls have returned.
+func Each(n, lanes int, f func(i int)) {
+	slots := make(chan struct{}, lanes)
+	var running sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		running.Go(func() {
+			defer func() { <-slots }()
+			f(i)
+		})
+	}
+	running.Wait()
+}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/gather"
 )
@@ -51,4 +52,32 @@ func TestCallEndsWithItsContext(t *testing.T) {
 	}
 	close(free)
 	g.Wait()
+}
+
+// Each calls f once for each number, and keeps to the number of lanes.
+func TestEachKeepsToItsLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		calls, running, most := map[int]int{}, 0, 0
+		began := time.Now()
+		gather.Each(10, 4, func(i int) {
+			mu.Lock()
+			calls[i]++
+			running++
+			most = max(most, running)
+			mu.Unlock()
+			time.Sleep(time.Second)
+			mu.Lock()
+			running--
+			mu.Unlock()
+		})
+		if took := time.Since(began); took != 3*time.Second || most != 4 || running != 0 {
+			t.Errorf("%s, %d at the same time, %d still run", took, most, running)
+		}
+		for i := range 10 {
+			if calls[i] != 1 {
+				t.Errorf("%d calls of %d", calls[i], i)
+			}
+		}
+	})
 }

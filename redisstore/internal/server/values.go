@@ -53,11 +53,8 @@ func (b *Store) Put(ctx context.Context, key string, data []byte, version string
 
 func (b *Store) value(ctx context.Context, script *Script, key string, data []byte, args []string) ([]string, error) {
 	s := b.s
-	if err := driver.CheckValue(key, data); err != nil {
+	if err := s.Ready(ctx, key, data); err != nil {
 		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, &driver.Error{Code: driver.CodeUnavailable, Err: err}
 	}
 	if err := s.Begin(ctx); err != nil {
 		return nil, err
