@@ -210,7 +210,7 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	defer ss.mu.Unlock()
 	passed, _ := g.sent.Elapsed()
 	switch {
-	case g.ending && ss.grants[g.ID] == g:
+	case g.ending && g.cause == "" && ss.grants[g.ID] == g:
 		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "its release is not confirmed yet")}
 	case ss.grants[g.ID] != g || g.cause != "":
 		cause := cmp.Or(g.cause, driver.CauseGone)
