@@ -85,7 +85,7 @@ func (l *login) dialOptions() []grpc.DialOption {
 // calls may wait for it, and an abandoned login has cost the server its time anyway.
 func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 	t, err := l.tokens.Get(ctx, cc)
-	if err != nil && err == context.Cause(ctx) {
+	if err != nil && ctx.Err() != nil {
 		err = ctx.Err() // as the client library expects it
 	}
 	return t, err

@@ -270,8 +270,8 @@ func (e *session) end(err *driver.Error) {
 			granted = append(granted, a)
 		}
 	}
+	close(e.over) // before another caller finds err set
 	e.mu.Unlock()
-	close(e.over)
 	if sentinel != nil {
 		e.s.unwatch(sentinel)
 	}

@@ -355,7 +355,9 @@ func (s *store) Close(ctx context.Context) error {
 	}
 	leases := map[*session]struct{}{}
 	for _, e := range s.sessions.Made() {
-		leases[e] = struct{}{}
+		if !e.isOver() {
+			leases[e] = struct{}{}
+		}
 	}
 	for _, a := range s.requests {
 		leases[a.e] = struct{}{}

@@ -228,7 +228,7 @@ func (s *store) awaitChange(ctx context.Context, a *request, v view, pause time.
 		case <-a.e.over:
 			return view{}, a.e.overError()
 		case rev := <-a.woken:
-			if rev > 0 && a.r.Limit == driver.Exclusive {
+			if rev > 0 && a.r.Limit == driver.Exclusive { // also in a pause before a retry
 				return view{rev: rev, exists: true, granted: true}, nil
 			}
 			return s.readView(ctx, a)

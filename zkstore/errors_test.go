@@ -1,11 +1,14 @@
 package zkstore
 
 import (
+	"context"
 	"errors"
+	"net"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/calls"
+	"github.com/holdfast-go/holdfast/internal/must"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -17,5 +20,32 @@ func TestInspectionHasNoUnknownOutcome(t *testing.T) {
 		if code := s.Classify(s.unread(err)); code != driver.CodeUnavailable {
 			t.Errorf("%v: %s, want %s", err, code, driver.CodeUnavailable)
 		}
+	}
+}
+
+// causes is an error of a type that cannot be compared.
+type causes []string
+
+func (causes) Error() string { return "the caller has left" }
+
+// TestAnyCauseEndsTheOpeningOfASession: a caller leaves while the server does not answer, and gives a cause of any type.
+func TestAnyCauseEndsTheOpeningOfASession(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Succeed(t, err)
+	defer l.Close()
+	s, err := Open(t.Context(), "zk://"+l.Addr().String()+"/locks")
+	must.Succeed(t, err)
+	defer s.Close(t.Context())
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		conn, err := l.Accept()
+		cancel(causes{"one", "two"})
+		if err == nil {
+			<-t.Context().Done()
+			conn.Close()
+		}
+	}()
+	if _, _, err := s.Get(ctx, "k"); !errors.Is(err, context.Canceled) || driver.CodeOf(err) != driver.CodeUnavailable {
+		t.Errorf("%v, want unavailable: context canceled", err)
 	}
 }

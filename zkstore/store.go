@@ -168,7 +168,7 @@ const openTimeout = 5 * time.Second
 // opened returns a shared value, which is opened if necessary. No request was sent if that fails.
 func opened[K comparable, T any](ctx context.Context, s *store, v *calls.Shared[K, T], key K) (T, error) {
 	value, err := v.Get(ctx, key)
-	if err != nil && ctx.Err() != nil && err == context.Cause(ctx) {
+	if err != nil && ctx.Err() != nil {
 		err = &zk.NotSentError{Err: ctx.Err()}
 	}
 	return value, s.fail(err)

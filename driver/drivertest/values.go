@@ -104,8 +104,8 @@ func RunValues[S interface {
 		}
 		_, err := a.Put(ctx, "too large", make([]byte, driver.MaxValue+1), "")
 		code(err, driver.CodeInvalid, "too large")
-		ended, cancel := context.WithCancel(ctx)
-		cancel()
+		ended, cancel := context.WithCancelCause(ctx)
+		cancel(causes{"the caller has left"})
 		if _, err := a.Put(ended, "late", nil, ""); !errors.Is(err, context.Canceled) {
 			t.Errorf("Put after the context ended: %v", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -206,12 +207,17 @@ func (e *env) cancelWaits(name string, workers, rounds int, longest time.Duratio
 	wg.Wait()
 }
 
+// causes is an error of a type that cannot be compared, like a list of invalid fields.
+type causes []string
+
+func (c causes) Error() string { return strings.Join(c, ", ") }
+
 // cancelledBefore makes a request with a context that has ended already. The store may grant it
 // or return an error, and nothing is left of it afterwards.
 func cancelledBefore(e *env) {
 	s, name := e.open(), e.name()
-	ctx, cancel := context.WithCancel(e.Context())
-	cancel()
+	ctx, cancel := context.WithCancelCause(e.Context())
+	cancel(causes{"the caller has left"})
 	r := e.request(name, driver.Exclusive, long)
 	if g, err := s.Acquire(ctx, r); err == nil {
 		e.release(s, g)

@@ -4,6 +4,8 @@ package calls
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,6 +94,9 @@ func (c *Calls) Ready(ctx context.Context, key string, data []byte) error {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
+		if cause := context.Cause(ctx); !errors.Is(cause, err) {
+			err = fmt.Errorf("%w: %w", err, cause)
+		}
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	if c.Stopped() {

@@ -15,7 +15,7 @@ type Shared[K comparable, T any] struct {
 	// short calls succeeds.
 	Make    func(context.Context, K) (T, error)
 	Timeout time.Duration
-	// Over reports that a value is of no use any more.
+	// Over reports that a value is of no use any more. It does not block.
 	Over func(T) bool
 
 	mu    sync.Mutex
@@ -29,36 +29,52 @@ type task[T any] struct {
 	err    error
 }
 
-// Get returns the value of a key, and makes it if there is none. If ctx ends first, it returns the cause.
+// Get returns the value of a key, and makes it if there is none. A caller that has waited for the task of another one, and
+// has got an error or a value that is over, waits for one more. If ctx ends first, Get returns the cause.
 func (v *Shared[K, T]) Get(ctx context.Context, key K) (none T, _ error) {
-	v.mu.Lock()
-	t := v.tasks[key]
-	if v.Calls.Stopped() || t == nil || v.over(t) {
-		t = &task[T]{ready: make(chan struct{})}
-		if !v.Calls.Go(func() { v.make(t, key) }) {
-			v.mu.Unlock()
+	for again := false; ; again = true {
+		t, began := v.task(key)
+		if t == nil {
 			return none, ErrClosed
 		}
-		if v.tasks == nil {
-			v.tasks = map[K]*task[T]{}
+		select {
+		case <-t.ready:
+		case <-ctx.Done():
+			return none, context.Cause(ctx)
 		}
-		maps.DeleteFunc(v.tasks, func(_ K, t *task[T]) bool { return v.over(t) })
-		v.tasks[key] = t
+		if began || again || !v.over(t) {
+			return t.result, t.err
+		}
 	}
-	v.mu.Unlock()
-	select {
-	case <-t.ready:
-		return t.result, t.err
-	case <-ctx.Done():
-		return none, context.Cause(ctx)
+}
+
+// task returns the task of a key, and whether it has begun it. It returns nil if the store is closed.
+func (v *Shared[K, T]) task(key K) (t *task[T], began bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	t = v.tasks[key]
+	if !v.Calls.Stopped() && t != nil && !v.over(t) {
+		return t, false
 	}
+	t = &task[T]{ready: make(chan struct{})}
+	if !v.Calls.Go(func() { v.make(t, key) }) {
+		return nil, false
+	}
+	if v.tasks == nil {
+		v.tasks = map[K]*task[T]{}
+	}
+	maps.DeleteFunc(v.tasks, func(_ K, t *task[T]) bool { return v.over(t) })
+	v.tasks[key] = t
+	return t, true
 }
 
 func (v *Shared[K, T]) make(t *task[T], key K) {
 	defer close(t.ready)
 	ctx, cancel := context.WithTimeout(v.Calls.Ctx, v.Timeout)
 	defer cancel()
-	t.result, t.err = v.Make(ctx, key)
+	if t.result, t.err = v.Make(ctx, key); t.err != nil && v.Calls.Stopped() {
+		t.err = ErrClosed
+	}
 }
 
 // over reports whether the next call of Get has to make a value again.

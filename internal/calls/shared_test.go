@@ -68,3 +68,48 @@ func TestSharedValueThatIsOverIsMadeAgain(t *testing.T) {
 		t.Errorf("%d, %v, want 4", n, err)
 	}
 }
+
+// A caller that has waited for the task of another one waits for one more if that has failed, and for no third one.
+func TestSharedFailureOfAnotherCallerIsRepeatedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := errors.New("failed")
+		made := 0
+		v := Shared[string, int]{Calls: New(), Timeout: time.Minute, Make: func(context.Context, string) (int, error) {
+			made++
+			time.Sleep(time.Second)
+			return 0, failed
+		}}
+		took := make(chan time.Duration)
+		for range 3 {
+			go func() {
+				began := time.Now()
+				if _, err := v.Get(t.Context(), "a"); err != failed {
+					t.Errorf("%v, want the error of Make", err)
+				}
+				took <- time.Since(began)
+			}()
+			synctest.Wait()
+		}
+		if first, second, third := <-took, <-took, <-took; first != time.Second || second != 2*time.Second || third != 2*time.Second || made != 2 {
+			t.Errorf("the callers have waited for %s, %s and %s, for %d tasks", first, second, third, made)
+		}
+	})
+}
+
+// The end of the store is not the end of a caller's context.
+func TestSharedTaskEndsWithTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := Shared[string, int]{Calls: New(), Timeout: time.Minute, Make: func(ctx context.Context, _ string) (int, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}}
+		go func() {
+			synctest.Wait()
+			v.Calls.Stop()
+			v.Calls.Cancel()
+		}()
+		if _, err := v.Get(t.Context(), "a"); err != ErrClosed {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+	})
+}
