@@ -28,6 +28,7 @@ func TestCodesHaveNames(t *testing.T) {
 		{fmt.Errorf("wrapped: %w", &driver.BusyError{}), driver.CodeBusy},
 		{driver.Errorf(driver.CodeNotHeld, "%w", base), driver.CodeNotHeld},
 		{fmt.Errorf("wrapped: %w", driver.Errorf(driver.CodeRefused, "no")), driver.CodeRefused},
+		{fmt.Errorf("wrapped: %w", driver.Errorf(driver.CodeUnknown, "not withdrawn: %w", &driver.BusyError{})), driver.CodeUnknown},
 	} {
 		if got := driver.CodeOf(tc.err); got != tc.want {
 			t.Errorf("CodeOf(%v) = %v, want %v", tc.err, got, tc.want)

@@ -104,11 +104,17 @@ func CodeOf(err error) Code {
 	case *Error:
 		return e.Code
 	}
-	if _, ok := errors.AsType[*BusyError](err); ok {
-		return CodeBusy
-	}
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Code
+	if e, ok := errors.AsType[coded](err); ok { // the outermost one
+		return e.code()
 	}
 	return CodeUnknown
 }
+
+// coded is an error with a code.
+type coded interface {
+	error
+	code() Code
+}
+
+func (e *Error) code() Code   { return e.Code }
+func (*BusyError) code() Code { return CodeBusy }

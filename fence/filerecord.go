@@ -28,8 +28,8 @@ import (
 // directories in which its writers may create files. A symbolic link may name another file of the directory, and
 // nothing outside. Every user with the right to write the directory can replace the files and their records, so give
 // no such right to a user whom the writers do not trust. The file system has to be local: see
-// [AllowFileSystem]. On systems without flock, such as Windows, its methods return
-// [ErrUnsupported].
+// [AllowFileSystem]. Systems other than Linux and macOS do not report that, and none is refused. On systems without
+// flock, such as Windows, its methods return [ErrUnsupported].
 //
 // # Why it is atomic
 //
