@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,4 +57,21 @@ func TestDeletionDuringAGrantIsReported(t *testing.T) {
 			t.Errorf("the store reports %d losses, want 1", from.losses)
 		}
 	})
+}
+
+// TestEndedSessionIsOver: several requests find that the lease has ended. None of them may get the same session again.
+func TestEndedSessionIsOver(t *testing.T) {
+	for range 100_000 {
+		e := &session{over: make(chan struct{})}
+		var ending sync.WaitGroup
+		for range 2 {
+			ending.Go(func() {
+				e.end(errLeaseEnded)
+				if !e.isOver() {
+					t.Error("the session is not over")
+				}
+			})
+		}
+		ending.Wait()
+	}
 }

@@ -201,8 +201,8 @@
 // grants in the same step to the entries at the head. It does so in order, as far as their
 // limits allow. It publishes to the clients of these entries only. Such a lease lasts 2.5 s
 // unless its client confirms it. The confirmation sets the requested deadline, and validity
-// counts from the sending of the confirmation. The server serves
-// entries strictly in order, also those of several processes.
+// counts from the sending of the confirmation. The server serves entries strictly in order, also
+// those of several processes.
 //
 // A message may be lost, so clients also refresh their entries. They refresh the first 32
 // entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand

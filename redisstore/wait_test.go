@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestWaiterRefreshesWhileItCannotSubscribe: each failed subscription tells the waiters to refresh soon. That does not
-// delay the refresh which is due.
+// TestWaiterRefreshesWhileItCannotSubscribe: each failed subscription makes the waiters refresh soon. That does not
+// delay the refresh that is due.
 func TestWaiterRefreshesWhileItCannotSubscribe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &attempt{e: &entry{wake: make(chan struct{}), refreshSoon: make(chan struct{})}}

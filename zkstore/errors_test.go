@@ -49,3 +49,18 @@ func TestAnyCauseEndsTheOpeningOfASession(t *testing.T) {
 		t.Errorf("%v, want unavailable: context canceled", err)
 	}
 }
+
+// TestRenewalOfALostGrantIsNotHeld: a grant has expired, and the client is deleting its node. Its renewal is not one of
+// a grant whose release is not confirmed.
+func TestRenewalOfALostGrantIsNotHeld(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for cause, want := range map[driver.Cause]driver.Code{driver.CauseExpired: driver.CodeNotHeld, "": driver.CodeUnavailable} {
+		ss := &session{zk: &zk.Session{}, grants: map[string]*grant{}}
+		g := &grant{Grant: driver.Grant{ID: "id", Name: "n", Token: 1}, ss: ss, cause: cause, ending: true, busy: true}
+		ss.grants[g.ID] = g
+		if r := g.renew(ctx, driver.Now()); driver.CodeOf(r.Err) != want || r.Cause != cause {
+			t.Errorf("cause %q: %v, %v; want code %v", cause, r.Cause, r.Err, want)
+		}
+	}
+}

@@ -234,7 +234,7 @@ func (h *holder) ahead(now int64) bool {
 // admits reports whether one more grant of limit is allowed to a request.
 func (c content) admits(id string, limit int) bool {
 	first := c.first()
-	return (first == "" || first == id) && c.room(limit) // mutation: record-first
+	return (first == "" || first == id) && c.room(limit)
 }
 
 // room reports whether the limits of all holders, and limit, allow one more.
